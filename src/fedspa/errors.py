@@ -1,0 +1,33 @@
+"""Errors that a user can act on.
+
+Each carries one line: what was wrong, what is allowed, what to do. The command line prints that line and exits with 2;
+anything else that escapes is a bug and keeps its traceback.
+"""
+
+
+class FedspaError(Exception):
+    """Base of every error that fedspa raises on purpose."""
+
+
+class ConfigError(FedspaError):
+    """A config key, flag or combination of them is not allowed."""
+
+
+class DataError(FedspaError):
+    """A data file or a user's data function did not give what it should."""
+
+
+class PrivacyError(FedspaError):
+    """A guarantee was asked for that no sound accountant can give."""
+
+
+class PayloadError(FedspaError):
+    """Bytes that claim to be an update are not one, or not one that fits this round."""
+
+
+class LedgerError(FedspaError):
+    """A ledger cannot be trusted or written; nothing may be released until that is mended."""
+
+
+class BudgetError(FedspaError):
+    """A participation would pass an agent's own cap: refused before any data is touched."""

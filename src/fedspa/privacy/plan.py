@@ -1,0 +1,123 @@
+"""The plan: everything that decides an agent's guarantee, in one frozen object.
+
+The sampler, the clipping, the noise and the accountant all read the plan; sensitivity, σ and the event are derived
+from it and typed by nobody. A plan that exists is consistent.
+
+L2 sensitivity of the sum of clipped gradients over k active coordinates:
+
+    | clipping               | add-remove | replace-one |
+    | coordinate, each to ±c |    √k·c    |    2√k·c    |
+    | l2, norm to C          |      C     |      2C     |
+
+The paper's 2pG²/B² for replace-one (squared, of the mean) should be 4pG²/B².
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy.event import GaussianEvent, Neighbours, Sampling
+
+Clipping = Literal["coordinate", "l2"]
+ClipRule = Literal["given", "quantile", "median"]
+
+# A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
+# clipped examples fits into the same accounted release.
+QUANTILE_NOISE_FACTOR = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One agent's terms. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`."""
+
+    dimension: int
+    active: int
+    clip: Clipping
+    clip_value: float
+    sampling: Sampling
+    batch: int
+    records: int
+    local_steps: int
+    participations: int
+    noise_multiplier: float
+    neighbours: Neighbours
+    delta: float
+    clip_rule: ClipRule = "given"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.dimension:
+            raise PrivacyError(f"k is {self.active}; it must lie between 1 and d = {self.dimension}")
+        if self.clip not in get_args(Clipping):
+            raise PrivacyError(f"clip is {self.clip!r}; allowed: {', '.join(get_args(Clipping))}")
+        if self.clip_rule not in get_args(ClipRule):
+            raise PrivacyError(f"clip rule is {self.clip_rule!r}; allowed: {', '.join(get_args(ClipRule))}")
+        if not (math.isfinite(self.clip_value) and self.clip_value > 0):
+            raise PrivacyError(f"clip value is {self.clip_value}; it must be positive and finite")
+        if self.neighbours not in get_args(Neighbours):
+            raise PrivacyError(f"neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
+        if self.sampling == "fixed" and self.neighbours != "replace-one":
+            raise PrivacyError("sampling 'fixed' has a sound accountant under neighbours 'replace-one' only")
+        if self.participations < 1:
+            raise PrivacyError(f"participations is {self.participations}; it must be at least 1")
+        if not 0 < self.delta < 1 / self.records:
+            raise PrivacyError(f"delta is {self.delta}; it must lie above 0 and below 1/records = {1 / self.records:.3g}")
+        _ = self.event  # checks sampling, batch, records, steps and noise
+
+    @property
+    def compression(self) -> float:
+        """p = k/d."""
+        return self.active / self.dimension
+
+    @property
+    def clip_norm(self) -> float:
+        """The most that one example's clipped, masked gradient can weigh in L2: √k·c or C."""
+        return math.sqrt(self.active) * self.clip_value if self.clip == "coordinate" else self.clip_value
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the sum of clipped gradients under the plan's relation (the table above)."""
+        return self.clip_norm if self.neighbours == "add-remove" else 2 * self.clip_norm
+
+    @property
+    def gradient_noise_multiplier(self) -> float:
+        """Noise on the gradient sum in units of `clip_norm`; above `noise_multiplier` where the clip is private."""
+        factor = QUANTILE_NOISE_FACTOR if self.clip_rule == "quantile" else 1.0
+        return factor * self.noise_multiplier
+
+    @property
+    def count_noise(self) -> float:
+        """σ_b, the noise on the count of clipped examples (rule "quantile" only).
+
+        An example adds (g, b − ½) with |g| ≤ C and b a bit; the pair costs like one Gaussian of multiplier z when
+        z_g⁻² + (2σ_b)⁻² = z⁻². Replace-one doubles both parts, so the same σ_b serves both relations.
+        """
+        if self.clip_rule != "quantile":
+            raise PrivacyError(f"clip rule {self.clip_rule!r} counts nothing")
+        z, z_g = self.noise_multiplier, self.gradient_noise_multiplier
+        return 0.5 / math.sqrt(z**-2 - z_g**-2)
+
+    @property
+    def sigma(self) -> float:
+        """σ of Algorithm 1: noise per coordinate of the *mean* gradient (sum over B), before the 1/p scaling."""
+        return self.gradient_noise_multiplier * self.clip_norm / self.batch
+
+    @property
+    def event(self) -> GaussianEvent:
+        """What one participation does."""
+        return GaussianEvent(self.sampling, self.batch, self.records, self.local_steps, self.noise_multiplier)
+
+    @property
+    def is_private(self) -> bool:
+        """False where the clip value was read off the data without paying for it (the paper's median)."""
+        return self.clip_rule != "median"
+
+    def with_clip_value(self, clip_value: float) -> Plan:
+        """The same guarantee at another clip: noise scales along."""
+        return replace(self, clip_value=clip_value)
+
+    def for_records(self, records: int) -> Plan:
+        """The plan of an agent that holds another number of records: q, and with it ε, changes."""
+        return replace(self, records=records)
