@@ -1,0 +1,1 @@
+"""Federated learning under record-level local differential privacy, with sparse uploads."""
