@@ -1,0 +1,111 @@
+"""The mask ω from a public 16-byte seed: k of d coordinates, so that no index ever travels.
+
+Specification. Take the seed's Philox stream in domain 0 (`philox.py`). Each word, masked to the b = bit_length(d − 1)
+lowest bits, is a draw; a draw of d or more is rejected. The mask is the set of the first k distinct draws; where
+k > d/2 it is the complement of the first d − k distinct draws. Given uniform words every k-set is equally likely: the
+accepted draws are uniform on [0, d), and relabelling the coordinates does not change their law.
+
+Time and memory are O(k) up to a sort. The set does not depend on how many words are drawn at once, nor on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedspa.mechanism.philox import MASK_DOMAIN, words, words_torch
+
+if TYPE_CHECKING:
+    import torch
+
+DIMENSION_LIMIT = 2**31
+
+
+def active_coordinates(seed: bytes, dimension: int, active: int) -> NDArray[np.int64]:
+    """The `active` coordinates of [0, dimension) that `seed` picks, ascending."""
+    _check(dimension, active)
+    if active > dimension // 2:
+        outside = _first_distinct(seed, dimension, dimension - active)
+        kept = np.ones(dimension, dtype=np.bool_)
+        kept[outside] = False
+        return np.flatnonzero(kept)
+    return _first_distinct(seed, dimension, active)
+
+
+def active_coordinates_torch(seed: bytes, dimension: int, active: int, device: torch.device | str) -> torch.Tensor:
+    """`active_coordinates` computed on a torch device: the same coordinates, as int64."""
+    import torch
+
+    _check(dimension, active)
+    if active > dimension // 2:
+        outside = _first_distinct_torch(seed, dimension, dimension - active, device)
+        kept = torch.ones(dimension, dtype=torch.bool, device=device)
+        kept[outside] = False
+        return kept.nonzero().squeeze(1)
+    return _first_distinct_torch(seed, dimension, active, device)
+
+
+def _check(dimension: int, active: int) -> None:
+    if not 1 <= dimension < DIMENSION_LIMIT:
+        raise ValueError(f"d is {dimension}; it must lie between 1 and 2^31 − 1")
+    if not 1 <= active <= dimension:
+        raise ValueError(f"k is {active}; it must lie between 1 and d = {dimension}")
+
+
+def _blocks(dimension: int, count: int) -> int:
+    """Blocks that give `count` distinct draws nearly always (count ≤ d/2); too few only costs another turn."""
+    draws = -dimension * math.log1p(-count / dimension)
+    total = draws * (1 << (dimension - 1).bit_length()) / dimension
+    return math.ceil((total + 4 * math.sqrt(total) + 4) / 4)
+
+
+def _first_distinct(seed: bytes, dimension: int, count: int) -> NDArray[np.int64]:
+    """The set of the first `count` distinct draws, ascending; count ≤ d/2."""
+    if count == 0:
+        return np.empty(0, dtype=np.int64)
+    low_bits = np.uint32((1 << (dimension - 1).bit_length()) - 1)
+    stream = words(seed, MASK_DOMAIN, 0, _blocks(dimension, count))
+    while True:
+        draws = stream & low_bits
+        draws = draws[draws < dimension]
+        # Sorting (value, arrival) puts each value's first arrival at the head of its group.
+        keys = draws.astype(np.int64) << 32
+        keys |= np.arange(len(draws), dtype=np.int64)
+        keys.sort()
+        values = keys >> 32
+        first = np.empty(len(keys), dtype=np.bool_)
+        first[:1] = True
+        np.not_equal(values[1:], values[:-1], out=first[1:])
+        values, arrivals = values[first], keys[first] & 0xFFFFFFFF
+        if len(values) >= count:
+            last = np.partition(arrivals, count - 1)[count - 1]
+            chosen: NDArray[np.int64] = values[arrivals <= last]
+            return chosen
+        blocks = len(stream) // 4
+        stream = np.concatenate((stream, words(seed, MASK_DOMAIN, blocks, blocks // 8 + 1)))
+
+
+def _first_distinct_torch(seed: bytes, dimension: int, count: int, device: torch.device | str) -> torch.Tensor:
+    """`_first_distinct` on a torch device."""
+    import torch
+
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    low_bits = (1 << (dimension - 1).bit_length()) - 1
+    stream = words_torch(seed, MASK_DOMAIN, 0, _blocks(dimension, count), device)
+    while True:
+        draws = stream & low_bits
+        draws = draws[draws < dimension]
+        keys = (draws << 32 | torch.arange(len(draws), dtype=torch.int64, device=device)).sort().values
+        values = keys >> 32
+        first = torch.ones(len(keys), dtype=torch.bool, device=device)
+        first[1:] = values[1:] != values[:-1]
+        values, arrivals = values[first], keys[first] & 0xFFFFFFFF
+        if len(values) >= count:
+            last = arrivals.sort().values[count - 1]
+            return values[arrivals <= last]
+        blocks = len(stream) // 4
+        stream = torch.cat((stream, words_torch(seed, MASK_DOMAIN, blocks, blocks // 8 + 1, device)))
