@@ -1,0 +1,84 @@
+"""A module as a function of one flat parameter vector θ ∈ ℝ^d.
+
+The layout of θ is the module's `named_parameters()` in order; frozen parameters are constants and no part of θ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedspa.errors import ConfigError
+
+# Layer → what to use instead. Batch statistics mix examples, so no example has a gradient of its own to clip; running
+# statistics would carry un-noised data out of the agent.
+_MIXING = (nn.modules.batchnorm._BatchNorm,)
+_RANDOM = (nn.modules.dropout._DropoutNd,)
+
+
+class FlatModel:
+    """Forward pass, loss and parameter layout of a module, without state of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        _refuse_unsound_layers(module)
+        self.module = module
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not trained:
+            raise ConfigError("model.name: the model has no trainable parameters; federated training needs at least one")
+        self._names = list(trained)
+        self._shapes = [p.shape for p in trained.values()]
+        self._sizes = [p.numel() for p in trained.values()]
+
+    @property
+    def dimension(self) -> int:
+        """d."""
+        return sum(self._sizes)
+
+    def flatten(self) -> Tensor:
+        """θ as the module holds it now (a copy, float32)."""
+        trained = dict(self.module.named_parameters())
+        return torch.cat([trained[name].detach().reshape(-1) for name in self._names]).to(torch.float32)
+
+    def load(self, theta: Tensor) -> None:
+        """Write θ back into the module."""
+        with torch.no_grad():
+            for name, value in self._split(theta).items():
+                self.module.get_parameter(name).copy_(value)
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        return cast(Tensor, functional_call(self.module, self._split(theta), (x,)))
+
+    def mean_loss(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(self.logits(theta, x), y)
+
+    def example_loss(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Loss of one example, without a batch dimension (what vmap maps over)."""
+        return self.mean_loss(theta, x.unsqueeze(0), y.unsqueeze(0))
+
+    def per_example_gradients(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """(θ, x[b], y[b]) → gradients [b, d]."""
+        return cast(
+            Callable[[Tensor, Tensor, Tensor], Tensor],
+            torch.func.vmap(torch.func.grad(self.example_loss), in_dims=(None, 0, 0)),
+        )
+
+    def _split(self, theta: Tensor) -> dict[str, Tensor]:
+        parts = theta.split(self._sizes)
+        return {name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes)}
+
+
+def _refuse_unsound_layers(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        kind = type(layer).__name__
+        where = f"model.name: layer '{name or '(root)'}' is a {kind}"
+        if isinstance(layer, _MIXING):
+            raise ConfigError(f"{where}, which mixes the examples of a batch; use GroupNorm or LayerNorm instead")
+        if isinstance(layer, _RANDOM):
+            raise ConfigError(f"{where}, which draws its own randomness in training; leave it out")
+        if next(layer.buffers(recurse=False), None) is not None and getattr(layer, "track_running_stats", False):
+            raise ConfigError(f"{where} with running statistics of the data; set track_running_stats=False")

@@ -1,0 +1,37 @@
+"""The back end for any module that torch.func can trace: vmap(grad), in micro-batches under a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.local import local_steps
+from fedspa.engine.task import LocalResult, LocalTask
+
+# Per-example gradients are b × d floats; this many bytes of them at a time.
+MEMORY_BUDGET = 256 * 2**20
+
+
+class GenericEngine:
+    name = "generic"
+
+    def __init__(self, module: nn.Module, memory_budget: int = MEMORY_BUDGET) -> None:
+        self._model = FlatModel(module)
+        self._gradients = self._model.per_example_gradients()
+        self._microbatch = max(1, memory_budget // (4 * self._model.dimension))
+
+    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        return [local_steps(theta, task, self) for task in tasks]
+
+    def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
+        for x_part, y_part in zip(x.split(self._microbatch), y.split(self._microbatch)):
+            gradients = self._gradients(theta, x_part, y_part)
+            yield gradients if coordinates is None else gradients[:, coordinates]
+
+    def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        theta = theta.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self._model.mean_loss(theta, x, y), theta)
+        return gradient

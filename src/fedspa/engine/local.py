@@ -1,0 +1,57 @@
+"""The local steps of one agent (Algorithm 1, lines 6–11), for any back end that can give per-example gradients.
+
+Back ends that run a whole round as one piece of work have loops of their own, and tests hold them to this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.mechanism.release import noisy_mean
+from fedspa.mechanism.sampling import draw_batch
+from fedspa.mechanism.streams import Stream, derive_key
+
+
+class Gradients(Protocol):
+    """What a back end supplies to `local_steps`."""
+
+    def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
+        """Gradients of the examples on the given coordinates, in [b, k] blocks."""
+        ...
+
+    def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient of the mean loss, all d coordinates (FedAvg)."""
+        ...
+
+
+def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalResult:
+    """τ steps from θ; returns Δ on the active coordinates."""
+    sampling, noise = Stream(derive_key(task.key, "sampling")), Stream(derive_key(task.key, "noise"))
+    plan = task.plan
+    everywhere = slice(None) if task.coordinates is None else task.coordinates
+    local = theta.clone()  # line 6
+    for _ in range(task.local_steps):  # line 7
+        chosen = draw_batch(task.sampling, task.batch, len(task.y), sampling)  # line 8
+        index = torch.from_numpy(chosen).to(task.y.device)
+        x, y = task.x[index], task.y[index]
+        if plan is None:
+            step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
+        else:
+            rows = gradients.rows(local, x, y, task.coordinates) if len(y) else iter(())
+            step, clip_value = noisy_mean(rows, plan, noise)
+            plan = plan.with_clip_value(clip_value)
+        local[everywhere] -= (task.local_lr * task.scale * step).to(local)  # line 9
+    delta = (local - theta)[everywhere]  # line 11
+    return LocalResult(delta, plan.clip_value if plan is not None else 0.0)
+
+
+def _plain_mean(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, batch: int) -> Tensor:
+    """Sum over the batch, divided by the nominal B as in the private step."""
+    if len(y) == 0:
+        return torch.zeros_like(theta)
+    return gradients.mean(theta, x, y) * (len(y) / batch)

@@ -1,0 +1,37 @@
+"""The slow, obvious back end: one example at a time, ordinary autograd, float64.
+
+It exists to be read and to be agreed with: every faster back end is tested against it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.local import local_steps
+from fedspa.engine.task import LocalResult, LocalTask
+
+
+class ReferenceEngine:
+    name = "reference"
+
+    def __init__(self, module: nn.Module) -> None:
+        self._model = FlatModel(copy.deepcopy(module).to("cpu", torch.float64))
+
+    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        return [local_steps(theta.to("cpu", torch.float64), task, self) for task in tasks]
+
+    def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
+        for i in range(len(y)):
+            gradient = self.mean(theta, x[i : i + 1], y[i : i + 1])
+            yield (gradient if coordinates is None else gradient[coordinates]).unsqueeze(0)
+
+    def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        theta = theta.detach().requires_grad_()
+        loss = self._model.mean_loss(theta, x.to(torch.float64), y)
+        (gradient,) = torch.autograd.grad(loss, theta)
+        return gradient

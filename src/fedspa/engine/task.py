@@ -1,0 +1,52 @@
+"""What a back end is asked for and what it gives back: Algorithm 1, lines 6–11, of one agent in one round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedspa.privacy.event import Sampling
+from fedspa.privacy.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTask:
+    """τ local steps of one agent.
+
+    `coordinates` is ω, sorted, or None where all d coordinates are active. `plan` is None where nothing is clipped or
+    noised (FedAvg). `key` is the agent's private randomness of this round: who is sampled and what noise is drawn.
+    """
+
+    x: Tensor
+    y: Tensor
+    coordinates: Tensor | None
+    scale: float
+    sampling: Sampling
+    batch: int
+    local_steps: int
+    local_lr: float
+    plan: Plan | None
+    key: bytes
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResult:
+    """Δ on the active coordinates, and the clip value after the last step (moved by a private quantile only)."""
+
+    delta: Tensor
+    clip_value: float
+
+
+class Engine(Protocol):
+    """A back end. Results may differ between back ends by rounding, never by the order or number of tasks."""
+
+    @property
+    def name(self) -> str: ...
+
+    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        """Run every task from the same θ. Does not change θ."""
+        ...

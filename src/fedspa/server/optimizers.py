@@ -1,0 +1,65 @@
+"""The server's step: from the mean update of a round to the next θ. Chosen by name.
+
+`adam` is the paper's (Algorithm 1, lines 13–15), as printed: v is fed with u² (not with Δ²), v₋₁ = κ², no bias
+correction. `average` is FedAvg's θ + η·mean Δ, `momentum` the same with a heavy ball.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ServerStep = Literal["adam", "average", "momentum"]
+Decay = Literal["none", "sqrt"]
+
+
+def decayed(rate: float, decay: Decay, round_number: int) -> float:
+    """η_t = η/√(t+1) for `sqrt` (the paper's 1/√t, counted from 1), η for `none`."""
+    return rate / (round_number + 1) ** 0.5 if decay == "sqrt" else rate
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptimizer:
+    """How the server moves θ. `server_lr` is η_g."""
+
+    step: ServerStep
+    server_lr: float
+    beta1: float
+    beta2: float
+    kappa: float
+    lr_decay: Decay
+
+    def start(self, theta: Tensor) -> ServerState:
+        """u₋₁ = 0, v₋₁ = κ² (only what the chosen step needs)."""
+        moments: dict[str, Tensor] = {}
+        if self.step in ("adam", "momentum"):
+            moments["u"] = torch.zeros_like(theta)
+        if self.step == "adam":
+            moments["v"] = torch.full_like(theta, self.kappa**2)
+        return ServerState(theta, 0, moments)
+
+    def apply(self, state: ServerState, mean_update: Tensor) -> ServerState:
+        """θ_{t+1} from θ_t and the mean of the round's updates."""
+        rate = decayed(self.server_lr, self.lr_decay, state.round)
+        theta, moments = state.theta, state.moments
+        if self.step == "average":
+            return ServerState(theta + rate * mean_update, state.round + 1, {})
+        if self.step == "momentum":
+            u = self.beta1 * moments["u"] + mean_update
+            return ServerState(theta + rate * u, state.round + 1, {"u": u})
+        u = self.beta1 * moments["u"] + (1 - self.beta1) * mean_update  # line 13
+        v = self.beta2 * moments["v"] + (1 - self.beta2) * u**2  # line 14
+        theta = theta + rate * u / (v.sqrt() + self.kappa)  # line 15
+        return ServerState(theta, state.round + 1, {"u": u, "v": v})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """All that the server carries from round to round."""
+
+    theta: Tensor
+    round: int
+    moments: dict[str, Tensor] = field(default_factory=dict)
