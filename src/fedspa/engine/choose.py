@@ -1,0 +1,47 @@
+"""Which back end runs a model: the fastest that can, or the one that `run.engine` forces."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import device as Device
+from torch import nn
+
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.task import Engine
+from fedspa.errors import ConfigError
+
+EngineName = Literal["auto", "native", "generic", "reference"]
+
+
+def choose(
+    name: EngineName,
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    device: Device | str,
+    threads: int,
+    exact: bool,
+) -> Engine:
+    """The engine for `name`; `auto` never fails for want of a fast one, a forced engine that cannot run is an error."""
+    if name not in get_args(EngineName):
+        raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
+    obstacle = native_obstacle(module, input_shape, device, exact) if name in ("auto", "native") else None
+    if name == "native" and obstacle is not None:
+        raise ConfigError(f"run.engine = 'native' is not possible here: {obstacle}; use 'auto' or 'generic'")
+    if name == "reference":
+        return ReferenceEngine(module)
+    return GenericEngine(module)
+
+
+def reason(name: EngineName, module: nn.Module, input_shape: tuple[int, ...], device: Device | str, exact: bool) -> str:
+    """Why `choose` takes what it takes, for the summary."""
+    if name != "auto":
+        return f"run.engine = {name!r}"
+    obstacle = native_obstacle(module, input_shape, device, exact)
+    return "the fastest that can run this model here" if obstacle is None else f"not native: {obstacle}"
+
+
+def native_obstacle(module: nn.Module, input_shape: tuple[int, ...], device: Device | str, exact: bool) -> str | None:
+    """Why the native back end cannot take this run, or None if it can."""
+    return "the native back end is not built"
