@@ -1,0 +1,299 @@
+"""An agent's durable record of what it spent, over all runs, restarts and crashes.
+
+Local DP does not trust the server, so the agent keeps its own books: `reserve` writes a participation down *before*
+training, `release` marks it just before the update leaves. A crash in between wastes budget and hides nothing. The
+total ε is composed from the stored events by a verified accountant, under the relation that is asked for.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, get_args
+
+from fedspa.errors import BudgetError, LedgerError, PrivacyError
+from fedspa.privacy import ledger_schema
+from fedspa.privacy.event import GaussianEvent, Neighbours
+
+ACCOUNTANT: Final = "pld"
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The most that an agent's records may ever pay: (ε, δ) over all its entries, under one relation."""
+
+    epsilon: float
+    delta: float
+    neighbours: Neighbours
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < float("inf"):
+            raise PrivacyError(f"the cap's epsilon is {self.epsilon}; it must be positive and finite")
+        if not 0 < self.delta < 1:
+            raise PrivacyError(f"the cap's delta is {self.delta}; it must lie between 0 and 1")
+        if self.neighbours not in get_args(Neighbours):
+            raise PrivacyError(
+                f"the cap's neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One entry. `fresh` is False where an earlier call had made it; `digest` is what was released under it, if any."""
+
+    sequence: int
+    agent: str
+    run: str
+    message: str
+    event: GaussianEvent
+    reserved_at: str
+    fresh: bool
+    digest: str | None
+
+
+class Ledger:
+    """An open ledger file. One per process and thread; any number of processes may share the file."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self._process = os.getpid()
+        self._file = ledger_schema.identity(path)
+
+    @classmethod
+    def open(cls, path: str | Path, *, create: bool = True) -> Self:
+        """Open the ledger at `path`; with `create`, make it where there is no file. A bad file is never replaced.
+
+        A deployment creates its ledger once and from then on opens it with `create=False`: a ledger that went missing
+        is then an error and not a fresh budget.
+        """
+        path = Path(path)
+        if create and not path.exists():
+            ledger_schema.create(path)
+        return cls(path, ledger_schema.connect(path, "rw"))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reserve(
+        self, agent: str, event: GaussianEvent, run: str, message: str, *, cap: Cap | None = None
+    ) -> Reservation:
+        """Record that `agent` takes part: durable on return, and counted once per (agent, run, message).
+
+        With a `cap`, check and record are one step: of two processes that both want the last of a budget, one gets a
+        BudgetError. A reservation that is not `fresh` pays for one release only: see `release`.
+        """
+        return self.reserve_many({agent: event}, run, message, cap=cap)[0]
+
+    def reserve_many(
+        self, events: Mapping[str, GaussianEvent], run: str, message: str, *, cap: Cap | None = None
+    ) -> list[Reservation]:
+        """`reserve` for all agents of a round in one durable write: all of them, or (on any error) none."""
+        for name, value in (("run", run), ("message", message), *(("agent", agent) for agent in events)):
+            _check_name(name, value)
+        if cap is not None:
+            # ε takes a fraction of a second. Evaluated here first, it is remembered, so that the lock below is held for
+            # that long only where another process changed the total in between.
+            for agent, event in events.items():
+                total_epsilon(self._after(agent, event, 1), cap.delta, cap.neighbours)
+        with self._write():
+            return [self._reserve(agent, _exact(event), run, message, cap) for agent, event in events.items()]
+
+    def _reserve(self, agent: str, event: GaussianEvent, run: str, message: str, cap: Cap | None) -> Reservation:
+        found = self._find(agent, run, message)
+        if found is not None:
+            if found.event != event:
+                raise LedgerError(
+                    f"agent {agent!r}, run {run!r}, message {message!r} is recorded with another event "
+                    f"({found.event.to_json()}, now {event.to_json()}); use a new message name"
+                )
+            return found
+        if cap is not None:
+            self.require(agent, event, cap)
+        text, now = event.to_json(), _now()
+        known = "SELECT id FROM event WHERE text = ?"
+        if self._connection.execute(known, (text,)).fetchone() is None:
+            self._connection.execute("INSERT INTO event (text) VALUES (?)", (text,))
+        (event_id,) = self._connection.execute(known, (text,)).fetchone()
+        entries, previous = self._connection.execute("SELECT entries, hash FROM head").fetchone()
+        sequence: int = entries + 1
+        link = ledger_schema.entry_hash(previous, sequence, agent, run, message, text, now)
+        self._connection.execute(
+            "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", (sequence, agent, run, message, event_id, now, link)
+        )
+        return Reservation(sequence, agent, run, message, event, now, fresh=True, digest=None)
+
+    def release(self, agent: str, run: str, message: str, digest: str) -> None:
+        """Mark that the update named by `digest` is about to be sent: call it after training and *before* sending.
+
+        An entry pays for one release. The same digest again (the same bytes, sent twice) costs nothing and is allowed;
+        another one is a LedgerError, because noise drawn anew is a new spend and needs a reservation of its own.
+        """
+        self.release_many({agent: digest}, run, message)
+
+    def release_many(self, digests: Mapping[str, str], run: str, message: str) -> None:
+        """`release` for all agents of a round in one durable write."""
+        for digest in digests.values():
+            _check_name("digest", digest)
+        with self._write():
+            for agent, digest in digests.items():
+                found = self._find(agent, run, message)
+                if found is None:
+                    raise LedgerError(
+                        f"agent {agent!r}, run {run!r}, message {message!r} was never reserved; reserve before training"
+                    )
+                if found.digest is None:
+                    self._connection.execute("INSERT INTO release VALUES (?, ?, ?)", (found.sequence, digest, _now()))
+                elif found.digest != digest:
+                    raise LedgerError(
+                        f"agent {agent!r}, run {run!r}, message {message!r} has already released another update; "
+                        "send that one again or reserve under a new message name"
+                    )
+
+    def find(self, agent: str, run: str, message: str) -> Reservation | None:
+        """The entry of this triple, if there is one."""
+        with ledger_schema.explained(self.path):
+            return self._find(agent, run, message)
+
+    def _find(self, agent: str, run: str, message: str) -> Reservation | None:
+        row = self._connection.execute(
+            "SELECT sequence, event.text, reserved_at, release.digest FROM entry "
+            "JOIN event ON event.id = entry.event LEFT JOIN release USING (sequence) "
+            "WHERE agent = ? AND run = ? AND message = ?",
+            (agent, run, message),
+        ).fetchone()
+        if row is None:
+            return None
+        sequence, text, reserved_at, digest = row
+        return Reservation(
+            sequence, agent, run, message, parsed(self.path, text), reserved_at, fresh=False, digest=digest
+        )
+
+    def participations(self, agent: str, run: str) -> int:
+        """How many entries `agent` has in `run`."""
+        with ledger_schema.explained(self.path):
+            query = "SELECT count(*) FROM entry WHERE agent = ? AND run = ?"
+            count: int = self._connection.execute(query, (agent, run)).fetchone()[0]
+        return count
+
+    def spent(self, agent: str) -> Mapping[GaussianEvent, int]:
+        """What `agent` spent in all its runs: distinct events and how often each (read from the kept totals)."""
+        with ledger_schema.explained(self.path):
+            return spent(self.path, self._connection, agent)
+
+    def epsilon(self, agent: str, delta: float, neighbours: Neighbours) -> float:
+        """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`."""
+        return total_epsilon(self.spent(agent), delta, neighbours)
+
+    def would_exceed(self, agent: str, event: GaussianEvent, cap: Cap, *, participations: int = 1) -> bool:
+        """Whether that many more `event`s would bring `agent` above its cap. Advice: `reserve(cap=...)` decides."""
+        after = total_epsilon(self._after(agent, event, participations), cap.delta, cap.neighbours)
+        return not after <= cap.epsilon  # a NaN exceeds
+
+    def require(self, agent: str, event: GaussianEvent, cap: Cap, *, participations: int = 1) -> None:
+        """Raise a BudgetError, with the budget that remains, where `would_exceed` is true."""
+        if not self.would_exceed(agent, event, cap, participations=participations):
+            return
+        spent_epsilon = self.epsilon(agent, cap.delta, cap.neighbours)
+        after = total_epsilon(self._after(agent, event, participations), cap.delta, cap.neighbours)
+        raise BudgetError(
+            f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent_epsilon):.4g} left: {spent_epsilon:.4g} of its cap "
+            f"{cap.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
+            f"bring it to {after:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {ACCOUNTANT}); "
+            "ask for fewer or noisier participations"
+        )
+
+    def _after(self, agent: str, event: GaussianEvent, participations: int) -> Mapping[GaussianEvent, int]:
+        if participations < 1:
+            raise LedgerError(f"participations is {participations}; it must be at least 1")
+        return Counter(self.spent(agent)) + Counter({event: participations})
+
+    @contextmanager
+    def _write(self) -> Iterator[None]:
+        """One durable transaction that no other process's write can come between."""
+        if os.getpid() != self._process:
+            # SQLite's locks do not survive a fork: two processes on one connection can damage the file.
+            raise LedgerError(f"the ledger {self.path} was opened before a fork; open it in the process that uses it")
+        with ledger_schema.explained(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                if ledger_schema.identity(self.path) != self._file:
+                    raise LedgerError(
+                        f"{self.path} was removed or replaced while in use; put the ledger back and start again"
+                    )
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+def total_epsilon(events: Mapping[GaussianEvent, int], delta: float, neighbours: Neighbours) -> float:
+    """Verified ε of all `events` together; 0 for none. Remembered, since it costs a fraction of a second."""
+    if neighbours == "add-remove" and any(event.sampling == "fixed" for event in events):
+        raise PrivacyError(
+            "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "
+            "'add-remove'; ask for 'replace-one'"
+        )
+    return _total_epsilon(frozenset(events.items()), delta, neighbours) if events else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _total_epsilon(events: frozenset[tuple[GaussianEvent, int]], delta: float, neighbours: Neighbours) -> float:
+    from fedspa.privacy import accounting  # slow to import
+
+    return accounting.epsilon(dict(events), delta, neighbours=neighbours, accountant=ACCOUNTANT)
+
+
+def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[GaussianEvent]:
+    """Distinct events of `agent` with their counts."""
+    counts: Counter[GaussianEvent] = Counter()
+    query = "SELECT text, count FROM total JOIN event ON event.id = total.event WHERE agent = ?"
+    for text, count in connection.execute(query, (agent,)):
+        counts[parsed(path, text)] += count
+    return counts
+
+
+def parsed(path: Path, text: str) -> GaussianEvent:
+    """The event that a ledger stores as `text`."""
+    try:
+        return GaussianEvent.from_json(text)
+    except PrivacyError as error:
+        raise LedgerError(f"{path} holds what is no event: {error}; restore it from a backup") from error
+
+
+def _exact(event: GaussianEvent) -> GaussianEvent:
+    """The event with plain numbers: 1 and 1.0, or numpy's, would be stored as two texts or none."""
+    try:
+        batch, records, steps = (operator.index(n) for n in (event.batch, event.records, event.steps))
+    except TypeError:
+        raise LedgerError(f"{event}: batch, records and steps must be whole numbers") from None
+    return GaussianEvent(event.sampling, batch, records, steps, float(event.noise_multiplier))
+
+
+def _check_name(name: str, value: str) -> None:
+    if not (isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()):
+        raise LedgerError(f"{name} is {str(value)[:50]!r}; it must be 1 to 200 printable characters")
+
+
+def _now() -> str:
+    """For the reader only; entries are ordered by their number, so a clock that jumps does no harm."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,236 @@
+"""What a ledger says to its reader: `summary` (what is spent and left), `verify` (can it be trusted), `export` (all).
+
+These open the file read-only and change nothing in it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedspa.errors import LedgerError, PrivacyError
+from fedspa.privacy import ledger_schema
+from fedspa.privacy.event import GaussianEvent, Neighbours
+from fedspa.privacy.ledger import ACCOUNTANT, Cap, parsed, spent, total_epsilon
+
+MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
+
+_ENTRIES = (
+    "SELECT sequence, agent, run, message, event.text, reserved_at, hash, digest, released_at FROM entry "
+    "LEFT JOIN event ON event.id = entry.event LEFT JOIN release USING (sequence) ORDER BY sequence"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One agent's entries in one run; times are UTC, of its first and last entry in the order of writing."""
+
+    run: str
+    participations: int
+    released: int
+    first_at: str
+    last_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSummary:
+    """What one agent spent over all runs. The last two are None without a cap.
+
+    `epsilon_left` is the cap less ε; as ε grows more slowly than in proportion, `participations_left` (of `last_event`)
+    is the number to plan with.
+    """
+
+    agent: str
+    runs: tuple[RunSummary, ...]
+    spent: Mapping[GaussianEvent, int]
+    last_event: GaussianEvent
+    epsilon: float
+    delta: float
+    neighbours: Neighbours
+    accountant: str
+    cap: Cap | None
+    epsilon_left: float | None
+    participations_left: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """A ledger's agents, and its head: written down elsewhere, `entries` and `head` show later whether this file is
+    the same ledger or an older copy."""
+
+    path: str
+    entries: int
+    releases: int
+    head: str
+    agents: tuple[AgentSummary, ...]
+
+
+def summary(
+    path: str | Path,
+    *,
+    delta: float,
+    neighbours: Neighbours,
+    cap: float | None = None,
+    agent: str | None = None,
+) -> LedgerSummary:
+    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more of the last fit."""
+    limit = None if cap is None else Cap(cap, delta, neighbours)
+    with _reading(path) as (path, connection):
+        agents = [row[0] for row in connection.execute("SELECT DISTINCT agent FROM total ORDER BY agent")]
+        if agent is not None and agent not in agents:
+            raise LedgerError(f"{path} has no entries of agent {agent!r}; it knows: {', '.join(agents[:20]) or 'none'}")
+        entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone()
+        chosen = agents if agent is None else [agent]
+        summaries = tuple(_agent(path, connection, name, delta, neighbours, limit) for name in chosen)
+    return LedgerSummary(str(path), entries, releases, head, summaries)
+
+
+def _agent(
+    path: Path, connection: sqlite3.Connection, agent: str, delta: float, neighbours: Neighbours, cap: Cap | None
+) -> AgentSummary:
+    runs = tuple(
+        RunSummary(run, participations, released, _time(connection, first), _time(connection, last))
+        for run, participations, released, first, last in connection.execute(
+            "SELECT run, count(*), count(digest), min(sequence), max(sequence) FROM entry "
+            "LEFT JOIN release USING (sequence) WHERE agent = ? GROUP BY run ORDER BY min(sequence)",
+            (agent,),
+        )
+    )
+    (last_text,) = connection.execute(
+        "SELECT text FROM entry JOIN event ON event.id = entry.event WHERE sequence = "
+        "(SELECT max(sequence) FROM entry WHERE agent = ?)",
+        (agent,),
+    ).fetchone()
+    last_event, events = parsed(path, last_text), spent(path, connection, agent)
+    epsilon = total_epsilon(events, delta, neighbours)
+    epsilon_left = participations_left = None
+    if cap is not None:
+        from fedspa.privacy import calibrate  # slow to import
+
+        epsilon_left = max(0.0, cap.epsilon - epsilon)
+        participations_left = calibrate.participations_within(last_event, cap.epsilon, delta, neighbours, events)
+    return AgentSummary(
+        agent=agent,
+        runs=runs,
+        spent=events,
+        last_event=last_event,
+        epsilon=epsilon,
+        delta=delta,
+        neighbours=neighbours,
+        accountant=ACCOUNTANT,
+        cap=cap,
+        epsilon_left=epsilon_left,
+        participations_left=participations_left,
+    )
+
+
+def _time(connection: sqlite3.Connection, sequence: int) -> str:
+    reserved_at: str = connection.execute("SELECT reserved_at FROM entry WHERE sequence = ?", (sequence,)).fetchone()[0]
+    return reserved_at
+
+
+def export(path: str | Path) -> dict[str, Any]:
+    """Everything in the ledger, as JSON's own types: entries in the order of writing, totals and head."""
+    with _reading(path) as (path, connection):
+        entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone()
+        return {
+            "kind": "fedspa-ledger",
+            "version": ledger_schema.SCHEMA_VERSION,
+            "head": {"entries": entries, "releases": releases, "hash": head},
+            "totals": [
+                {"agent": agent, "event": json.loads(text), "count": count}
+                for agent, text, count in connection.execute(
+                    "SELECT agent, text, count FROM total JOIN event ON event.id = total.event ORDER BY agent, event"
+                )
+            ],
+            "entries": [
+                {
+                    "sequence": sequence,
+                    "agent": agent,
+                    "run": run,
+                    "message": message,
+                    "event": json.loads(text),
+                    "reserved_at": reserved_at,
+                    "released_at": released_at,
+                    "digest": digest,
+                    "hash": link,
+                }
+                for sequence, agent, run, message, text, reserved_at, link, digest, released_at in connection.execute(
+                    _ENTRIES
+                )
+            ],
+        }
+
+
+def verify(path: str | Path) -> list[str]:
+    """Read the whole ledger and list what is wrong with it, at most `MOST_PROBLEMS`; empty means that it is sound.
+
+    A file that cannot even be opened as a ledger is a LedgerError. The chain is not keyed: it shows damage and edits,
+    not the work of someone who rebuilds the file from the first entry on.
+    """
+    problems: list[str] = []
+    with _reading(path, check=False) as (path, connection):
+        try:
+            for problem in _problems(connection):
+                problems.append(problem)
+                if len(problems) == MOST_PROBLEMS:
+                    problems.append("... and perhaps more")
+                    break
+        except sqlite3.DatabaseError as error:
+            problems.append(ledger_schema.explain(path, error))
+    return problems
+
+
+def _problems(connection: sqlite3.Connection) -> Iterator[str]:
+    yield from ledger_schema.alterations(connection)
+    for (line,) in connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})"):
+        if line != "ok":
+            yield f"SQLite: {line}"
+    for table, row, other, _ in connection.execute("PRAGMA foreign_key_check"):
+        yield f"{table} {row} refers to a missing {other}"
+    for number, text in connection.execute("SELECT id, text FROM event"):
+        try:
+            GaussianEvent.from_json(text)
+        except PrivacyError as error:
+            yield f"event {number}: {error}"
+    for agent, event, kept, counted in connection.execute(
+        "SELECT agent, event, sum(kept), sum(counted) FROM "
+        "(SELECT agent, event, count AS kept, 0 AS counted FROM total "
+        "UNION ALL SELECT agent, event, 0, count(*) FROM entry GROUP BY agent, event) "
+        "GROUP BY agent, event HAVING sum(kept) <> sum(counted)"
+    ):
+        yield f"total of agent {agent!r}, event {event} says {kept}, its entries are {counted}"
+    previous, last = ledger_schema.GENESIS, 0
+    for sequence, agent, run, message, text, reserved_at, link, _, _ in connection.execute(_ENTRIES):
+        if sequence != last + 1:
+            yield f"entries {last + 1} to {sequence - 1} are missing"
+        if link != _hash(previous, sequence, agent, run, message, text, reserved_at):
+            yield f"entry {sequence}: its hash does not fit its content and the entry before it"
+        previous, last = link, sequence
+    entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone() or (0, 0, None)
+    if (entries, head) != (last, previous):
+        yield f"the head says {entries} entries ending in hash {head}, found {last} ending in {previous}"
+    marked = connection.execute("SELECT count(*) FROM release").fetchone()[0]
+    if releases != marked:
+        yield f"the head says {releases} releases, found {marked}"
+
+
+def _hash(previous: str, sequence: int, *content: str) -> str | None:
+    try:
+        return ledger_schema.entry_hash(previous, sequence, *content)
+    except TypeError:  # a column was edited into bytes
+        return None
+
+
+@contextmanager
+def _reading(path: str | Path, *, check: bool = True) -> Iterator[tuple[Path, sqlite3.Connection]]:
+    """A read-only view of one moment, whatever other processes write meanwhile."""
+    path = Path(path)
+    with ledger_schema.explained(path), closing(ledger_schema.connect(path, "ro", check=check)) as connection:
+        connection.execute("BEGIN")
+        yield path, connection

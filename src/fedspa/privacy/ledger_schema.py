@@ -1,0 +1,285 @@
+"""The ledger's file: its tables, what guards them, and how a file is created, opened and refused.
+
+An SQLite database in WAL mode with `synchronous=FULL`, so a committed row outlives a crash of the process and of the
+machine. Rows are only ever added: triggers refuse UPDATE and DELETE, and also the INSERT OR REPLACE that would pass by
+a DELETE trigger. `total` (agent, distinct event, count) is kept by trigger, so that nobody reads all entries to learn
+what was spent. Each entry's hash covers its content and the hash before it, and `head` holds the newest: a row that is
+edited, removed or put in by hand breaks the chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal
+
+from fedspa.errors import LedgerError
+
+APPLICATION_ID = 0x46535041  # "FSPA"
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 60.0  # another process may evaluate ε under the lock, a fraction of a second each time
+GENESIS = hashlib.sha256(b"fedspa ledger").hexdigest()
+
+_TABLES = (
+    "CREATE TABLE event (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)",
+    """CREATE TABLE entry (
+        sequence INTEGER PRIMARY KEY,
+        agent TEXT NOT NULL,
+        run TEXT NOT NULL,
+        message TEXT NOT NULL,
+        event INTEGER NOT NULL REFERENCES event (id),
+        reserved_at TEXT NOT NULL,
+        hash TEXT NOT NULL,
+        UNIQUE (agent, run, message)
+    )""",
+    """CREATE TABLE release (
+        sequence INTEGER PRIMARY KEY REFERENCES entry (sequence),
+        digest TEXT NOT NULL,
+        released_at TEXT NOT NULL
+    )""",
+    """CREATE TABLE total (
+        agent TEXT NOT NULL,
+        event INTEGER NOT NULL REFERENCES event (id),
+        count INTEGER NOT NULL,
+        PRIMARY KEY (agent, event)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE head (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        entries INTEGER NOT NULL,
+        hash TEXT NOT NULL,
+        releases INTEGER NOT NULL
+    )""",
+)
+
+
+def _refuse(name: str, when: str, condition: str, reason: str) -> str:
+    return f"CREATE TRIGGER {name} BEFORE {when} WHEN {condition} BEGIN SELECT RAISE(ABORT, '{reason}'); END"
+
+
+_TRIGGERS = (
+    # What was written stays.
+    *(
+        _refuse(f"{table}_no_{verb.lower()}", f"{verb} ON {table}", "1", "a ledger only grows")
+        for table in ("event", "entry", "release")
+        for verb in ("UPDATE", "DELETE")
+    ),
+    *(_refuse(f"{table}_no_delete", f"DELETE ON {table}", "1", "a ledger only grows") for table in ("total", "head")),
+    # INSERT OR REPLACE deletes without firing a DELETE trigger: refuse what it would replace.
+    _refuse(
+        "event_is_new",
+        "INSERT ON event",
+        "EXISTS (SELECT 1 FROM event WHERE id = NEW.id OR text = NEW.text)",
+        "this event exists",
+    ),
+    _refuse(
+        "entry_is_next",
+        "INSERT ON entry",
+        "NEW.sequence IS NOT (SELECT entries + 1 FROM head) OR EXISTS (SELECT 1 FROM entry "
+        "WHERE agent = NEW.agent AND run = NEW.run AND message = NEW.message)",
+        "an entry is new and takes the next number",
+    ),
+    _refuse(
+        "release_is_new",
+        "INSERT ON release",
+        "EXISTS (SELECT 1 FROM release WHERE sequence = NEW.sequence)",
+        "a release is marked once",
+    ),
+    _refuse(
+        "total_starts_at_zero",
+        "INSERT ON total",
+        "NEW.count IS NOT 0 OR EXISTS (SELECT 1 FROM total WHERE agent = NEW.agent AND event = NEW.event)",
+        "a total starts once, at zero",
+    ),
+    _refuse(
+        "total_grows_by_one",
+        "UPDATE ON total",
+        "NEW.agent IS NOT OLD.agent OR NEW.event IS NOT OLD.event OR NEW.count IS NOT OLD.count + 1",
+        "a total grows by one",
+    ),
+    _refuse("head_is_one", "INSERT ON head", "EXISTS (SELECT 1 FROM head)", "there is one head"),
+    _refuse(
+        "head_moves_by_one",
+        "UPDATE ON head",
+        "NEW.id IS NOT OLD.id OR NEW.entries + NEW.releases IS NOT OLD.entries + OLD.releases + 1 "
+        "OR NEW.entries < OLD.entries OR NEW.releases < OLD.releases",
+        "the head moves by one",
+    ),
+    """CREATE TRIGGER entry_counts AFTER INSERT ON entry BEGIN
+        UPDATE head SET entries = NEW.sequence, hash = NEW.hash;
+        INSERT INTO total SELECT NEW.agent, NEW.event, 0
+            WHERE NOT EXISTS (SELECT 1 FROM total WHERE agent = NEW.agent AND event = NEW.event);
+        UPDATE total SET count = count + 1 WHERE agent = NEW.agent AND event = NEW.event;
+    END""",
+    "CREATE TRIGGER release_counts AFTER INSERT ON release BEGIN UPDATE head SET releases = releases + 1; END",
+)
+
+
+def entry_hash(
+    previous: str, sequence: int, agent: str, run: str, message: str, event_text: str, reserved_at: str
+) -> str:
+    """The link of the chain that `sequence` adds to `previous` (`GENESIS` for the first)."""
+    content = json.dumps([previous, sequence, agent, run, message, event_text, reserved_at], separators=(",", ":"))
+    return hashlib.sha256(content.encode("ascii")).hexdigest()
+
+
+def create(path: Path) -> None:
+    """Make an empty ledger at `path`, whole or not at all; leave a file alone that another process made meanwhile."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise LedgerError(f"cannot create the ledger {path}: the folder {folder} does not exist; create it first")
+    if _log_size(path) > 0:
+        raise LedgerError(
+            f"{path} is missing, but its write-ahead log {path.name}-wal is there: a ledger was removed; "
+            "restore it beside the log, or move the log away if you are sure that nothing was spent"
+        )
+    draft = folder / f".{path.name}.{secrets.token_hex(8)}.new"
+    try:
+        with explained(path), closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("BEGIN")
+            for statement in (*_TABLES, *_TRIGGERS):
+                connection.execute(statement)
+            connection.execute("INSERT INTO head VALUES (1, 0, ?, 0)", (GENESIS,))
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA journal_mode=WAL")
+        os.link(draft, path)  # unlike a rename, never replaces what is there
+        _sync_folder(folder)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise LedgerError(
+            f"cannot create the ledger {path}: {error.strerror}; put it in a writable folder on a local disk"
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _log_size(path: Path) -> int:
+    """Bytes in the write-ahead log, -1 without one. It can hold entries that the main file does not have yet."""
+    try:
+        return os.stat(f"{path}-wal").st_size
+    except OSError:
+        return -1
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable (a file's own fsync does not)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True) -> sqlite3.Connection:
+    """Open an existing ledger or raise a LedgerError; `rw` has proved that it can write.
+
+    `check=False` is for `verify`, which lists what is wrong instead.
+    """
+    if not path.is_file():
+        raise LedgerError(f"{path} is {'not a file' if path.exists() else 'missing'}; give the path of a ledger")
+    if path.stat().st_size == 0:
+        raise LedgerError(f"{path} is empty, which no ledger ever is; restore the ledger or give another path")
+    with explained(path):
+        uri = f"{path.absolute().as_uri()}?mode={mode}"
+        if mode == "ro" and _log_size(path) < 0 and not os.access(path.parent, os.W_OK):
+            uri += "&immutable=1"  # a copy on read-only media: SQLite could not place its lock file
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+        try:
+            connection.execute("PRAGMA foreign_keys=ON")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("BEGIN" if mode == "ro" else "BEGIN IMMEDIATE")
+            _check_kind(path, connection)
+            if check:
+                _check_whole(path, connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file lies at `path` now, whatever its name and content."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def alterations(connection: sqlite3.Connection) -> list[str]:
+    """How the tables, triggers and journal differ from what `create` makes."""
+    query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+    found = {row[0] for row in connection.execute(query)}
+    made = {*_TABLES, *_TRIGGERS}
+    journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    return [
+        *(f"missing or altered: {' '.join(sql.split()[1:3])}" for sql in sorted(made - found)),
+        *(f"not part of a ledger: {' '.join(sql.split()[1:3])}" for sql in sorted(found - made)),
+        *([] if journal == "wal" else [f"journal mode is {journal}, not wal"]),
+    ]
+
+
+def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise LedgerError(f"{path} is an SQLite file but not a fedspa ledger; give another path")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != SCHEMA_VERSION:
+        raise LedgerError(
+            f"{path} has ledger version {version}, this fedspa knows {SCHEMA_VERSION}; install the fedspa that wrote it"
+        )
+
+
+def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
+    """Totals, events and head decide ε and must be sound. The entries behind them are for `verify` to read."""
+    for problem in alterations(connection):
+        raise LedgerError(_damaged(path, problem))
+    for table in ("event", "total", "head"):
+        for (problem,) in connection.execute(f"PRAGMA quick_check({table})"):
+            if problem != "ok":
+                raise LedgerError(_damaged(path, problem))
+    head = connection.execute("SELECT entries, hash FROM head").fetchone()
+    counted = connection.execute("SELECT coalesce(sum(count), 0) FROM total").fetchone()[0]
+    last = connection.execute("SELECT sequence, hash FROM entry ORDER BY sequence DESC LIMIT 1").fetchone()
+    if head != (last or (0, GENESIS)) or head[0] != counted:
+        raise LedgerError(_damaged(path, "its totals, its head and its last entry disagree"))
+
+
+def _damaged(path: Path, problem: str) -> str:
+    return f"{path} is damaged ({problem}); run `fedspa ledger verify` on it and restore it from a backup"
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what SQLite says into a line that a user can act on."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LedgerError(explain(path, error)) from error
+
+
+def explain(path: Path, error: sqlite3.Error) -> str:
+    """One line: what SQLite met at `path`, and what to do."""
+    name: str = getattr(error, "sqlite_errorname", "")
+    said = " ".join(str(error).split())
+    if name.startswith("SQLITE_NOTADB"):
+        return f"{path} is not a ledger, or its first page is damaged; give another path or restore it from a backup"
+    if name.startswith("SQLITE_CORRUPT"):
+        return _damaged(path, said)
+    if name.startswith("SQLITE_FULL"):
+        return f"no room to write the ledger {path}: nothing was recorded; free disk space and try again"
+    if name.startswith("SQLITE_BUSY"):
+        return f"{path} was locked by another process for {BUSY_TIMEOUT_S:.0f} s: nothing was recorded; try again"
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return f"{path} or its folder cannot be written by this user ({said}); make both writable"
+    return f"the ledger {path} failed: {said}; release nothing before `fedspa ledger verify` finds no problem"
