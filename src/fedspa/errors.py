@@ -22,7 +22,23 @@ class PrivacyError(FedspaError):
 
 
 class PayloadError(FedspaError):
-    """Bytes that claim to be an update are not one, or not one that fits this round."""
+    """Bytes that claim to be an update are not one, or not one that fits this round.
+
+    `code` is one of `CODES`: a name for logs and counters that holds nothing of what the bytes said.
+    """
+
+    # fmt: off
+    CODES = frozenset({
+        "length", "magic", "version", "coding", "flags", "round", "dimension", "active", "seed", "replay", "checksum",
+        "clip", "step", "scale", "body", "not-finite", "bound", "count",
+    })
+    # fmt: on
+
+    def __init__(self, code: str, sentence: str) -> None:
+        if code not in self.CODES:
+            raise ValueError(f"{code!r} is not a code of PayloadError; allowed: {', '.join(sorted(self.CODES))}")
+        super().__init__(sentence)
+        self.code = code
 
 
 class LedgerError(FedspaError):
