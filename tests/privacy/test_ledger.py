@@ -1,0 +1,455 @@
+"""The ledger's promises: durable, counted once, only growing, and refused where it cannot be trusted."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedspa.errors import BudgetError, LedgerError, PrivacyError
+from fedspa.privacy import ledger as ledger_module
+from fedspa.privacy.event import GaussianEvent
+from fedspa.privacy.ledger import Cap, Ledger
+from fedspa.privacy.ledger_report import export, verify
+
+EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
+OTHER = GaussianEvent("poisson", 10, 600, 100, 2.5)
+FIXED = GaussianEvent("fixed", 10, 600, 300, 4.12)
+CAP = Cap(1.0, 1e-3, "add-remove")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def quick_epsilon(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[GaussianEvent, int]], float]:
+    """A stand-in for the accountant: ε = 0.3 √(number of events). What is tested here is the bookkeeping."""
+
+    def epsilon(events: frozenset[tuple[GaussianEvent, int]], delta: float, neighbours: str) -> float:
+        return 0.3 * math.sqrt(sum(count for _, count in events))
+
+    monkeypatch.setattr(ledger_module, "_total_epsilon", epsilon)
+    return lambda events: epsilon(frozenset(events.items()), 0, "")
+
+
+def test_counts_over_runs_and_reopening(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        assert ledger.spent("a") == {}
+        ledger.reserve("a", EVENT, "run-1", "0")
+        ledger.reserve("a", OTHER, "run-1", "1")
+        ledger.reserve("b", EVENT, "run-1", "0")
+    with Ledger.open(path, create=False) as ledger:
+        assert ledger.reserve("a", EVENT, "run-2", "0").sequence == 4
+        assert ledger.spent("a") == {EVENT: 2, OTHER: 1}
+        assert ledger.spent("b") == {EVENT: 1}
+        assert (ledger.participations("a", "run-1"), ledger.participations("a", "run-9")) == (2, 0)
+
+
+def test_same_triple_is_one_spend(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        first = ledger.reserve("a", EVENT, "run", "0")
+        again = ledger.reserve("a", EVENT, "run", "0")
+        assert first.fresh
+        assert not again.fresh
+        assert again.sequence == first.sequence
+        assert ledger.spent("a") == {EVENT: 1}
+        with pytest.raises(LedgerError, match="another event"):
+            ledger.reserve("a", OTHER, "run", "0")
+        assert ledger.spent("a") == {EVENT: 1}
+
+
+def test_a_reservation_pays_for_one_release(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        with pytest.raises(LedgerError, match="never reserved"):
+            ledger.release("a", "run", "0", "sha")
+        ledger.reserve("a", EVENT, "run", "0")
+        ledger.release("a", "run", "0", "sha")
+        ledger.release("a", "run", "0", "sha")
+        found = ledger.find("a", "run", "0")
+        assert found is not None
+        assert found.digest == "sha"
+        with pytest.raises(LedgerError, match="already released another update"):
+            ledger.release("a", "run", "0", "other noise")
+        assert ledger.find("a", "run", "1") is None
+
+
+def test_equal_events_count_together_whatever_their_number_types(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        for number, z in enumerate((2, 2.0, np.float64(2.0), np.float32(2.0))):
+            ledger.reserve("a", GaussianEvent("poisson", np.int64(10), 600, 300, z), "run", str(number))
+        assert ledger.spent("a") == {GaussianEvent("poisson", 10, 600, 300, 2.0): 4}
+        with pytest.raises(LedgerError, match="whole numbers"):
+            ledger.reserve("a", GaussianEvent("poisson", 10.5, 600, 300, 2.0), "run", "x")  # type: ignore[arg-type]
+    assert len(export(path)["totals"]) == 1
+
+
+def test_a_round_is_reserved_whole_or_not_at_all(path: Path, quick_epsilon: object) -> None:
+    with Ledger.open(path) as ledger:
+        for number in range(11):  # 0.3 √11 = 0.995: one more event passes the cap of 1
+            ledger.reserve("full", EVENT, "run", str(number), cap=CAP)
+        with pytest.raises(BudgetError, match=r"'full' has ε = 0\.005"):
+            ledger.reserve_many({"new": EVENT, "full": EVENT}, "run", "round", cap=CAP)
+        assert ledger.spent("new") == {}
+        many = ledger.reserve_many({"new": EVENT, "newer": OTHER}, "run", "round", cap=CAP)
+        assert [entry.agent for entry in many] == ["new", "newer"]
+        ledger.release_many({"new": "x", "newer": "y"}, "run", "round")
+    assert verify(path) == []
+
+
+def test_cap_is_checked_before_and_counted_entries_pass(path: Path, quick_epsilon: object) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", EVENT, "run", "0", cap=Cap(0.3, 1e-3, "add-remove"))
+        assert not ledger.would_exceed("a", EVENT, CAP, participations=10)
+        assert ledger.would_exceed("a", EVENT, CAP, participations=11)
+        tight = Cap(0.35, 1e-3, "add-remove")
+        with pytest.raises(BudgetError, match=r"ε = 0\.05 left: 0\.3 of its cap 0\.35 .* 1 more participation would"):
+            ledger.reserve("a", OTHER, "run", "1", cap=tight)
+        assert not ledger.reserve("a", EVENT, "run", "0", cap=tight).fresh
+        with pytest.raises(LedgerError, match="participations is -1"):
+            ledger.would_exceed("a", EVENT, CAP, participations=-1)
+
+
+def test_nan_epsilon_is_over_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_total_epsilon", lambda *_: math.nan)
+    with Ledger.open(path) as ledger, pytest.raises(BudgetError):
+        ledger.reserve("a", EVENT, "run", "0", cap=CAP)
+
+
+def test_fixed_sampling_has_no_total_under_add_remove(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", FIXED, "run", "0")
+        with pytest.raises(PrivacyError, match="'replace-one'"):
+            ledger.epsilon("a", 1e-3, "add-remove")
+        with pytest.raises(PrivacyError, match="'replace-one'"):
+            ledger.reserve("b", FIXED, "run", "0", cap=CAP)
+        assert ledger.spent("b") == {}
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "\ud800", "x" * 201, None, 3])
+def test_names_are_printable_text(path: Path, name: str) -> None:
+    with Ledger.open(path) as ledger:
+        for triple in ((name, "run", "0"), ("a", name, "0"), ("a", "run", name)):
+            with pytest.raises(LedgerError, match="1 to 200 printable"):
+                ledger.reserve(triple[0], EVENT, *triple[1:])
+    assert export(path)["entries"] == []
+
+
+def test_names_are_data_not_sql(path: Path) -> None:
+    name = "a'; DROP TABLE entry; --"
+    with Ledger.open(path) as ledger:
+        ledger.reserve(name, EVENT, name, name)
+        assert ledger.spent(name) == {EVENT: 1}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    calls=st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from([EVENT, OTHER, FIXED]), st.integers(0, 2), st.integers(0, 3))
+    )
+)
+def test_any_sequence_of_calls_agrees_with_a_dict(calls: list[tuple[str, GaussianEvent, int, int]]) -> None:
+    import tempfile
+
+    model: dict[tuple[str, str, str], GaussianEvent] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite"
+        for agent, event, run, message in calls:
+            triple = (agent, str(run), str(message))
+            with Ledger.open(path) as ledger:
+                if model.setdefault(triple, event) == event:
+                    ledger.reserve(agent, event, *triple[1:])
+                else:
+                    with pytest.raises(LedgerError):
+                        ledger.reserve(agent, event, *triple[1:])
+        with Ledger.open(path) as ledger:
+            for agent in "ab":
+                expected = Counter(event for (who, _, _), event in model.items() if who == agent)
+                assert ledger.spent(agent) == expected
+        assert verify(path) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM entry",
+        "DELETE FROM total",
+        "DELETE FROM event",
+        "DELETE FROM release",
+        "DELETE FROM head",
+        "UPDATE entry SET agent = 'nobody'",
+        "UPDATE entry SET event = 2",
+        "UPDATE event SET text = '{}'",
+        "UPDATE release SET digest = 'x'",
+        "UPDATE total SET count = count - 1",
+        "UPDATE total SET count = 0",
+        "UPDATE total SET agent = 'nobody', count = count + 1",
+        "UPDATE head SET entries = entries - 1",
+        "UPDATE head SET hash = 'x'",
+        "INSERT OR REPLACE INTO entry SELECT sequence, agent, run, message, 2, reserved_at, hash FROM entry",
+        "INSERT OR REPLACE INTO entry SELECT 3, agent, run, message, 2, reserved_at, hash FROM entry LIMIT 1",
+        "INSERT OR REPLACE INTO total SELECT agent, event, 0 FROM total",
+        "INSERT OR REPLACE INTO event VALUES (1, '{}')",
+        "INSERT OR REPLACE INTO release SELECT sequence, 'x', released_at FROM release",
+        "INSERT OR REPLACE INTO head VALUES (1, 0, '', 0)",
+        "INSERT INTO total VALUES ('c', 1, 5)",
+    ],
+)
+def test_triggers_refuse_what_would_shrink_a_spend(path: Path, statement: str) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", EVENT, "run", "0")
+        ledger.reserve("a", OTHER, "run", "1")
+        ledger.release("a", "run", "0", "sha")
+    before = export(path)
+    connection = sqlite3.connect(path)
+    with pytest.raises(sqlite3.IntegrityError), connection:
+        connection.execute(statement)
+    connection.close()
+    assert export(path) == before
+
+
+def test_durable_settings(path: Path) -> None:
+    with Ledger.open(path), sqlite3.connect(path) as other:
+        pass
+    other.execute("PRAGMA journal_mode = DELETE")  # as VACUUM INTO leaves a copy
+    other.close()
+    with Ledger.open(path) as ledger:
+        (journal,) = ledger._connection.execute("PRAGMA journal_mode").fetchone()
+        (synchronous,) = ledger._connection.execute("PRAGMA synchronous").fetchone()
+        assert (journal, synchronous) == ("wal", 2)
+
+
+def test_an_error_inside_a_write_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger.open(path) as ledger:
+        monkeypatch.setattr(ledger_module, "_now", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ledger.reserve("a", EVENT, "run", "0")
+        monkeypatch.undo()
+        assert ledger.spent("a") == {}
+        assert ledger.reserve("a", EVENT, "run", "0").sequence == 1
+
+
+def test_a_clock_that_jumps_back_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger.open(path) as ledger:
+        for number, year in enumerate((2030, 1970, 2001)):
+            monkeypatch.setattr(ledger_module, "_now", lambda year=year: f"{year}-01-01T00:00:00.000+00:00")
+            ledger.reserve("a", EVENT, "run", str(number))
+    assert [entry["message"] for entry in export(path)["entries"]] == ["0", "1", "2"]
+    assert verify(path) == []
+
+
+class TestRefused:
+    """A bad file is refused with one line, and is left exactly as it was."""
+
+    def refused(self, path: Path, match: str, *, create: bool = True) -> None:
+        before = path.read_bytes() if path.is_file() else None
+        with pytest.raises(LedgerError, match=match) as caught:
+            Ledger.open(path, create=create)
+        assert "\n" not in str(caught.value)
+        assert (path.read_bytes() if path.is_file() else None) == before
+
+    def test_missing(self, path: Path) -> None:
+        self.refused(path, "is missing", create=False)
+        assert not path.exists()
+
+    def test_missing_folder(self, path: Path) -> None:
+        self.refused(path.parent / "nowhere" / "ledger.sqlite", "create it first")
+
+    def test_folder(self, path: Path) -> None:
+        path.mkdir()
+        self.refused(path, "not a file")
+
+    def test_empty(self, path: Path) -> None:
+        path.touch()
+        self.refused(path, "is empty")
+
+    def test_other_content(self, path: Path) -> None:
+        path.write_text("a ledger, honestly\n" * 1000)
+        self.refused(path, "is not a ledger")
+
+    def test_other_database(self, path: Path) -> None:
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE entry (a)")
+        self.refused(path, "not a fedspa ledger")
+
+    def test_newer_version(self, path: Path) -> None:
+        self.altered(path, "PRAGMA user_version = 2")
+        self.refused(path, "version 2, this fedspa knows 1; install")
+
+    @pytest.mark.parametrize(
+        ("statement", "match"),
+        [
+            ("DROP TRIGGER entry_no_delete", "missing or altered: TRIGGER entry_no_delete"),
+            ("CREATE TABLE more (a)", "not part of a ledger: TABLE more"),
+        ],
+    )
+    def test_altered_schema(self, path: Path, statement: str, match: str) -> None:
+        self.altered(path, statement)
+        self.refused(path, match)
+
+    @pytest.mark.parametrize("statement", ["DELETE FROM entry WHERE sequence = 3", "UPDATE total SET count = 1"])
+    def test_totals_that_do_not_fit_the_entries(self, path: Path, statement: str) -> None:
+        self.altered(path, *without_triggers(statement))
+        self.refused(path, "disagree")
+
+    def test_truncated(self, path: Path) -> None:
+        self.altered(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(LedgerError, match="damaged"):
+            Ledger.open(path)
+
+    def test_log_without_its_file(self, path: Path) -> None:
+        ledger = Ledger.open(path)
+        ledger.reserve("a", EVENT, "run", "0")
+        path.unlink()
+        self.refused(path, "a ledger was removed")
+        ledger.close()
+
+    def altered(self, path: Path, *statements: str) -> None:
+        with Ledger.open(path) as ledger:
+            for number in range(3):
+                ledger.reserve("a", EVENT, "run", str(number))
+        connection = sqlite3.connect(path, isolation_level=None)
+        for statement in statements:
+            connection.execute(statement)
+        connection.close()
+
+
+def without_triggers(*statements: str) -> list[str]:
+    """Statements that take all triggers away, act, and put them back: what a determined editor would do."""
+    from fedspa.privacy.ledger_schema import _TRIGGERS
+
+    names = [trigger.split()[2] for trigger in _TRIGGERS]
+    return [*(f"DROP TRIGGER {name}" for name in names), *statements, *_TRIGGERS]
+
+
+def fill(ledger: Ledger) -> None:
+    for number in range(1000):
+        ledger.reserve("a", EVENT, "run", f"{'x' * 150}{number}")
+
+
+def test_full_disk(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", EVENT, "run", "0")
+        ledger._connection.execute("PRAGMA max_page_count = 1")  # SQLite's own way to run out of room
+        with pytest.raises(LedgerError, match="nothing was recorded; free disk space"):
+            fill(ledger)
+        counted = ledger.spent("a")[EVENT]
+    assert verify(path) == []
+    assert len(export(path)["entries"]) == counted
+
+
+def test_file_that_cannot_grow(path: Path) -> None:
+    """The real thing: the operating system refuses the write in the middle of a transaction."""
+
+    def child() -> None:
+        import resource
+
+        with Ledger.open(path) as ledger:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+            with pytest.raises(LedgerError, match=r"failed|no room"):
+                fill(ledger)
+            assert 0 < ledger.spent("a")[EVENT] < 1000
+
+    in_fork(child)
+    assert verify(path) == []
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_not_writable(path: Path, what: str) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", EVENT, "run", "0")
+    target = path if what == "file" else path.parent
+    os.chmod(path.parent, 0o777)
+    os.chmod(path, 0o666)
+    os.chmod(target, 0o444 if what == "file" else 0o555)
+
+    def child() -> None:
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)  # permissions do not bind root
+        with pytest.raises(LedgerError, match="make both writable"):
+            Ledger.open(path)
+        if what == "folder":
+            assert verify(path) == []  # a copy on read-only media can still be read
+            with pytest.raises(LedgerError, match=r"writable folder|make both writable"):
+                Ledger.open(path.parent / "new.sqlite")
+
+    # A child of another user must reach the folder.
+    for folder in path.parents[1:4]:
+        if folder.owner() == path.owner() and folder != Path("/tmp"):
+            os.chmod(folder, 0o755)
+    try:
+        in_fork(child)
+    finally:
+        os.chmod(path.parent, 0o755)
+
+
+def in_fork(body: Callable[[], None]) -> None:
+    """Run `body` in a forked child and fail with it."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_removed_or_replaced_while_open(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", EVENT, "run", "0")
+        path.rename(path.with_suffix(".away"))
+        with pytest.raises(LedgerError, match="removed or replaced"):
+            ledger.reserve("a", EVENT, "run", "1")
+        path.write_bytes(path.with_suffix(".away").read_bytes())
+        with pytest.raises(LedgerError, match="removed or replaced"):
+            ledger.reserve("a", EVENT, "run", "1")
+
+
+def test_not_across_a_fork(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+
+        def child() -> None:
+            with pytest.raises(LedgerError, match="before a fork"):
+                ledger.reserve("a", EVENT, "run", "0")
+
+        in_fork(child)
+        ledger.reserve("a", EVENT, "run", "0")
+
+
+def test_closed(path: Path) -> None:
+    ledger = Ledger.open(path)
+    ledger.close()
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.reserve("a", EVENT, "run", "0")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "neighbours"),
+    [
+        *((epsilon, 1e-3, "add-remove") for epsilon in (0, -1, math.nan, math.inf)),
+        *((1, delta, "add-remove") for delta in (0, 1, math.nan)),
+        (1, 1e-3, "swap"),
+    ],
+)
+def test_cap_is_checked(epsilon: float, delta: float, neighbours: str) -> None:
+    with pytest.raises(PrivacyError, match="the cap's"):
+        Cap(epsilon, delta, neighbours)  # type: ignore[arg-type]
