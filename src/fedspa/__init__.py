@@ -1,1 +1,39 @@
-"""Federated learning under record-level local differential privacy, with sparse uploads."""
+"""Federated learning under record-level local differential privacy, with sparse uploads.
+
+    import fedspa
+
+    result = fedspa.run({"privacy": {"epsilon": 2.0}})
+    print(result.summary["accuracy_last"], result.summary["epsilon"])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedspa.federation.datasets import Dataset, from_arrays
+    from fedspa.runs.config import Config, load
+    from fedspa.runs.simulate import RunResult
+    from fedspa.runs.simulate import simulate as run
+
+# Name → where it lives. Looked up on first use: torch takes seconds to import, and `fedspa --help` does not need it.
+_PUBLIC = {
+    "Config": ("fedspa.runs.config", "Config"),
+    "Dataset": ("fedspa.federation.datasets", "Dataset"),
+    "RunResult": ("fedspa.runs.simulate", "RunResult"),
+    "from_arrays": ("fedspa.federation.datasets", "from_arrays"),
+    "load": ("fedspa.runs.config", "load"),
+    "run": ("fedspa.runs.simulate", "simulate"),
+}
+
+__all__ = ["Config", "Dataset", "RunResult", "from_arrays", "load", "run"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fedspa' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from importlib import import_module
+
+    module, attribute = _PUBLIC[name]
+    return getattr(import_module(module), attribute)

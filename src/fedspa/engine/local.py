@@ -43,7 +43,7 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:
             rows = gradients.rows(local, x, y, task.coordinates) if len(y) else iter(())
-            step, clip_value = noisy_mean(rows, plan, noise)
+            step, clip_value = noisy_mean(rows, plan, noise, on_grid=task.exact)
             plan = plan.with_clip_value(clip_value)
         local[everywhere] -= (task.local_lr * task.scale * step).to(local)  # line 9
     delta = (local - theta)[everywhere]  # line 11

@@ -1,0 +1,1 @@
+"""From a config to a finished run: configuration, set-up, the simulated federation, its files."""

@@ -1,0 +1,92 @@
+"""What every algorithm is made of: the round's terms, the agents it addresses, and how an agent answers them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedspa.engine.task import Engine
+from fedspa.mechanism import sparsify
+from fedspa.mechanism.release import largest_clip_growth
+from fedspa.mechanism.sparsify import MaskMode
+from fedspa.privacy.event import Sampling
+from fedspa.privacy.plan import Plan
+from fedspa.server.optimizers import ServerStep
+from fedspa.wire.payload import Update
+
+# Without clipping nothing bounds an update; a weight that moves this far in a round belongs to a diverged model.
+UNCLIPPED_BOUND = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the server announces for one round, beside θ. The agent's policy judges these before any data is touched.
+
+    `plan` is None where nothing is private (FedAvg). `mask_seed` is given where all agents use one mask (`shared`,
+    `fixed`), and None where each draws its own.
+    """
+
+    round: int
+    dimension: int
+    active: int
+    mask: MaskMode
+    mask_seed: bytes | None
+    sampling: Sampling
+    batch: int
+    local_steps: int
+    local_lr: float
+    plan: Plan | None
+
+    @property
+    def scale(self) -> float:
+        """What S multiplies the active coordinates by: d/k or 1."""
+        return sparsify.scale(self.mask, self.dimension, self.active)
+
+    @property
+    def update_noise(self) -> float:
+        """Standard deviation of the noise in each value of Δ: τ independent draws, scaled like the gradient."""
+        if self.plan is None:
+            return 0.0
+        return self.local_lr * self.scale * self.plan.sigma * math.sqrt(self.local_steps)
+
+    @property
+    def update_bound(self) -> float:
+        """A value of Δ beyond this is no honest agent's: the server refuses it.
+
+        Signal: every sampled example pulls the coordinate to its clip, and twice as many are sampled as expected. Noise:
+        12 standard deviations. A clip that follows a quantile may have grown in the meantime.
+        """
+        if self.plan is None:
+            return UNCLIPPED_BOUND
+        examples = 2 * self.local_steps * self.batch + 50
+        signal = self.local_lr * self.scale * self.plan.clip_value * examples / self.batch
+        return (signal + 12 * self.update_noise) * largest_clip_growth(self.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A data holder in one round: its records, its own mask seed (public) and its own key (private)."""
+
+    number: int
+    x: Tensor
+    y: Tensor
+    mask_seed: bytes
+    key: bytes
+    exact: bool = False
+
+
+Respond = Callable[[Tensor, Terms, Sequence[Agent], Engine], Iterator[Update]]
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """How agents answer a round (`respond`), and how the server moves θ unless the config says otherwise."""
+
+    name: str
+    private: bool
+    sparse: bool
+    server: ServerStep
+    respond: Respond

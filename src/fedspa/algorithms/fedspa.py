@@ -1,0 +1,60 @@
+"""Fed-SPA: sparsification, local noise and an adaptive server (Hu, Gong and Guo, IJCAI 2021, Algorithm 1).
+
+    line 2     choose agents              federation/participation.py
+    line 3     broadcast θ_t              runs/simulate.py
+    line 5     new sparsifier S           here, from a public seed (mechanism/mask.py)
+    lines 6–10 τ noisy local steps        engine/local.py, mechanism/release.py
+    line 11    upload Δ                   here; only k values and the seed travel (wire/payload.py)
+    line 13    mean of the updates        server/aggregate.py
+    lines 13–15  u, v, θ                  server/optimizers.py (`adam`)
+
+Where we depart from the print: the gradient of each example is clipped (the paper assumes bounded gradients), batches
+are Poisson samples by default, and σ comes from a verified accountant instead of Theorem 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedspa.algorithms.base import Agent, Algorithm, Terms
+from fedspa.engine.task import Engine, LocalTask
+from fedspa.mechanism.mask import active_coordinates
+from fedspa.wire.payload import Update
+
+
+def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Update]:
+    """The answers of all agents of a round, as one piece of work for the engine (lines 4–12)."""
+    seeds = [terms.mask_seed or agent.mask_seed for agent in agents]
+    tasks = [_task(theta, terms, agent, seed) for agent, seed in zip(agents, seeds)]
+    for seed, result in zip(seeds, engine.train(theta, tasks)):  # lines 6–10
+        yield Update(  # line 11
+            round=terms.round,
+            dimension=terms.dimension,
+            mask_seed=seed,
+            values=result.delta.to("cpu", torch.float32).numpy(),
+            clip_value=result.clip_value,
+        )
+
+
+def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes) -> LocalTask:
+    sparse = terms.active < terms.dimension
+    coordinates = active_coordinates(seed, terms.dimension, terms.active) if sparse else None  # line 5
+    return LocalTask(
+        x=agent.x,
+        y=agent.y,
+        coordinates=None if coordinates is None else torch.from_numpy(coordinates).to(theta.device),
+        scale=terms.scale,
+        sampling=terms.sampling,
+        batch=terms.batch,
+        local_steps=terms.local_steps,
+        local_lr=terms.local_lr,
+        plan=None if terms.plan is None else terms.plan.for_records(len(agent.y)),
+        key=agent.key,
+        exact=agent.exact,
+    )
+
+
+FED_SPA = Algorithm("fedspa", private=True, sparse=True, server="adam", respond=respond)

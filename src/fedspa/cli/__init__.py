@@ -1,0 +1,30 @@
+"""The command line: parse, call, print. Heavy imports wait inside the commands, so that --help is quick."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from fedspa.cli import ledger, privacy, run
+from fedspa.errors import FedspaError
+
+app = typer.Typer(
+    name="fedspa",
+    help="Federated learning under record-level local differential privacy, with sparse uploads.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("privacy")(privacy.privacy)
+app.add_typer(ledger.app, name="ledger")
+
+
+def main() -> None:
+    """Exit code 0: done; 1: the answer is no (a check that failed); 2: bad input, in one line; 130: interrupted."""
+    try:
+        app()
+    except FedspaError as error:
+        print(f"fedspa: {error}", file=sys.stderr)
+        sys.exit(2)

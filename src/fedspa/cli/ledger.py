@@ -1,0 +1,129 @@
+"""`fedspa ledger`: read an agent's durable record of what it spent. Nothing here writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedspa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedspa.privacy.ledger_report import AgentSummary, LedgerSummary
+
+app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(help="The ledger, an SQLite file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Relation = Literal["add-remove", "replace-one"]
+
+
+@app.command()
+def show(
+    file: File,
+    delta: Annotated[float, typer.Option(help="δ at which ε is stated.")] = 1e-3,
+    neighbours: Annotated[Relation, typer.Option(help="Neighbouring relation of ε.")] = "add-remove",
+    cap: Annotated[float | None, typer.Option(help="ε cap: also print what is left of it.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Take δ, relation and cap from this policy.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only this agent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who spent what, when; ε so far; with a cap, ε left and how many more rounds of the last kind fit.
+
+    Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
+    """
+    from fedspa.privacy import ledger_report
+    from fedspa.privacy.policy import Policy
+
+    if policy is not None:
+        if cap is not None:
+            raise ConfigError("--policy and --cap: give one of them; a policy states its own cap")
+        limits = Policy.load(policy)
+        delta, neighbours, cap = limits.delta, limits.neighbours, limits.epsilon
+    summary = ledger_report.summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent)
+    if as_json:
+        print(json.dumps(_plain(summary), allow_nan=False))
+    else:
+        _print(summary)
+
+
+@app.command()
+def verify(file: File, as_json: AsJson = False) -> None:
+    """Check the file's integrity, its totals and its chain of hashes. Exit code 1 if anything is wrong.
+
+    Example: fedspa ledger verify ledger.sqlite
+    """
+    from fedspa.privacy import ledger_report
+
+    problems = ledger_report.verify(file)
+    if as_json:
+        print(json.dumps({"file": str(file), "sound": not problems, "problems": problems}))
+    elif problems:
+        print("\n".join(problems))
+    else:
+        print(f"{file}: sound")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(file: File) -> None:
+    """Everything in the ledger as one JSON object.
+
+    Example: fedspa ledger export ledger.sqlite > ledger.json
+    """
+    from fedspa.privacy import ledger_report
+
+    print(json.dumps(ledger_report.export(file), allow_nan=False))
+
+
+def _plain(summary: LedgerSummary) -> dict[str, Any]:
+    return {**asdict(summary), "agents": [_plain_agent(agent) for agent in summary.agents]}
+
+
+def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
+    """Events are keys in a summary; JSON's keys are texts, so they become a list."""
+    spent = [{"event": asdict(event), "participations": count} for event, count in agent.spent.items()]
+    fields = {name: getattr(agent, name) for name in agent.__slots__}
+    return {
+        **fields,
+        "runs": [asdict(run) for run in agent.runs],
+        "spent": spent,
+        "last_event": asdict(agent.last_event),
+        "cap": None if agent.cap is None else asdict(agent.cap),
+    }
+
+
+def _print(summary: LedgerSummary) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    screen = Console()
+    table = Table(box=None)
+    for column in ("agent", "runs", "participations", "released", "last (UTC)", "last event", "ε", "ε left", "more rounds"):
+        table.add_column(column)
+    for agent in summary.agents:
+        event = agent.last_event
+        table.add_row(
+            agent.agent,
+            str(len(agent.runs)),
+            str(sum(run.participations for run in agent.runs)),
+            str(sum(run.released for run in agent.runs)),
+            agent.runs[-1].last_at,
+            f"{event.steps} steps, {event.sampling} {event.batch}/{event.records}, noise {event.noise_multiplier:.4g}",
+            f"{agent.epsilon:.4g}",
+            "–" if agent.epsilon_left is None else f"{agent.epsilon_left:.4g}",
+            "–" if agent.participations_left is None else str(agent.participations_left),
+        )
+    screen.print(table)
+    screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
+    if summary.agents:
+        first = summary.agents[0]
+        screen.print(
+            f"ε at δ = {first.delta:g}, {first.neighbours}, accountant {first.accountant}; left and more rounds: "
+            f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
+            highlight=False,
+        )

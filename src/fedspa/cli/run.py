@@ -1,0 +1,111 @@
+"""`fedspa run`: simulate a federation, show it live, end with what it reached and what it promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedspa.runs.simulate import RunResult
+
+
+def run(
+    config: Annotated[Path | None, typer.Argument(help="TOML config; without one, a job on scikit-learn's digits.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")] = False,
+) -> None:
+    """Train a federation in this process, under a stated privacy guarantee.
+
+    Example: fedspa run --set algorithm.compression=0.1 --set privacy.epsilon=2
+    """
+    from fedspa.runs.config import load
+
+    settings = load(config, [*(overrides or ()), *([f"run.out={json.dumps(str(out))}"] if out is not None else ())])
+
+    from rich.console import Console
+
+    screen = Console(stderr=True)
+    result = _run_with_progress(settings, screen)
+    if as_json:
+        print(json.dumps(result.summary, allow_nan=False))
+    else:
+        show(result, Console())
+
+
+def _run_with_progress(settings: Any, screen: Console) -> RunResult:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedspa.runs.simulate import RoundMetrics, simulate
+
+    bar = Progress(
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=screen,
+        disable=not screen.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=settings.federation.rounds)
+
+        def advance(metrics: RoundMetrics) -> None:
+            spent = "" if metrics.epsilon is None else f"  ε {metrics.epsilon:.3f}"
+            bar.update(task, advance=1, description=f"accuracy {metrics.accuracy:.2%}{spent}")
+
+        return simulate(settings, on_round=advance)
+
+
+def show(result: RunResult, screen: Console) -> None:
+    """The end of a run in a screenful."""
+    from rich.table import Table
+
+    from fedspa.runs.statement import statement
+
+    table = Table(title="Accuracy by round", box=None)
+    for column in ("round", "accuracy", "loss", "ε so far", "uploaded"):
+        table.add_column(column, justify="right")
+    for metrics in _thinned(result.metrics):
+        spent = "–" if metrics.epsilon is None else f"{metrics.epsilon:.3f}"
+        table.add_row(
+            str(metrics.round + 1), f"{metrics.accuracy:.2%}", f"{metrics.loss:.3f}", spent, _bytes(metrics.uplink_bytes)
+        )
+    screen.print(table)
+    summary = result.summary
+    screen.print(
+        f"Accuracy    [bold]{summary['accuracy_last']:.2%}[/bold] at the end, {summary['accuracy_best']:.2%} at best, "
+        f"on held-out records"
+    )
+    screen.print(f"Guarantee   {statement(summary)}", highlight=False)
+    screen.print(
+        f"Uploads     {_bytes(summary['uplink_bytes'])} an agent in the whole run, "
+        f"{_bytes(summary['payload_bytes'])} an upload ({summary['coding']}, "
+        f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates)",
+        highlight=False,
+    )
+    screen.print(f"Time        {summary['seconds']:.1f} s, engine {summary['engine']}", highlight=False)
+    for warning in summary["warnings"]:
+        screen.print(f"[red]Note[/red]        {warning}", highlight=False)
+    screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)
+
+
+def _thinned(metrics: list[Any], most: int = 12) -> list[Any]:
+    """Evenly spaced rounds, the last one always."""
+    step = max(1, -(-len(metrics) // most))
+    return [m for i, m in enumerate(metrics) if (len(metrics) - 1 - i) % step == 0]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"

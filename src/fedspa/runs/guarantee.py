@@ -1,0 +1,68 @@
+"""What a run has promised so far: ε by agent, from the number of times each took part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedspa.privacy.event import Neighbours
+from fedspa.privacy.plan import Plan
+
+
+class Guarantee:
+    """Counts participations and prices them. ε belongs to an agent: its own records, its own participations."""
+
+    def __init__(self, plan: Plan, records: Sequence[int], accountant: str) -> None:
+        self._plan = plan
+        self._records = records
+        self._accountant = accountant
+        self._counts: dict[int, int] = {}
+        self._known: dict[tuple[int, int, Neighbours], float] = {}
+
+    @property
+    def participations_max(self) -> int:
+        return max(self._counts.values(), default=0)
+
+    def took_part(self, agents: Sequence[int]) -> None:
+        for agent in agents:
+            self._counts[agent] = self._counts.get(agent, 0) + 1
+
+    def epsilon_max(self, neighbours: Neighbours) -> float:
+        """The largest ε over agents under this relation, at the plan's δ; 0 before anyone took part."""
+        return max((self._epsilon(m, count, neighbours) for m, count in self._worst_cases()), default=0.0)
+
+    def epsilon_published(self) -> float:
+        """What the paper's Theorem 1 says of the same events, its range ignored as the paper does. Not a guarantee."""
+        from fedspa.privacy.published import theorem_1
+
+        plan = self._plan
+        return max(
+            (theorem_1(plan.for_records(m).event, plan.delta, count).epsilon for m, count in self._worst_cases()),
+            default=0.0,
+        )
+
+    def accountant_for(self, neighbours: Neighbours) -> str:
+        """RDP where it was asked for and is sound; PLD elsewhere."""
+        sound = (self._plan.sampling, neighbours) in {("poisson", "add-remove"), ("fixed", "replace-one")}
+        return "rdp" if self._accountant == "rdp" and sound else "pld"
+
+    def _worst_cases(self) -> list[tuple[int, int]]:
+        """(records, participations) pairs that no other pair makes worse: ε grows with q = B/m and with I."""
+        most: dict[int, int] = {}
+        for agent, count in self._counts.items():
+            m = self._records[agent]
+            most[m] = max(count, most.get(m, 0))
+        worst: list[tuple[int, int]] = []
+        for m in sorted(most):
+            if not worst or most[m] > worst[-1][1]:
+                worst.append((m, most[m]))
+        return worst
+
+    def _epsilon(self, records: int, count: int, neighbours: Neighbours) -> float:
+        from fedspa.privacy.accounting import epsilon
+
+        key = (records, count, neighbours)
+        if key not in self._known:
+            event = self._plan.for_records(records).event
+            accountant = self.accountant_for(neighbours)
+            self._known[key] = epsilon({event: count}, self._plan.delta, neighbours=neighbours, accountant=accountant)
+        return self._known[key]

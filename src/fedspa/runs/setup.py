@@ -1,0 +1,179 @@
+"""From a config to everything a run needs, checked before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedspa.algorithms import ALGORITHMS, Algorithm
+from fedspa.engine.choose import choose
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.task import Engine
+from fedspa.errors import ConfigError
+from fedspa.federation import models
+from fedspa.federation.datasets import Dataset, load
+from fedspa.federation.participation import cap_for
+from fedspa.federation.partition import partition
+from fedspa.privacy.event import Neighbours
+from fedspa.privacy.plan import Plan
+from fedspa.runs.config import Config
+from fedspa.server.optimizers import ServerOptimizer
+from fedspa.wire.payload import Coding
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that could start now. `holdings[i]` are the training records of agent i."""
+
+    config: Config
+    data: Dataset
+    holdings: list[NDArray[np.int64]]
+    model: FlatModel
+    engine: Engine
+    algorithm: Algorithm
+    optimizer: ServerOptimizer
+    active: int
+    cap: int
+    plan: Plan | None
+
+    @property
+    def coding(self) -> Coding:
+        """`int` where there is noise to hide the rounding in, `f32` where not, unless the config says otherwise."""
+        return self.config.algorithm.coding or ("int" if self.plan is not None else "f32")
+
+
+def prepare(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Job:
+    """Load, deal out, build and calibrate. `data` and `module` stand in for what the config names."""
+    data = data if data is not None else load(config.data.name, Path(config.data.dir))
+    holdings = partition(
+        data.train_y.numpy(),
+        config.federation.agents,
+        config.data.partition,
+        alpha=config.data.alpha,
+        seed=config.run.seed,
+    )
+    input_shape = tuple(data.train_x.shape[1:])
+    if module is None:
+        module = models.build(config.model.name, input_shape, data.classes, config.run.seed)
+    module = module.to(_device(config.run.device))
+    model = FlatModel(module)
+    algorithm = ALGORITHMS[config.algorithm.name]
+    active = _active(config.algorithm.compression, model.dimension)
+    cap = _cap(config)
+    records = _smallest_holding(config, holdings)
+    settings = config.algorithm
+    engine = choose(
+        config.run.engine, module, input_shape, config.run.device, config.run.threads, config.privacy.noise == "exact"
+    )
+    return Job(
+        config=config,
+        data=data,
+        holdings=holdings,
+        model=model,
+        engine=engine,
+        algorithm=algorithm,
+        optimizer=ServerOptimizer(
+            step=settings.server or algorithm.server,
+            server_lr=settings.server_lr,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            kappa=settings.kappa,
+            lr_decay=settings.lr_decay,
+        ),
+        active=active,
+        cap=cap,
+        plan=_plan(config, model.dimension, active, cap, records) if algorithm.private else None,
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(f"run.device is {name!r}, which this machine does not have; allowed here: cpu") from None
+    return device
+
+
+def _active(compression: float, dimension: int) -> int:
+    if compression * dimension < 1:
+        raise ConfigError(
+            f"algorithm.compression is {compression}; with d = {dimension} parameters it leaves no active coordinate: "
+            f"it must be at least {1 / dimension:.3g}"
+        )
+    return round(compression * dimension)
+
+
+def _cap(config: Config) -> int:
+    federation = config.federation
+    return cap_for(
+        federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap
+    )
+
+
+def _smallest_holding(config: Config, holdings: list[NDArray[np.int64]]) -> int:
+    """The fewest records an agent has: its sampling rate is the largest, so noise that serves it serves all."""
+    sizes = {len(indices) for indices in holdings}
+    if config.algorithm.batch > min(sizes):
+        raise ConfigError(
+            f"algorithm.batch is {config.algorithm.batch}; the smallest of the {len(holdings)} agents holds "
+            f"{min(sizes)} records: at most that"
+        )
+    if config.private and config.privacy.delta >= 1 / max(sizes):
+        raise ConfigError(
+            f"privacy.delta is {config.privacy.delta}; agents hold up to {max(sizes)} records: it must be below "
+            f"1/{max(sizes)} = {1 / max(sizes):.3g}"
+        )
+    return min(sizes)
+
+
+def _plan(config: Config, dimension: int, active: int, cap: int, records: int) -> Plan:
+    privacy = config.privacy
+    relation = privacy.neighbours or ("add-remove" if privacy.sampling == "poisson" else "replace-one")
+    return Plan(
+        dimension=dimension,
+        active=active,
+        clip=privacy.clip,
+        clip_value=privacy.clip_value,
+        sampling=privacy.sampling,
+        batch=config.algorithm.batch,
+        records=records,
+        local_steps=config.algorithm.local_steps,
+        participations=cap,
+        noise_multiplier=privacy.noise_multiplier or _calibrated(config, relation, cap, records),
+        neighbours=relation,
+        delta=privacy.delta,
+        clip_rule=privacy.clip_rule,
+    )
+
+
+def _calibrated(config: Config, relation: Neighbours, cap: int, records: int) -> float:
+    from fedspa.privacy import calibrate
+
+    privacy, algorithm = config.privacy, config.algorithm
+    assert privacy.epsilon is not None  # the config has exactly one of epsilon and noise_multiplier
+    if privacy.accountant == "theorem-1":
+        return calibrate.published_noise(
+            privacy.epsilon,
+            privacy.delta,
+            batch=algorithm.batch,
+            records=records,
+            steps=algorithm.local_steps,
+            participations=cap,
+        )
+    return calibrate.noise_multiplier(
+        privacy.epsilon,
+        privacy.delta,
+        sampling=privacy.sampling,
+        batch=algorithm.batch,
+        records=records,
+        steps=algorithm.local_steps,
+        participations=cap,
+        neighbours=relation,
+        accountant=privacy.accountant,
+    )
