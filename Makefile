@@ -1,0 +1,36 @@
+# Two commands: `make run` and `make test`. Both set up .venv on a fresh machine; see README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: run test lint clean
+
+run: $(VENV)/.installed
+	$(BIN)/fedspa run
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# torch first, from its pin alone: a resolver that is free to choose takes gigabytes of CUDA builds.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install "$$(grep '^torch==' constraints.txt)"
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcard src/fedspa/engine/native/*.c) $(wildcard src/fedspa/engine/native/*.h)
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
