@@ -48,7 +48,9 @@ def decode_f32(body: bytes) -> Values:
 def encode_f16(values: Values) -> tuple[float, bytes]:
     """A power of two no smaller than the largest value, and the values over it."""
     largest = float(np.max(np.abs(values)))
-    scale = 2.0 ** min(max(math.frexp(largest)[1], -126), 127) if largest > 0 else 1.0
+    if largest > 2.0**127:
+        raise PayloadError("bound", "a value is over 2^127; its half-precision neighbour may be infinite; use f32")
+    scale = 2.0 ** max(math.ceil(math.log2(largest)), -126) if largest > 0 else 1.0
     return scale, (values.astype(np.float64) / scale).astype("<f2").tobytes()
 
 
