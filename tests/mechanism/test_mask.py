@@ -122,8 +122,13 @@ def test_vectors_of_the_specification(seed: bytes, d: int, k: int, head: list[in
     assert zlib.crc32(mask.astype("<i8").tobytes()) == crc
 
 
-def test_too_few_words_at_first_only_cost_another_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = active_coordinates(SEED, 1000, 400)
+@pytest.mark.parametrize("marked_per_active", [0, 10**9])
+def test_marks_and_sorting_agree_and_too_few_words_only_cost_another_turn(
+    monkeypatch: pytest.MonkeyPatch, marked_per_active: int
+) -> None:
+    expected = active_coordinates_torch(SEED, 1000, 400, "cpu").numpy()
+    monkeypatch.setattr("fedspa.mechanism.mask.MARKED_PER_ACTIVE", marked_per_active)
+    assert np.array_equal(active_coordinates(SEED, 1000, 400), expected)
     monkeypatch.setattr("fedspa.mechanism.mask._blocks", lambda dimension, count: 1)
     assert np.array_equal(active_coordinates(SEED, 1000, 400), expected)
     assert np.array_equal(active_coordinates_torch(SEED, 1000, 400, "cpu").numpy(), expected)

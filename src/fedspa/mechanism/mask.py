@@ -5,7 +5,8 @@ lowest bits, is a draw; a draw of d or more is rejected. The mask is the set of 
 k > d/2 it is the complement of the first d − k distinct draws. Given uniform words every k-set is equally likely: the
 accepted draws are uniform on [0, d), and relabelling the coordinates does not change their law.
 
-Time and memory are O(k) up to a sort. The set does not depend on how many words are drawn at once, nor on the device.
+Time and memory are O(k), up to a sort where k is far below d. The set depends neither on how many words are drawn at
+once nor on the device.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 DIMENSION_LIMIT = 2**31
+# Up to here a mark a coordinate takes no more memory than the sort's keys, and half the time.
+MARKED_PER_ACTIVE = 32
 
 
 def active_coordinates(seed: bytes, dimension: int, active: int) -> NDArray[np.int64]:
@@ -62,16 +65,44 @@ def _blocks(dimension: int, count: int) -> int:
     return math.ceil((total + 4 * math.sqrt(total) + 4) / 4)
 
 
+def _draws(seed: bytes, dimension: int, first_block: int, blocks: int) -> NDArray[np.uint32]:
+    """The accepted draws of a stretch of the stream, in order."""
+    low_bits = np.uint32((1 << (dimension - 1).bit_length()) - 1)
+    draws = words(seed, MASK_DOMAIN, first_block, blocks) & low_bits
+    accepted: NDArray[np.uint32] = draws[draws < dimension]
+    return accepted
+
+
 def _first_distinct(seed: bytes, dimension: int, count: int) -> NDArray[np.int64]:
     """The set of the first `count` distinct draws, ascending; count ≤ d/2."""
     if count == 0:
         return np.empty(0, dtype=np.int64)
-    low_bits = np.uint32((1 << (dimension - 1).bit_length()) - 1)
-    stream = words(seed, MASK_DOMAIN, 0, _blocks(dimension, count))
+    if dimension <= MARKED_PER_ACTIVE * count:
+        return _by_marks(seed, dimension, count)
+    return _by_sorting(seed, dimension, count)
+
+
+def _by_marks(seed: bytes, dimension: int, count: int) -> NDArray[np.int64]:
+    """One byte a coordinate. Each turn takes as many draws as coordinates are missing, which cannot overshoot."""
+    blocks = _blocks(dimension, count)
+    draws = _draws(seed, dimension, 0, blocks)
+    drawn = np.zeros(dimension, dtype=np.bool_)
+    missing = count
+    while missing:
+        if len(draws) == 0:
+            draws = _draws(seed, dimension, blocks, 1)
+            blocks += 1
+        drawn[draws[:missing]] = True
+        draws = draws[missing:]
+        missing = count - int(np.count_nonzero(drawn))
+    return np.flatnonzero(drawn)
+
+
+def _by_sorting(seed: bytes, dimension: int, count: int) -> NDArray[np.int64]:
+    """Nothing of length d. Sorting (value, arrival) puts each value's first arrival at the head of its group."""
+    blocks = _blocks(dimension, count)
+    draws = _draws(seed, dimension, 0, blocks)
     while True:
-        draws = stream & low_bits
-        draws = draws[draws < dimension]
-        # Sorting (value, arrival) puts each value's first arrival at the head of its group.
         keys = draws.astype(np.int64) << 32
         keys |= np.arange(len(draws), dtype=np.int64)
         keys.sort()
@@ -84,12 +115,13 @@ def _first_distinct(seed: bytes, dimension: int, count: int) -> NDArray[np.int64
             last = np.partition(arrivals, count - 1)[count - 1]
             chosen: NDArray[np.int64] = values[arrivals <= last]
             return chosen
-        blocks = len(stream) // 4
-        stream = np.concatenate((stream, words(seed, MASK_DOMAIN, blocks, blocks // 8 + 1)))
+        more = blocks // 8 + 1
+        draws = np.concatenate((draws, _draws(seed, dimension, blocks, more)))
+        blocks += more
 
 
 def _first_distinct_torch(seed: bytes, dimension: int, count: int, device: torch.device | str) -> torch.Tensor:
-    """`_first_distinct` on a torch device."""
+    """`_by_sorting` on a torch device."""
     import torch
 
     if count == 0:
