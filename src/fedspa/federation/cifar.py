@@ -78,12 +78,13 @@ class _Machine:
 def read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images (records, 3, 32, 32) and labels of one batch file; anything else is a DataError."""
     try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise DataError(f"{path} has {size} bytes, more than the {_MAX_BYTES} that a CIFAR-10 batch can have")
         with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+            raw = file.read(size)
     except OSError as cause:
         raise DataError(f"{path} cannot be read ({cause})") from cause
-    if len(raw) > _MAX_BYTES:
-        raise DataError(f"{path} is larger than a CIFAR-10 batch can be ({_MAX_BYTES} bytes)")
     try:
         batch = _load(raw)
     except _Refused as cause:
