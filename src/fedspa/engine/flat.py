@@ -68,7 +68,7 @@ class FlatModel:
         )
 
     def _split(self, theta: Tensor) -> dict[str, Tensor]:
-        parts = theta.split(self._sizes)
+        parts = torch.split(theta, self._sizes)
         return {name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes)}
 
 

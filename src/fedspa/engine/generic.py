@@ -27,7 +27,7 @@ class GenericEngine:
         return [local_steps(theta, task, self) for task in tasks]
 
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
-        for x_part, y_part in zip(x.split(self._microbatch), y.split(self._microbatch)):
+        for x_part, y_part in zip(torch.split(x, self._microbatch), torch.split(y, self._microbatch)):
             gradients = self._gradients(theta, x_part, y_part)
             yield gradients if coordinates is None else gradients[:, coordinates]
 

@@ -18,7 +18,7 @@ def clip_rows(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     if clip == "coordinate":
         return rows.clamp(-value, value)
     # A norm in float64: float32 loses digits over 10⁵ coordinates, and they would be missing from the bound.
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     factors = value / norms.clamp(min=value)
     return rows * factors.to(rows.dtype).unsqueeze(1)
 
@@ -31,7 +31,7 @@ def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     """
     rows = _zero_unless_finite(rows)
     if clip == "l2":
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         return (norms <= value).to(torch.float64)
     magnitude = rows.abs()
     alive = (magnitude > 0).sum(dim=1, dtype=torch.float64)

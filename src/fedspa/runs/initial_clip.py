@@ -6,6 +6,7 @@ exactly 0, so ours is over the non-zero values.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,4 +31,5 @@ def median_clip(job: Job, theta: Tensor) -> float:
     if job.plan.clip == "coordinate":
         magnitudes = rows.abs()
         return float(magnitudes[magnitudes > 0].median())
-    return float(rows.norm(dim=1).median()) * job.plan.compression**0.5
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return float(norms.median()) * math.sqrt(job.plan.compression)

@@ -1,0 +1,162 @@
+"""The generic back end agrees with the float64 reference, step sums and whole trainings, on any net it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.task import LocalTask
+from fedspa.errors import ConfigError
+from fedspa.mechanism.mask import active_coordinates
+from fedspa.mechanism.streams import derive_key
+from fedspa.privacy.plan import Plan
+
+
+def smooth_net(seed: int = 0) -> nn.Sequential:
+    """No kinks: float32 and float64 take the same branch everywhere."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3, stride=2), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)
+        )
+
+
+def records(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 1, 7, 7, generator=generator), torch.randint(4, (count,), generator=generator)
+
+
+def task(active: int | None = None, *, private: bool = True, **changes: Any) -> LocalTask:
+    x, y = records(20)
+    d = FlatModel(smooth_net()).dimension
+    k = active or d
+    plan = Plan(d, k, "l2", 0.3, "poisson", 5, 20, 6, 1, 1.0, "add-remove", 1e-3)
+    fields: dict[str, Any] = {
+        "x": x,
+        "y": y,
+        "coordinates": torch.from_numpy(active_coordinates(bytes(16), d, k)) if active else None,
+        "scale": d / k,
+        "sampling": "poisson",
+        "batch": 5,
+        "local_steps": 6,
+        "local_lr": 0.1,
+        "plan": plan if private else None,
+        "key": derive_key(bytes(32), "task"),
+    }
+    return LocalTask(**{**fields, **changes})
+
+
+@settings(max_examples=25)
+@given(batch=st.integers(0, 9), microbatch=st.integers(1, 4), active=st.integers(1, 60), seed=st.integers(0, 1000))
+def test_per_example_gradients_match_autograds(batch: int, microbatch: int, active: int, seed: int) -> None:
+    net = smooth_net(seed)
+    theta = FlatModel(net).flatten()
+    engine = GenericEngine(net, memory_budget=4 * len(theta) * microbatch)
+    x, y = records(batch, seed)
+    omega = torch.from_numpy(active_coordinates(seed.to_bytes(16, "little"), len(theta), min(active, len(theta))))
+    got = list(engine.rows(theta, x, y, omega)) if batch else []
+    wanted = list(ReferenceEngine(net).rows(theta.double(), x, y, omega))
+    assert sum(map(len, got)) == batch
+    assert all(len(block) <= microbatch for block in got)
+    if batch:
+        assert torch.allclose(torch.cat(got).double(), torch.cat(wanted), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("active", [None, 1, 17])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("clip", ["l2", "coordinate"])
+def test_a_whole_training_matches_the_reference(clip: Any, sampling: Any, active: int | None, exact: bool) -> None:
+    """Same key, same batches, same noise: only float32's rounding may differ."""
+    work = task(active, sampling=sampling, exact=exact)
+    assert work.plan is not None
+    rule = "add-remove" if sampling == "poisson" else "replace-one"
+    plan = Plan(
+        work.plan.dimension, work.plan.active, clip, 0.3, sampling, 5, 20, 6, 1, 1.0, rule, 1e-3, "quantile"
+    )  # fmt: skip
+    work = task(active, sampling=sampling, plan=plan, exact=exact)
+    theta = FlatModel(smooth_net()).flatten()
+    got = GenericEngine(smooth_net()).train(theta, [work])[0]
+    wanted = ReferenceEngine(smooth_net()).train(theta, [work])[0]
+    assert got.delta.shape == (plan.active,)
+    assert torch.allclose(got.delta.double(), wanted.delta, rtol=1e-4, atol=1e-4 * float(wanted.delta.abs().max()))
+    assert got.clip_value == pytest.approx(wanted.clip_value, rel=1e-5)
+    assert got.clip_value != plan.clip_value
+
+
+def test_plain_training_matches_torchs_sgd() -> None:
+    """FedAvg's local work, with every record in every batch, is gradient descent."""
+    x, y = records(20)
+    net = smooth_net()
+    theta = FlatModel(net).flatten()
+    work = task(private=False, batch=20, sampling="fixed", scale=1.0)
+    got = GenericEngine(net).train(theta, [work])[0].delta
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    assert torch.allclose(theta + got, FlatModel(net).flatten(), atol=1e-6)
+
+
+def test_tasks_do_not_touch_each_other_or_theta() -> None:
+    net = smooth_net()
+    theta = FlatModel(net).flatten()
+    kept = theta.clone()
+    one, two = task(9), task(9, key=derive_key(bytes(32), "other"))
+    engine = GenericEngine(net)
+    together = engine.train(theta, [one, two])
+    swapped = engine.train(theta, [two, one])
+    assert torch.equal(together[0].delta, swapped[1].delta)
+    assert torch.equal(together[1].delta, swapped[0].delta)
+    assert not torch.equal(together[0].delta, together[1].delta)
+    assert torch.equal(theta, kept)
+
+
+def test_a_shared_weight_sums_its_uses_before_it_is_clipped() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.layer(x).tanh())  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    net = Twice()
+    assert FlatModel(net).dimension == 20
+    theta = FlatModel(net).flatten()
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    got = torch.cat(list(GenericEngine(net).rows(theta, x, y, None)))
+    wanted = torch.cat(list(ReferenceEngine(net).rows(theta.double(), x, y, None)))
+    assert torch.allclose(got.double(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "word"),
+    [(nn.BatchNorm1d(4), "GroupNorm"), (nn.Dropout(0.5), "Dropout"), (nn.InstanceNorm1d(4, track_running_stats=True), "running")],
+)
+def test_layers_that_break_the_guarantee_are_refused_by_name(layer: nn.Module, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        FlatModel(nn.Sequential(nn.Linear(4, 4), layer))
+
+
+def test_frozen_parameters_are_no_part_of_theta() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    net[0].requires_grad_(False)
+    model = FlatModel(net)
+    assert model.dimension == 8
+    model.load(torch.zeros(8))
+    assert (net[1].weight == 0).all()
+    assert (net[0].weight != 0).any()
+    net[1].requires_grad_(False)
+    with pytest.raises(ConfigError, match="no trainable parameters"):
+        FlatModel(net)

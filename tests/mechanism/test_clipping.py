@@ -1,0 +1,98 @@
+"""Clipping: the bound holds for any rows, is attained, and makes the plan's sensitivity true and tight."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspa.mechanism.clipping import clip_rows, share_below
+from fedspa.privacy.event import Neighbours
+from fedspa.privacy.plan import Clipping, Plan
+
+CLIPPINGS = get_args(Clipping)
+K = 6
+
+any_rows = hnp.arrays(np.float32, st.tuples(st.integers(1, 8), st.just(K)), elements=st.floats(width=32))
+bounds = st.floats(1e-3, 1e3)
+
+
+def plan(clip: Clipping, value: float, neighbours: Neighbours) -> Plan:
+    return Plan(10, K, clip, value, "poisson", 4, 100, 1, 1, 1.0, neighbours, 1e-3)
+
+
+@pytest.mark.parametrize("clip", CLIPPINGS)
+@given(rows=any_rows, value=bounds)
+def test_no_row_passes_the_bound_whatever_it_holds(clip: Clipping, rows: np.ndarray, value: float) -> None:
+    clipped = clip_rows(torch.from_numpy(rows), clip, value).to(torch.float64)
+    assert torch.isfinite(clipped).all()
+    if clip == "coordinate":
+        assert clipped.abs().max() <= np.float32(value)
+    else:
+        assert clipped.norm(dim=1).max() <= value * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("clip", CLIPPINGS)
+@given(rows=any_rows, value=bounds)
+def test_rows_within_the_bound_are_left_alone(clip: Clipping, rows: np.ndarray, value: float) -> None:
+    clipped = clip_rows(torch.from_numpy(rows), clip, value)
+    again = clip_rows(clipped, clip, value * 1.001)
+    assert torch.equal(again, clipped)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("clip", CLIPPINGS)
+def test_a_row_with_a_bad_number_counts_as_zero_and_spoils_no_other(clip: Clipping, bad: float) -> None:
+    rows = torch.ones(2, K)
+    rows[0, 3] = bad
+    clipped = clip_rows(rows, clip, 0.5)
+    assert (clipped[0] == 0).all()
+    assert (clipped[1] > 0).all()
+
+
+@pytest.mark.parametrize("neighbours", get_args(Neighbours))
+@pytest.mark.parametrize("clip", CLIPPINGS)
+@given(common=any_rows, one=any_rows, other=any_rows, value=bounds)
+def test_neighbouring_sums_differ_by_at_most_the_plans_sensitivity(
+    clip: Clipping, neighbours: Neighbours, common: np.ndarray, one: np.ndarray, other: np.ndarray, value: float
+) -> None:
+    def total(*blocks: np.ndarray) -> torch.Tensor:
+        return sum(clip_rows(torch.from_numpy(b).double(), clip, value).sum(dim=0) for b in blocks)  # type: ignore
+
+    left = total(common, one[:1])
+    right = total(common) if neighbours == "add-remove" else total(common, other[:1])
+    allowed = plan(clip, value, neighbours).sensitivity
+    assert (left - right).norm() <= allowed * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("neighbours", get_args(Neighbours))
+@pytest.mark.parametrize("clip", CLIPPINGS)
+def test_a_worst_pair_attains_the_sensitivity(clip: Clipping, neighbours: Neighbours) -> None:
+    """The paper's sensitivity for replace-one, √2·√p·G, is smaller than what this pair shows."""
+    value = 0.7
+    up = clip_rows(torch.full((1, K), 1e6, dtype=torch.float64), clip, value)[0]
+    down = clip_rows(torch.full((1, K), -1e6, dtype=torch.float64), clip, value)[0]
+    distance = float((up - down).norm() if neighbours == "replace-one" else up.norm())
+    chosen = plan(clip, value, neighbours)
+    assert distance == pytest.approx(chosen.sensitivity, rel=1e-12)
+    if neighbours == "replace-one":
+        assert distance > math.sqrt(2) * chosen.clip_norm * 1.4
+
+
+@pytest.mark.parametrize("clip", CLIPPINGS)
+@given(rows=any_rows, value=bounds)
+def test_a_share_lies_between_0_and_1(clip: Clipping, rows: np.ndarray, value: float) -> None:
+    shares = share_below(torch.from_numpy(rows), clip, value)
+    assert ((shares >= 0) & (shares <= 1)).all()
+
+
+def test_shares_by_hand() -> None:
+    rows = torch.tensor([[3.0, 4.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    assert share_below(rows, "l2", 1.0).tolist() == [0, 1, 1]
+    assert share_below(rows, "coordinate", 3.5).tolist() == [0.5, 1, 1]
