@@ -79,6 +79,14 @@ def test_squares_that_wrap_around_int64_are_caught(active: int) -> None:
     assert grid.limit_square * (1 - 1e-6) <= square_norms(integers)[0] <= grid.limit_square
 
 
+def test_one_unit_too_many_is_too_many() -> None:
+    """(2^30, 1) against a limit of 2^60 on the square: over by 1, which no float64 could tell."""
+    grid = make_grid("l2", 1.0, 2, 1.0)
+    inside, over = to_grid(torch.tensor([[2.0**30 + 0.5, 0.5], [2.0**30 + 0.5, 1.5]]).double() * grid.unit, grid)
+    assert inside.tolist() == [2**30, 0]
+    assert over.tolist() == [2**30 - 1, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 @pytest.mark.parametrize("z", [0.3, 1.0, 1.83, 100.0])
@@ -241,6 +249,27 @@ def test_close_acceptances_are_decided_by_later_bits(cell: int) -> None:
         assert not stream.words  # the later bits were asked for
     assert exact._accept(cell, place, coin - 2, Scripted([])) is True
     assert exact._accept(cell, place, coin + 2, Scripted([])) is False
+
+
+def test_the_place_can_decide_too() -> None:
+    """The coin's cell ends where the probability lies within the place's cell: it takes later bits of both."""
+    cell, end = 447, 7 * 2**60  # a probability of 7/8, which this cell has at f = 0.31
+    with mpmath.workdps(100):
+        loss = -mpmath.log(mpmath.mpf(end) / 2**63)
+        place = int(mpmath.floor((mpmath.sqrt(cell**2 + 2048 * loss) - cell) * 2**64))
+    top = 2**64 - 1
+    assert exact._accept(cell, place, end - 1, Scripted([top, top])) is False
+    assert exact._accept(cell, place, end - 1, Scripted([0, 0])) is True
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("offset", [-(2**20), 2**20])
+def test_doubtful_acceptances_are_not_left_to_floating_point(
+    monkeypatch: pytest.MonkeyPatch, offset: int, verdict: bool
+) -> None:
+    coin = int(mpmath.floor(mpmath.exp(-mpmath.mpf("0.25") / 2048) * 2**64)) + offset
+    monkeypatch.setattr(exact, "_accept", lambda *_: verdict)
+    assert exact._accepted_draws(1, 30, Scripted([0, 1 << 63, coin])).size == verdict
 
 
 @pytest.mark.parametrize("cell", [0, 5, 100])
