@@ -4,6 +4,8 @@ Each carries one line: what was wrong, what is allowed, what to do. The command 
 anything else that escapes is a bug and keeps its traceback.
 """
 
+from __future__ import annotations
+
 
 class FedspaError(Exception):
     """Base of every error that fedspa raises on purpose."""
@@ -39,6 +41,10 @@ class PayloadError(FedspaError):
             raise ValueError(f"{code!r} is not a code of PayloadError; allowed: {', '.join(sorted(self.CODES))}")
         super().__init__(sentence)
         self.code = code
+
+    def __reduce__(self) -> tuple[type[PayloadError], tuple[str, str]]:
+        """Two arguments in, two arguments on the way between processes."""
+        return type(self), (self.code, str(self))
 
 
 class LedgerError(FedspaError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import struct
 import zlib
 
@@ -233,3 +234,8 @@ def test_nothing_but_public_numbers_and_noisy_values_travels() -> None:
 def test_an_unknown_code_is_a_bug() -> None:
     with pytest.raises(ValueError, match="not a code"):
         PayloadError("oops", "…")
+
+
+def test_a_refusal_keeps_its_code_between_processes() -> None:
+    again = pickle.loads(pickle.dumps(PayloadError("round", "round is 8; 7 was expected")))
+    assert (type(again), again.code, str(again)) == (PayloadError, "round", "round is 8; 7 was expected")
