@@ -1,4 +1,6 @@
 import io
+import os
+import pickle
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -81,8 +83,8 @@ def test_wrong_members(tmp_path: Path, raw: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
-def header(shape: str) -> bytes:
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+def header(shape: str, descr: str = "|u1") -> bytes:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
@@ -94,6 +96,25 @@ def test_a_member_that_claims_more_than_it_holds_allocates_nothing(tmp_path: Pat
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_of_the_claimed_size_does_not_run(tmp_path: Path) -> None:
+    # An object array of 100 pointers has 800 bytes; a pickle padded to that length passes the check of sizes.
+    bait = pickle.dumps(Evil(tmp_path / "pwned"), protocol=2)
+    member = header("(100,)", "|O") + bait.ljust(800)
+    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
+        npz.read(archive(tmp_path / "x.npz", HONEST | {"x_train": member}))
+    assert not (tmp_path / "pwned").exists()
+    pickle.loads(bait.ljust(800))  # the bait is real
+    assert (tmp_path / "pwned").exists()
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
