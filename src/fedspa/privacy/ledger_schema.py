@@ -259,7 +259,7 @@ def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _damaged(path: Path, problem: str) -> str:
-    return f"{path} is damaged ({problem}); run `fedspa ledger verify` on it and restore it from a backup"
+    return f"{path} is damaged ({problem}); restore it from a backup (`fedspa ledger verify` tells what is wrong)"
 
 
 @contextmanager

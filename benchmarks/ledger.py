@@ -1,0 +1,113 @@
+"""What the ledger costs: a reserve at 1,000 and at 1,000,000 entries, and a simulated round of ten agents.
+
+    python benchmarks/ledger.py [--entries 1000000] [--folder DIR] [--json]
+
+Both ledgers are measured in one run, turn by turn, so that the disk's moods hit them alike; the mean includes SQLite's
+checkpoints. The `fsync` line is the disk's own share: one append and fsync of what a reserve writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID, uuid5
+
+from fedspa.privacy.event import GaussianEvent
+from fedspa.privacy.ledger import Ledger
+
+EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
+AGENTS_A_ROUND = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--entries", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=3000)
+    parser.add_argument("--folder", type=Path, default=None, help="where to write; the disk to measure")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        result = measure(Path(folder), arguments.entries, arguments.repeats)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:32} {value:.4g}")
+
+
+def measure(folder: Path, entries: int, repeats: int) -> dict[str, float]:
+    with Ledger.open(folder / "small.sqlite") as small, Ledger.open(folder / "large.sqlite") as large:
+        fill(small, 1_000)
+        start = time.perf_counter()
+        fill(large, entries)
+        filling = time.perf_counter() - start
+        at_small, at_large = [], []
+        for number in range(repeats):
+            message = scattered(-1 - number)
+            at_small.append(seconds(lambda: small.reserve("agent", EVENT, "run", message)))  # noqa: B023
+            at_large.append(seconds(lambda: large.reserve("agent", EVENT, "run", message)))  # noqa: B023
+        opening = seconds(lambda: Ledger.open(folder / "large.sqlite").close())
+        spending = seconds(lambda: large.spent("agent"))
+    with Ledger.open(folder / "simulated.sqlite") as simulated:
+        rounds = [seconds(lambda: take_part(simulated, number)) for number in range(1000)]  # noqa: B023
+    return {
+        "reserve_small_mean_ms": 1e3 * statistics.fmean(at_small),
+        "reserve_large_mean_ms": 1e3 * statistics.fmean(at_large),
+        "reserve_small_median_ms": 1e3 * statistics.median(at_small),
+        "reserve_large_median_ms": 1e3 * statistics.median(at_large),
+        "ratio_mean": statistics.fmean(at_large) / statistics.fmean(at_small),
+        "ratio_median": statistics.median(at_large) / statistics.median(at_small),
+        "fsync_median_ms": 1e3 * statistics.median(syncs(folder / "bytes", repeats)),
+        "round_of_ten_mean_ms": 1e3 * statistics.fmean(rounds),
+        "open_large_ms": 1e3 * opening,
+        "spent_large_ms": 1e3 * spending,
+        "bytes_an_entry": (folder / "large.sqlite").stat().st_size / (entries + repeats),
+        "fill_entries_a_second": entries / filling,
+    }
+
+
+def fill(ledger: Ledger, entries: int) -> None:
+    """One agent's entries, many to a transaction. Names are random, the worst case for the index (the measured reserves
+    land anywhere in it), but put in by order, which fills faster."""
+    names = sorted(scattered(number) for number in range(entries))
+    batch = 10_000
+    for first in range(0, entries, batch):
+        with ledger._write():
+            for name in names[first : first + batch]:
+                ledger._reserve("agent", EVENT, "run", name, None)
+
+
+def scattered(number: int) -> str:
+    return str(uuid5(UUID(int=0), str(number)))
+
+
+def take_part(ledger: Ledger, number: int) -> None:
+    """The ledger's share of one simulated round: reserve before training, release after."""
+    agents = [f"agent-{(number * AGENTS_A_ROUND + agent) % 100}" for agent in range(AGENTS_A_ROUND)]
+    ledger.reserve_many(dict.fromkeys(agents, EVENT), "run", f"round-{number}")
+    ledger.release_many(dict.fromkeys(agents, "seeded"), "run", f"round-{number}")
+
+
+def syncs(path: Path, repeats: int) -> list[float]:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    pages = bytes(6 * 4096)
+    try:
+        return [seconds(lambda: (os.write(descriptor, pages), os.fsync(descriptor))) for _ in range(repeats)]
+    finally:
+        os.close(descriptor)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
