@@ -1,0 +1,184 @@
+"""Verified ε: what events cost an agent's records, by a sound accountant.
+
+    | sampling | neighbours  | accountants |
+    | poisson  | add-remove  | pld, rdp    |
+    | poisson  | replace-one | pld         |
+    | fixed    | replace-one | pld, rdp    |
+
+`pld` composes privacy loss distributions (`pld`, `poisson`, `fixed_size`); `rdp` is dp_accounting's Rényi accountant
+(Mironov, Talwar, Zhang 2019 for poisson; Wang, Balle, Kasiviswanathan 2019 for fixed), at integer orders for fixed.
+An event's noise is in units of the bound C on one example, and replace-one moves a sum by up to 2C: the Gaussian and
+fixed-size pairs are handed σ/(2C) there, whereas the Poisson replace pair holds both examples and takes σ/C.
+Events of different plans, and of both samplings under replace-one, compose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy.event import GaussianEvent, Neighbours, Sampling
+
+if TYPE_CHECKING:
+    from fedspa.privacy.pld import DominatingPair
+
+Accountant = Literal["pld", "rdp"]
+
+SOUND: Mapping[tuple[Sampling, Neighbours], tuple[Accountant, ...]] = {
+    ("poisson", "add-remove"): ("pld", "rdp"),
+    ("poisson", "replace-one"): ("pld",),
+    ("fixed", "replace-one"): ("pld", "rdp"),
+}
+
+# Orders are walked upwards until the bound has risen for good, then refined around the best.
+_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
+# dp_accounting's sums over orders stop at e^-30 of their value: what ln A may lack.
+_RDP_ERROR = 2e-13
+
+
+def epsilon(
+    events: Mapping[GaussianEvent, int], delta: float, *, neighbours: Neighbours, accountant: Accountant = "pld"
+) -> float:
+    """The ε at `delta` of taking part in each event its number of times: an upper bound, infinite where none is known.
+
+    It bounds one record's loss under `neighbours`, over everything that the agent released in these participations.
+    """
+    if not 0 < delta < 1:
+        raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")
+    if neighbours not in get_args(Neighbours):
+        raise PrivacyError(f"neighbours is {neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
+    if accountant not in get_args(Accountant):
+        raise PrivacyError(f"accountant is {accountant!r}; allowed: {', '.join(get_args(Accountant))}")
+    for event, count in events.items():
+        if count < 0:
+            raise PrivacyError(f"participations is {count}; it must not be negative")
+        if accountant not in SOUND.get((event.sampling, neighbours), ()):
+            allowed = "; ".join(
+                f"{kind} under {relation} by {' or '.join(by)}" for (kind, relation), by in SOUND.items()
+            )
+            raise PrivacyError(
+                f"{event.sampling} sampling under {neighbours} has no sound accountant {accountant!r}; "
+                f"allowed: {allowed}"
+            )
+    return _epsilon(
+        frozenset((event, count) for event, count in events.items() if count), delta, neighbours, accountant
+    )
+
+
+class _Step(NamedTuple):
+    sampling: Sampling
+    rate: Fraction
+    noise: float
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(
+    events: frozenset[tuple[GaussianEvent, int]], delta: float, neighbours: Neighbours, accountant: Accountant
+) -> float:
+    # Events that differ in their number of steps only are one mechanism; in a fixed order, so that sums are repeatable.
+    steps: dict[_Step, int] = {}
+    for event, count in sorted(events, key=lambda item: item[0].to_json()):
+        step = _Step(event.sampling, Fraction(event.batch, event.records), event.noise_multiplier)
+        steps[step] = steps.get(step, 0) + count * event.steps
+    if not steps:
+        return 0.0
+    return (_pld_epsilon if accountant == "pld" else _rdp_epsilon)(steps, delta, neighbours)
+
+
+def gaussian_epsilon(shift: float, delta: float) -> float:
+    """The exact ε of N(μ, 1) against N(0, 1), from above (Balle, Wang 2018, Theorem 8); `shift` is μ."""
+    from scipy import special
+
+    def delta_at(eps: float) -> float:
+        near, far = special.log_ndtr(shift / 2 - eps / shift), special.log_ndtr(-shift / 2 - eps / shift)
+        return float(math.exp(near) * -math.expm1(min(eps + far - near, 0.0)))
+
+    enough = delta * (1 - 1e-9)  # δ is computed to ten digits or more
+    low, high = 0.0, shift**2 / 2 + shift * math.sqrt(-2 * math.log(delta)) + 1e-12
+    if delta_at(low) <= enough:
+        return 0.0
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if delta_at(middle) <= enough:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _pld_epsilon(steps: Mapping[_Step, int], delta: float, neighbours: Neighbours) -> float:
+    from fedspa.privacy.fixed_size import FixedSize
+    from fedspa.privacy.pld import composed_epsilon
+    from fedspa.privacy.poisson import Added, Removed, Replaced
+
+    width = 1 if neighbours == "add-remove" else 2
+    # Without sampling (q = 1) a step is a plain Gaussian, and any number of them is one Gaussian.
+    plain = math.sqrt(sum(n * (width / step.noise) ** 2 for step, n in steps.items() if step.rate == 1))
+    sampled = {step: n for step, n in steps.items() if step.rate < 1}
+    if not sampled:
+        return gaussian_epsilon(plain, delta)
+
+    def direction(poisson: Callable[[float, float], DominatingPair]) -> list[tuple[DominatingPair, int]]:
+        parts: list[tuple[DominatingPair, int]] = [
+            (poisson(float(q), 1 / noise) if sampling == "poisson" else FixedSize(float(q), 2 / noise), n)
+            for (sampling, q, noise), n in sampled.items()
+        ]
+        return [*parts, (Removed(1.0, plain), 1)] if plain else parts
+
+    if neighbours == "replace-one":
+        return composed_epsilon(direction(Replaced), delta)
+    removed = composed_epsilon(direction(Removed), delta)
+    return max(removed, composed_epsilon(direction(Added), delta, floor=removed))
+
+
+def _rdp_epsilon(steps: Mapping[_Step, int], delta: float, neighbours: Neighbours) -> float:
+    from dp_accounting.rdp import compute_epsilon
+
+    width = 1 if neighbours == "add-remove" else 2
+
+    @cache
+    def at(order: float) -> float:
+        total = sum(
+            n * (max(_rdp(step._replace(noise=step.noise / width), order), 0.0) + _RDP_ERROR / (order - 1))
+            for step, n in steps.items()
+        )
+        # Its warning-and-zero for a negative divergence cannot be met: the error term keeps it positive.
+        return float(compute_epsilon([order], [total], delta)[0]) if math.isfinite(total) else math.inf
+
+    fractions = neighbours == "add-remove"
+    walked = [1.1, *_ORDERS] if fractions else list(_ORDERS)
+    best = 0
+    for i, order in enumerate(walked):
+        if at(order) < at(walked[best]):
+            best = i
+        elif i >= best + 3 and math.isfinite(at(walked[best])):
+            break
+    low, high = walked[max(best - 1, 0)], walked[min(best + 1, len(walked) - 1)]
+    stride = 0.1 if fractions and high <= 12 else max(1, (high - low) // (12 if high <= 64 else 4))
+    refined = (round(low + i * stride, 1) for i in range(1, math.ceil((high - low) / stride)))
+    return min(at(walked[best]), *(at(order) for order in refined), math.inf)
+
+
+@lru_cache(maxsize=4096)
+def _rdp(step: _Step, order: float) -> float:
+    """Rényi divergence of one step, whose noise is σ over the sensitivity under the accountant's own relation."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    gaussian = dp_accounting.GaussianDpEvent(step.noise)
+    relation = dp_accounting.NeighboringRelation
+    if step.rate == 1:
+        accountant, event = RdpAccountant([order]), gaussian
+    elif step.sampling == "poisson":
+        accountant = RdpAccountant([order], relation.ADD_OR_REMOVE_ONE)
+        event = dp_accounting.PoissonSampledDpEvent(float(step.rate), gaussian)
+    else:
+        accountant = RdpAccountant([order], relation.REPLACE_ONE)
+        sample, records = step.rate.as_integer_ratio()
+        event = dp_accounting.SampledWithoutReplacementDpEvent(records, sample, gaussian)
+    accountant.compose(event)
+    return float(accountant.rdp[0])

@@ -1,0 +1,151 @@
+"""The least noise for a budget, and the most participations that fit one. Both are verified by the accountant itself.
+
+ε falls as noise grows and rises with participations, both close to a power law, so that a bracketed secant in
+logarithms needs few evaluations. Noise is searched on the grid of four significant digits: the result is the smallest
+such number whose ε does not pass the target, whatever the search tried on its way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy import accounting
+from fedspa.privacy.accounting import Accountant, gaussian_epsilon
+from fedspa.privacy.event import GaussianEvent, Neighbours, Sampling
+
+_DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
+_MOST_PARTICIPATIONS = 10**9
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    sampling: Sampling,
+    batch: int,
+    records: int,
+    steps: int,
+    participations: int,
+    neighbours: Neighbours,
+    accountant: Accountant = "pld",
+) -> float:
+    """The least noise multiplier, to four digits, at which `participations` cost at most `epsilon` at `delta`."""
+    _check_budget(epsilon)
+    if participations < 1:
+        raise PrivacyError(f"participations is {participations}; it must be at least 1")
+
+    def cost(index: int) -> float:
+        event = GaussianEvent(sampling, batch, records, steps, _noise(index))
+        return accounting.epsilon({event: participations}, delta, neighbours=neighbours, accountant=accountant)
+
+    # A sampled Gaussian of many steps is nearly one Gaussian of shift q·√n·sensitivity/σ.
+    width = 1 if neighbours == "add-remove" else 2
+    spread = width * batch / records * math.sqrt(steps * participations)
+    guess = min(max(spread / _gaussian_shift(epsilon, delta), 0.3), _MOST_NOISE / 10)
+    most = _index(_MOST_NOISE)
+    enough = short = _index(guess)
+    stride = _DIGITS // 2
+    while cost(enough) > epsilon:
+        short, enough, stride = enough, min(enough + stride, most), 2 * stride
+        if short == most:
+            raise PrivacyError(
+                f"no noise multiplier up to {_MOST_NOISE:g} keeps epsilon at {epsilon} with delta {delta}; "
+                "take a larger epsilon or delta, or fewer steps"
+            )
+    stride = _DIGITS // 2
+    while short >= enough or cost(short) <= epsilon:
+        enough = min(enough, short)
+        if enough <= _index(_LEAST_NOISE):
+            return _noise(enough)
+        short, stride = max(enough - stride, _index(_LEAST_NOISE)), 2 * stride
+    return _noise(_last_fitting(cost, epsilon, enough, short, lambda index: math.log(_noise(index))))
+
+
+def participations_within(
+    event: GaussianEvent,
+    budget_epsilon: float,
+    delta: float,
+    neighbours: Neighbours,
+    spent: Mapping[GaussianEvent, int],
+    *,
+    accountant: Accountant = "pld",
+) -> int:
+    """How many more times `event` fits into the budget (`budget_epsilon` at `delta`) after what is `spent`."""
+    _check_budget(budget_epsilon)
+
+    def cost(more: int) -> float:
+        total = {**spent, event: spent.get(event, 0) + more}
+        return accounting.epsilon(total, delta, neighbours=neighbours, accountant=accountant)
+
+    if cost(0) > budget_epsilon:
+        return 0
+    fits, over = 0, 1
+    while cost(over) <= budget_epsilon:
+        if over >= _MOST_PARTICIPATIONS:
+            return over
+        fits, over = over, 4 * over
+    return _last_fitting(cost, budget_epsilon, fits, over, lambda more: math.log(more + 0.5))
+
+
+def _last_fitting(
+    cost: Callable[[int], float], target: float, fits: int, over: int, coordinate: Callable[[int], float]
+) -> int:
+    """Narrow cost(fits) ≤ target < cost(over) until they are neighbours; returns the one that fits."""
+
+    def height(index: int) -> float:
+        return math.log(min(max(cost(index) / target, 1e-9), 1e9))
+
+    turn = 0
+    while abs(over - fits) > 1:
+        least, most = min(fits, over) + 1, max(fits, over) - 1
+        a, b = height(fits), height(over)
+        if turn % 3 == 2:
+            middle = (fits + over) // 2
+        else:
+            # The index whose coordinate lies nearest to where the line through both ends crosses the target.
+            share = a / (a - b) if b > a else 0.5
+            wanted = coordinate(fits) + share * (coordinate(over) - coordinate(fits))
+            low, high = least, most
+            while low < high:
+                half = (low + high) // 2
+                low, high = (half + 1, high) if coordinate(half) < wanted else (low, half)
+            # Lean towards the far end, so that both ends close in.
+            middle = min(max(low - (turn % 3), least), most)
+        if cost(middle) <= target:
+            fits = middle
+        else:
+            over = middle
+        turn += 1
+    return fits
+
+
+def _gaussian_shift(target: float, delta: float) -> float:
+    """The shift μ at which one Gaussian costs about `target`."""
+    low, high = 1e-9, 1e9
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gaussian_epsilon(middle, delta) <= target else (low, middle)
+    return low
+
+
+def _noise(index: int) -> float:
+    """The index-th number of four significant digits, in order; read from text, so that it prints as it is."""
+    exponent, mantissa = divmod(index, 9 * _DIGITS)
+    return float(f"{_DIGITS + mantissa}e{exponent}")
+
+
+def _index(noise: float) -> int:
+    """The index of the smallest four-digit number that is not below `noise`."""
+    exponent = math.floor(math.log10(noise)) - 3
+    index: int = exponent * 9 * _DIGITS + math.floor(noise / 10**exponent) - _DIGITS
+    while _noise(index) < noise:
+        index += 1
+    return index
+
+
+def _check_budget(target: float) -> None:
+    if not (math.isfinite(target) and target > 0):
+        raise PrivacyError(f"epsilon is {target}; it must be positive and finite")
