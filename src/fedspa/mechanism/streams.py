@@ -94,9 +94,8 @@ class Stream:
 
     def uint64(self, n: int) -> NDArray[np.uint64]:
         """n uniform 64-bit words."""
-        words = np.empty(
-            n + 2, dtype=np.uint64
-        )  # two spare words: `update_into` may ask for a block more than it writes
+        # Two spare words: some versions of `update_into` ask for room for a block more than they write.
+        words = np.empty(n + 2, dtype=np.uint64)
         room = words.data.cast("B")
         for start in range(0, 8 * n, len(_ZEROS)):
             self._encryptor.update_into(_ZEROS[: 8 * n - start], room[start:])
