@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from fedspa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedspa.privacy.compare import Row
+
+
+class _Setting(TypedDict):
+    batch: int
+    records: int
+    local_steps: int
+    participations: int
+    delta: float
 
 
 def privacy(
@@ -30,10 +42,12 @@ def privacy(
 
     from fedspa.privacy import compare
 
-    setting = compare.Setting(batch, records, local_steps, participations, delta)
-    rows = compare.rows(setting, epsilon=epsilon, noise=noise)
+    setting = _Setting(
+        batch=batch, records=records, local_steps=local_steps, participations=participations, delta=delta
+    )
+    rows = compare.rows(**setting, epsilon=epsilon, noise=noise)
     if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}, allow_nan=False))
+        print(json.dumps({"rows": [_plain(row) for row in rows]}, allow_nan=False))
         return
 
     from rich.console import Console
@@ -53,5 +67,10 @@ def privacy(
         )
     screen.print(table)
     screen.print(f"noise: σ in units of √p·G/B (coordinate clip) or C/B (l2 clip); δ = {delta:g}", highlight=False)
-    for warning in compare.warnings(setting, epsilon=epsilon, noise=noise):
+    for warning in compare.warnings(rows, **setting):
         screen.print(f"[red]{warning}[/red]", highlight=False)
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """JSON has no infinity: an ε that no accountant bounds is null."""
+    return {name: value if value != math.inf else None for name, value in asdict(row).items()}

@@ -32,11 +32,11 @@ class Guarantee:
 
     def epsilon_published(self) -> float:
         """What the paper's Theorem 1 says of the same events, its range ignored as the paper does. Not a guarantee."""
-        from fedspa.privacy.published import theorem_1
+        from fedspa.privacy.published import published_epsilon
 
         plan = self._plan
         return max(
-            (theorem_1(plan.for_records(m).event, plan.delta, count).epsilon for m, count in self._worst_cases()),
+            (published_epsilon(plan.for_records(m).event, count, plan.delta).epsilon for m, count in self._worst_cases()),
             default=0.0,
         )
 

@@ -153,12 +153,13 @@ def _plan(config: Config, dimension: int, active: int, cap: int, records: int) -
 
 
 def _calibrated(config: Config, relation: Neighbours, cap: int, records: int) -> float:
-    from fedspa.privacy import calibrate
+    from fedspa.privacy.calibrate import noise_multiplier
+    from fedspa.privacy.published import published_noise
 
     privacy, algorithm = config.privacy, config.algorithm
     assert privacy.epsilon is not None  # the config has exactly one of epsilon and noise_multiplier
     if privacy.accountant == "theorem-1":
-        return calibrate.published_noise(
+        return published_noise(
             privacy.epsilon,
             privacy.delta,
             batch=algorithm.batch,
@@ -166,7 +167,7 @@ def _calibrated(config: Config, relation: Neighbours, cap: int, records: int) ->
             steps=algorithm.local_steps,
             participations=cap,
         )
-    return calibrate.noise_multiplier(
+    return noise_multiplier(
         privacy.epsilon,
         privacy.delta,
         sampling=privacy.sampling,

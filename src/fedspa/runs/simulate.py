@@ -7,7 +7,8 @@ and each participation is written into a ledger before it trains.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def simulate(
     if on_start is not None:
         on_start(job, folder.path)
     history: list[RoundMetrics] = []
-    with Books(job, folder.path) as books:
+    with Books(job, folder.path) as books, torch_threads(1):
         for cohort in simulation.cohorts():
             metrics = simulation.round(cohort, books)
             history.append(metrics)
@@ -186,13 +187,26 @@ class Simulation:
             self._clip_value = float(np.exp(np.mean(np.log(clip_values))))
 
     def _measure(self, t: int, agents: int, uplink: int, books: Books) -> RoundMetrics:
-        accuracy, loss = evaluate(self.job, self.state.theta)
+        with torch_threads(self.job.config.run.threads):
+            accuracy, loss = evaluate(self.job, self.state.theta)
         if not np.isfinite(loss):
             raise FedspaError(
                 f"the model diverged in round {t}: its loss is no longer finite; lower algorithm.local_lr or "
                 "algorithm.server_lr, or clip tighter"
             )
         return RoundMetrics(t, accuracy, loss, agents, uplink, books.epsilon(), self._clip_value)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """One thread for the small tensors of local training: torch's barriers between two cost 10 times the work, wherever
+    anything else wants the cores, and results must not depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @torch.no_grad()
