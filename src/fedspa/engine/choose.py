@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from torch import device as Device
+import torch
 from torch import nn
 
+from fedspa.engine import native
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
@@ -19,7 +20,7 @@ def choose(
     name: EngineName,
     module: nn.Module,
     input_shape: tuple[int, ...],
-    device: Device | str,
+    device: torch.device | str,
     threads: int,
     exact: bool,
 ) -> Engine:
@@ -31,10 +32,14 @@ def choose(
         raise ConfigError(f"run.engine = 'native' is not possible here: {obstacle}; use 'auto' or 'generic'")
     if name == "reference":
         return ReferenceEngine(module)
-    return GenericEngine(module)
+    if name == "generic" or obstacle is not None:
+        return GenericEngine(module)
+    return native.NativeEngine(module, threads)
 
 
-def reason(name: EngineName, module: nn.Module, input_shape: tuple[int, ...], device: Device | str, exact: bool) -> str:
+def reason(
+    name: EngineName, module: nn.Module, input_shape: tuple[int, ...], device: torch.device | str, exact: bool
+) -> str:
     """Why `choose` takes what it takes, for the summary."""
     if name != "auto":
         return f"run.engine = {name!r}"
@@ -42,6 +47,13 @@ def reason(name: EngineName, module: nn.Module, input_shape: tuple[int, ...], de
     return "the fastest that can run this model here" if obstacle is None else f"not native: {obstacle}"
 
 
-def native_obstacle(module: nn.Module, input_shape: tuple[int, ...], device: Device | str, exact: bool) -> str | None:
+def native_obstacle(
+    module: nn.Module, input_shape: tuple[int, ...], device: torch.device | str, exact: bool
+) -> str | None:
     """Why the native back end cannot take this run, or None if it can."""
-    return "the native back end is not built"
+    kind = torch.device(device).type
+    if kind != "cpu":
+        return f"it runs on CPUs, and run.device is {kind!r}"
+    if exact:
+        return "privacy.noise = 'exact' has no native implementation"
+    return native.supports(module, input_shape)

@@ -1,0 +1,152 @@
+/* AES-256 (FIPS 197) in three versions that give the same bytes.
+ *
+ * The counter is a 128-bit big-endian block number whose upper half stays 0: 2^64 blocks are out of reach.
+ */
+#include "aes.h"
+
+#include <string.h>
+
+#include "fedspa_native.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#define HAVE_X86 1
+#endif
+
+/* The S-box, computed rather than typed: inverses in GF(2^8) by walking the generator 3 and its inverse. */
+static uint8_t rotate(uint8_t v, int by) { return (uint8_t)(v << by | v >> (8 - by)); }
+
+static uint8_t twice(uint8_t v) { return (uint8_t)(v << 1 ^ (v >> 7) * 0x1b); }
+
+static void make_sbox(uint8_t *sbox) {
+    uint8_t p = 1, q = 1;
+    do {
+        p = p ^ twice(p); /* times 3 */
+        q ^= q << 1;      /* over 3 */
+        q ^= q << 2;
+        q ^= q << 4;
+        if (q & 0x80) q ^= 0x09;
+        sbox[p] = q ^ rotate(q, 1) ^ rotate(q, 2) ^ rotate(q, 3) ^ rotate(q, 4) ^ 0x63;
+    } while (p != 1);
+    sbox[0] = 0x63;
+}
+
+static int hardware_level(int level) {
+#ifdef HAVE_X86
+    unsigned a, b, c, d;
+    if (level == LEVEL_PLAIN || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AES)) return 0;
+    if (level == LEVEL_AVX512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 9))) return 2;
+    return 1;
+#else
+    (void)level;
+    return 0;
+#endif
+}
+
+void aes_expand(struct aes_key *key, const uint8_t *bytes, int level) {
+    uint8_t sbox[256], *w = key->round[0];
+    make_sbox(sbox);
+    memcpy(w, bytes, 32);
+    uint8_t constant = 1;
+    for (int i = 8; i < 60; i++) {
+        uint8_t t[4];
+        memcpy(t, w + 4 * (i - 1), 4);
+        if (i % 8 == 0) {
+            uint8_t first = t[0];
+            t[0] = sbox[t[1]] ^ constant;
+            t[1] = sbox[t[2]];
+            t[2] = sbox[t[3]];
+            t[3] = sbox[first];
+            constant = twice(constant);
+        } else if (i % 8 == 4) {
+            for (int j = 0; j < 4; j++) t[j] = sbox[t[j]];
+        }
+        for (int j = 0; j < 4; j++) w[4 * i + j] = w[4 * (i - 8) + j] ^ t[j];
+    }
+    key->hardware = hardware_level(level);
+}
+
+/* Byte by byte. Slow, and its table look-ups take data-dependent time: for CPUs without AES instructions only. */
+static void plain_blocks(const struct aes_key *key, uint64_t counter, int64_t count, uint8_t *out) {
+    uint8_t sbox[256];
+    make_sbox(sbox);
+    for (int64_t n = 0; n < count; n++, counter++, out += 16) {
+        uint8_t s[16] = {0}, t[16];
+        for (int i = 0; i < 8; i++) s[15 - i] = (uint8_t)(counter >> (8 * i));
+        for (int i = 0; i < 16; i++) s[i] ^= key->round[0][i];
+        for (int r = 1; r <= 14; r++) {
+            for (int i = 0; i < 16; i++) t[i] = sbox[s[(i + 4 * (i % 4)) % 16]]; /* SubBytes and ShiftRows */
+            for (int column = 0; column < 16; column += 4) {
+                const uint8_t *v = t + column;
+                uint8_t all = v[0] ^ v[1] ^ v[2] ^ v[3];
+                for (int i = 0; i < 4; i++)
+                    s[column + i] = r == 14 ? v[i] : (uint8_t)(v[i] ^ all ^ twice(v[i] ^ v[(i + 1) % 4]));
+            }
+            for (int i = 0; i < 16; i++) s[i] ^= key->round[r][i];
+        }
+        memcpy(out, s, 16);
+    }
+}
+
+#ifdef HAVE_X86
+__attribute__((target("aes,sse4.1"))) static inline __m128i counter_block(uint64_t counter) {
+    return _mm_set_epi64x((long long)__builtin_bswap64(counter), 0);
+}
+
+/* Eight blocks at a time: an AES round takes about four cycles, and two can start in each. */
+__attribute__((target("aes,sse4.1"))) static void aesni_blocks(const struct aes_key *key, uint64_t counter,
+                                                              int64_t count, uint8_t *out) {
+    __m128i k[15], s[8];
+    for (int r = 0; r < 15; r++) k[r] = _mm_loadu_si128((const __m128i *)key->round[r]);
+    for (; count > 0; count -= 8, counter += 8, out += 128) {
+        for (int i = 0; i < 8; i++) s[i] = _mm_xor_si128(counter_block(counter + (uint64_t)i), k[0]);
+        for (int r = 1; r < 14; r++)
+            for (int i = 0; i < 8; i++) s[i] = _mm_aesenc_si128(s[i], k[r]);
+        for (int i = 0; i < 8; i++) s[i] = _mm_aesenclast_si128(s[i], k[14]);
+        if (count >= 8) {
+            for (int i = 0; i < 8; i++) _mm_storeu_si128((__m128i *)(out + 16 * i), s[i]);
+        } else {
+            for (int i = 0; i < count; i++) _mm_storeu_si128((__m128i *)(out + 16 * i), s[i]);
+        }
+    }
+}
+
+/* 32 blocks at a time in eight registers; what is left over goes to AES-NI. */
+__attribute__((target("aes,vaes,avx512f,avx512bw"))) static void vaes_blocks(const struct aes_key *key,
+                                                                            uint64_t counter, int64_t count,
+                                                                            uint8_t *out) {
+    __m512i k[15], s[8];
+    const __m512i reverse = _mm512_broadcast_i32x4(_mm_set_epi64x(0x08090a0b0c0d0e0f, 0x0001020304050607));
+    const __m512i four = _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0);
+    for (int r = 0; r < 15; r++) k[r] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)key->round[r]));
+    __m512i next = _mm512_add_epi64(_mm512_set1_epi64((long long)counter), _mm512_set_epi64(3, 0, 2, 0, 1, 0, 0, 0));
+    for (; count >= 32; count -= 32, counter += 32, out += 512) {
+        for (int i = 0; i < 8; i++) {
+            /* The low half of each lane is the (zero) upper half of the big-endian counter. */
+            s[i] = _mm512_shuffle_epi8(_mm512_maskz_mov_epi64(0xaa, next), reverse);
+            s[i] = _mm512_xor_si512(s[i], k[0]);
+            next = _mm512_add_epi64(next, four);
+        }
+        for (int r = 1; r < 14; r++)
+            for (int i = 0; i < 8; i++) s[i] = _mm512_aesenc_epi128(s[i], k[r]);
+        for (int i = 0; i < 8; i++)
+            _mm512_storeu_si512(out + 64 * i, _mm512_aesenclast_epi128(s[i], k[14]));
+    }
+    aesni_blocks(key, counter, count, out);
+}
+#endif
+
+void aes_blocks(const struct aes_key *key, uint64_t counter, int64_t count, uint8_t *out) {
+#ifdef HAVE_X86
+    if (key->hardware == 2) {
+        vaes_blocks(key, counter, count, out);
+        return;
+    }
+    if (key->hardware == 1) {
+        aesni_blocks(key, counter, count, out);
+        return;
+    }
+#endif
+    plain_blocks(key, counter, count, out);
+}

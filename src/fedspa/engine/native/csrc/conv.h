@@ -1,0 +1,117 @@
+/* Forward convolution: a tile of 12 pixels by one or two vectors of output channels stays in registers over the whole
+ * window. Pixels come as three groups of four neighbours; the groups may lie anywhere, in other rows or other examples.
+ */
+#ifndef FEDSPA_CONV_H
+#define FEDSPA_CONV_H
+
+#include "net.h"
+#include "simd.h"
+
+#define GROUP 4
+
+/* Weights are packed as panels of channels: [panel][window][channels of the panel]. */
+enum { PANEL_TWO, PANEL_ONE, PANEL_HALF };
+
+INLINE int panel_at(int rows, int start, int *width) {
+    int left = rows - start;
+#if LEVEL == 2
+    if (left > LANES) return *width = 2 * LANES, PANEL_TWO;
+    if (left <= LANES / 2) return *width = LANES / 2, PANEL_HALF;
+#else
+    (void)left;
+#endif
+    return *width = LANES, PANEL_ONE;
+}
+
+/* Twelve accumulators are spelled out by macro: the compiler keeps them in registers only where every index is a
+ * constant. `v` is the vector of weights, one scalar of the input is spread over it. */
+#define EACH_PIXEL(DO) \
+    DO(0, a0[k]) DO(1, a0[k + s1]) DO(2, a0[k + s2]) DO(3, a0[k + s3]) \
+    DO(4, a1[k]) DO(5, a1[k + s1]) DO(6, a1[k + s2]) DO(7, a1[k + s3]) \
+    DO(8, a2[k]) DO(9, a2[k + s1]) DO(10, a2[k + s2]) DO(11, a2[k + s3])
+
+#define TILE(NAME, TYPE, LOAD, STORE, WIDTH, COUNT)                                                                   \
+    static void NAME(const float *const *in, int64_t spacing, const struct op *op, int64_t row, const float *w,        \
+                     float *const *out, int64_t out_spacing) {                                                         \
+        TYPE acc[12][COUNT];                                                                                           \
+        for (int p = 0; p < 12; p++)                                                                                   \
+            for (int v = 0; v < COUNT; v++) acc[p][v] = (TYPE){0};                                                     \
+        const float *a0 = in[0], *a1 = in[1], *a2 = in[2];                                                             \
+        const int64_t s1 = spacing, s2 = 2 * spacing, s3 = 3 * spacing, run = op->run;                                 \
+        for (int r = 0; r < op->runs; r++, a0 += row, a1 += row, a2 += row)                                            \
+            for (int64_t k = 0; k < run; k++, w += WIDTH * COUNT) {                                                    \
+                TYPE w0 = LOAD(w), w1 = COUNT > 1 ? LOAD(w + WIDTH * (COUNT - 1)) : w0;                                \
+                EACH_PIXEL(TILE_STEP_##COUNT)                                                                          \
+            }                                                                                                          \
+        for (int p = 0; p < 12; p++)                                                                                   \
+            for (int v = 0; v < COUNT; v++)                                                                            \
+                STORE(out[p / GROUP] + (p % GROUP) * out_spacing + v * WIDTH, acc[p][v]);                              \
+    }
+
+#define TILE_STEP_1(P, X) acc[P][0] += w0 * (X);
+#define TILE_STEP_2(P, X) \
+    acc[P][0] += w0 * (X); \
+    acc[P][1] += w1 * (X);
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-but-set-variable"
+#pragma GCC diagnostic ignored "-Wunused-variable"
+TILE(tile_one, V, load, store, LANES, 1)
+#if LEVEL == 2
+TILE(tile_two, V, load, store, LANES, 2)
+TILE(tile_half, H, load_half, store_half, 8, 1)
+#endif
+#pragma GCC diagnostic pop
+
+static void pack_weights(const struct op *op, const float *theta, float *packed) {
+    for (int start = 0, width; start < op->rows; start += width) {
+        panel_at(op->rows, start, &width);
+        for (int lane = 0; lane < width; lane++) {
+            const float *row = theta + op->weights + (int64_t)(start + lane) * op->row_length;
+            float *to = packed + lane;
+            for (int r = 0; r < op->runs; r++, row += op->run_padded)
+                for (int k = 0; k < op->run; k++, to += width) *to = start + lane < op->rows ? row[k] : 0.0f;
+        }
+        packed += (int64_t)width * op->runs * op->run;
+    }
+}
+
+/* Pixels of the convolution's output, as they lie in scratch: channels padded, at least a group to a row. */
+INLINE int scratch_width(const struct op *op) { return op->used_w < GROUP ? GROUP : op->used_w; }
+
+INLINE int64_t scratch_size(const struct op *op) {
+    return (int64_t)op->used_h * scratch_width(op) * op->rows_padded;
+}
+
+/* `in`: the examples' input buffers; `scratch`: their outputs, one after the other, without bias. */
+static void conv_forward(const struct op *op, const struct buffer *buffer, const float *in, int64_t examples,
+                         const float *packed, float *scratch) {
+    const int width = scratch_width(op), across = (width + GROUP - 1) / GROUP;
+    const int64_t groups = (int64_t)op->used_h * across, total = groups * examples;
+    const int64_t spacing = (int64_t)op->stride_w * buffer->channels, size = scratch_size(op);
+    for (int start = 0, panel_width; start < op->rows; start += panel_width) {
+        int panel = panel_at(op->rows, start, &panel_width);
+        for (int64_t first = 0; first < total; first += 3) {
+            const float *a[3];
+            float *c[3];
+            for (int j = 0; j < 3; j++) {
+                int64_t g = first + j < total ? first + j : total - 1; /* a short last tile repeats a group */
+                int64_t example = g / groups;
+                int y = (int)(g % groups) / across, x = (int)(g % groups) % across * GROUP;
+                if (x + GROUP > width) x = width - GROUP; /* the last group of a row overlaps the one before it */
+                a[j] = in + example * buffer->example + (int64_t)y * op->stride_h * buffer->row + x * spacing;
+                c[j] = scratch + example * size + ((int64_t)y * width + x) * op->rows_padded + start;
+            }
+#if LEVEL == 2
+            if (panel == PANEL_TWO) tile_two(a, spacing, op, buffer->row, packed, c, op->rows_padded);
+            else if (panel == PANEL_HALF) tile_half(a, spacing, op, buffer->row, packed, c, op->rows_padded);
+            else
+#endif
+            tile_one(a, spacing, op, buffer->row, packed, c, op->rows_padded);
+        }
+        (void)panel;
+        packed += (int64_t)panel_width * op->runs * op->run;
+    }
+}
+
+#endif

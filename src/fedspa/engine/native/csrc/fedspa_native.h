@@ -1,0 +1,66 @@
+/* The C interface of the native engine: build a net once, then train one agent a call.
+ *
+ * A call touches no global state, so callers may run as many at once as they have cores; a result depends on nothing
+ * but the arguments (and, in the last bits, on the instruction set level).
+ */
+#ifndef FEDSPA_NATIVE_H
+#define FEDSPA_NATIVE_H
+
+#include <stdint.h>
+
+#define FEDSPA_ABI 1
+
+enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
+
+/* One layer. Offsets are places in the flat parameter vector; -1: no bias. */
+struct fedspa_layer {
+    int64_t kind, outputs;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+    int64_t weight_offset, bias_offset;
+    int64_t count_include_pad; /* average pooling only */
+};
+
+enum { SAMPLE_POISSON, SAMPLE_FIXED };
+enum { CLIP_NONE, CLIP_COORDINATE, CLIP_L2 };
+
+/* One agent's work: tau steps from theta. */
+struct fedspa_task {
+    const float *x;       /* records x channels x height x width */
+    const int64_t *y;
+    int64_t records;
+    const int64_t *coordinates; /* sorted, or NULL: all of them */
+    int64_t active;             /* k */
+    int64_t steps, batch;
+    int64_t sampling, clip, quantile;
+    double rate;            /* Poisson: chance of a record */
+    double step_size;       /* local_lr * scale */
+    double clip_value;
+    double noise_per_clip;  /* standard deviation of the noise on the sum, in units of clip_value */
+    double count_noise, clip_rate, clip_quantile; /* private quantile only */
+    uint8_t sampling_key[32], noise_key[32];
+};
+
+enum { FEDSPA_OK, FEDSPA_STOPPED, FEDSPA_MEMORY, FEDSPA_LABEL };
+enum { LEVEL_PLAIN, LEVEL_AVX2, LEVEL_AVX512 };
+
+struct fedspa_net;
+
+int64_t fedspa_abi(void);
+int64_t fedspa_best_level(void);
+
+/* NULL where the layers do not fit each other or memory ran out. Input is (channels, height, width). */
+struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t count, const int64_t *input,
+                                  int64_t dimension);
+void fedspa_net_free(struct fedspa_net *net);
+
+/* delta: k values; clip: the clip value after the last step. `stop` is polled between steps. */
+int64_t fedspa_train(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
+                     float *delta, double *clip, const volatile int32_t *stop);
+
+/* Parts on their own, for tests and benchmarks. */
+void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words);
+void fedspa_gaussian(const uint8_t *key, int64_t level, int64_t position, int64_t count, double *values);
+int64_t fedspa_draw(const uint8_t *key, int64_t level, int64_t skip, int64_t sampling, int64_t records, int64_t batch,
+                    int64_t *chosen);
+
+#endif

@@ -1,0 +1,119 @@
+/* Standard normals from cipher words: Box–Muller in float64, laid out as in Python, so that the same words give the
+ * same noise up to rounding. Blocks of GAUSS_BLOCK values: the first half of the words are radii, the second angles.
+ *
+ * No rejection and no table: the time taken says nothing about the values.
+ */
+#ifndef FEDSPA_GAUSS_H
+#define FEDSPA_GAUSS_H
+
+#include "simd.h"
+#include "stream.h"
+
+#define GAUSS_BLOCK 8192
+
+/* int64 to double, rounded once: both halves are exact, and only their sum rounds. AVX2 has no instruction for it. */
+INLINE D to_double(L w) {
+#if LEVEL == 2
+    return (D)_mm512_cvtepi64_pd((__m512i)w);
+#else
+    const L low_magic = 0x4330000000000000 - (L){0};  /* 2^52 */
+    const L high_magic = 0x4530000080000000 - (L){0}; /* 2^84 + 2^63: flips the sign bit back */
+    L low = (w & 0xffffffff) | low_magic;
+    L high = (L)((uint64_t __attribute__((vector_size(4 * LANES))))w >> 32) ^ high_magic;
+    return ((D)high - (0x1p84 + 0x1p63 + 0x1p52)) + (D)low;
+#endif
+}
+
+INLINE D square_root(D x) {
+#if LEVEL == 2
+    return (D)_mm512_sqrt_pd((__m512d)x);
+#elif LEVEL == 1
+    return (D)_mm256_sqrt_pd((__m256d)x);
+#else
+    for (int i = 0; i < LANES / 2; i++) x[i] = __builtin_sqrt(x[i]);
+    return x;
+#endif
+}
+
+/* log x for normal 0 < x <= 1: x = 2^e m with m in [√½, √2), s = (m-1)/(m+1), log m = 2s + s³ (the atanh series,
+ * with minimax coefficients for s² < 0.0295). */
+INLINE D logarithm(D x) {
+    L bits = (L)x;
+    L shifted = bits - 0x3fe6a09e667f3bcd; /* the bits of √½: e is then the exponent field of the difference */
+    L exponent = shifted >> 52;
+    D m = (D)(bits - (exponent << 52));
+    D e = (D)(exponent + 0x4338000000000000) - 0x1.8p52; /* a small integer to double */
+    D f = m - 1.0, s = f / (m + 1.0), z = s * s;
+    D r = 1.479819860511658591e-01 - (D){0};
+    r = r * z + 1.531383769920937332e-01;
+    r = r * z + 1.818357216161805012e-01;
+    r = r * z + 2.222219843214978396e-01;
+    r = r * z + 2.857142874366239149e-01;
+    r = r * z + 3.999999999940941908e-01;
+    r = r * z + 6.666666666666735130e-01;
+    return (e * 6.93147180369123816490e-01 + (f + (s * (r * z - f)))) + e * 1.90821492927058770002e-10;
+}
+
+/* sin and cos of πt for t in [-1, 1]: quarter turns taken off exactly, then Taylor on ±π/4 (error below 1e-16). */
+INLINE void sine_cosine(D t, D *sine, D *cosine) {
+    D turned = t * 2.0 + 0x1.8p52; /* rounds to the nearest integer, kept in the low bits */
+    L quarter = (L)turned;
+    D x = (t - (turned - 0x1.8p52) * 0.5) * 3.14159265358979323846;
+    D z = x * x;
+    D s = -7.6471637318198164759e-13 - (D){0};
+    s = s * z + 1.6059043836821614599e-10;
+    s = s * z - 2.5052108385441718775e-08;
+    s = s * z + 2.7557319223985890653e-06;
+    s = s * z - 1.9841269841269841270e-04;
+    s = s * z + 8.3333333333333333333e-03;
+    s = s * z - 1.6666666666666666667e-01;
+    s = x + x * z * s;
+    D c = 4.7794773323873852974e-14 - (D){0};
+    c = c * z - 1.1470745597729724714e-11;
+    c = c * z + 2.0876756987868098979e-09;
+    c = c * z - 2.7557319223985890653e-07;
+    c = c * z + 2.4801587301587301587e-05;
+    c = c * z - 1.3888888888888888889e-03;
+    c = c * z + 4.1666666666666666667e-02;
+    c = (1.0 - 0.5 * z) + z * z * c;
+    L swap = -(quarter & 1); /* an odd number of quarters swaps the two */
+    L a = (swap & (L)c) | (~swap & (L)s), b = (swap & (L)s) | (~swap & (L)c);
+    *sine = (D)(a ^ ((quarter & 2) << 62));
+    *cosine = (D)(b ^ (((quarter + 1) & 2) << 62));
+}
+
+/* One block of n values, n even and at most GAUSS_BLOCK. `words` has room for GAUSS_BLOCK + PAD. */
+static void gauss_block(struct stream *stream, int64_t n, double *values, uint64_t *words) {
+    const int64_t *word = (const int64_t *)stream_words(stream, n, words);
+    const int64_t *angle = word + n / 2;
+    int64_t half = n / 2, i = 0;
+    const int64_t step = LANES / 2;
+    for (; i < half; i += step) {
+        int64_t at = i + step <= half ? i : half - step; /* the last vector overlaps the one before it */
+        L radii = {0}, angles = {0};
+        int64_t few = half < step ? half : step;
+        if (half < step) {
+            at = 0;
+            memcpy(&radii, word, 8 * (size_t)few);
+            memcpy(&angles, angle, 8 * (size_t)few);
+        } else {
+            radii = *(const LU *)(word + at);
+            angles = *(const LU *)(angle + at);
+        }
+        L top = (L)((uint64_t __attribute__((vector_size(4 * LANES))))radii >> 1);
+        D u = to_double(top) * 0x1p-63 + 0x1p-64;
+        D r = square_root(logarithm(u) * -2.0), s, c;
+        sine_cosine(to_double(angles) * 0x1p-63, &s, &c);
+        c = r * c;
+        s = r * s;
+        if (half < step) {
+            memcpy(values, &c, 8 * (size_t)few);
+            memcpy(values + half, &s, 8 * (size_t)few);
+        } else {
+            *(DU *)(values + at) = c;
+            *(DU *)(values + half + at) = s;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,18 @@
+/* AVX2 and FMA. The target is set here and not on the command line, so that no other file needs this CPU. */
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+#define LEVEL 1
+#define TRAIN train_avx2
+#define GAUSSIAN gaussian_avx2
+#include "levels.h"
+#include "step.h"
+
+const struct level fedspa_level_avx2 = {TRAIN, GAUSSIAN};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,18 @@
+/* One source, compiled once per instruction set: each level file sets its target and includes step.h. */
+#ifndef FEDSPA_LEVELS_H
+#define FEDSPA_LEVELS_H
+
+#include "fedspa_native.h"
+
+struct level {
+    int64_t (*train)(const struct fedspa_net *, const float *, const struct fedspa_task *, float *, double *,
+                     const volatile int32_t *);
+    void (*gaussian)(const uint8_t *, int64_t, int64_t, double *);
+};
+
+extern const struct level fedspa_level_plain;
+#if defined(__x86_64__)
+extern const struct level fedspa_level_avx2, fedspa_level_avx512;
+#endif
+
+#endif

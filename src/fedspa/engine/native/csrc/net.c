@@ -1,0 +1,180 @@
+/* From a list of layers to a chain of operations: shapes, fusion, buffers and the row layout. */
+#include "net.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+static int pooled(int size, int kernel, int stride, int pad) {
+    return size + 2 * pad < kernel ? 0 : (size + 2 * pad - kernel) / stride + 1;
+}
+
+static void shape_buffer(struct buffer *b, int channels, int height, int width) {
+    b->channels = channels;
+    b->height = height;
+    b->width = width;
+}
+
+/* The border is known only once the next operation is. */
+static void place_buffer(struct buffer *b, int pad_h, int pad_w, int spill) {
+    b->pad_h = pad_h;
+    b->pad_w = pad_w;
+    b->row = (b->width + 2 * pad_w) * b->channels;
+    b->origin = pad_h * b->row + pad_w * b->channels;
+    b->example = round_up((int64_t)b->row * (b->height + 2 * pad_h) + spill + 2 * PAD, PAD);
+}
+
+static int fits_pool(const struct fedspa_layer *l, const struct buffer *in) {
+    return pooled(in->height, (int)l->kernel_h, (int)l->stride_h, (int)l->pad_h) > 0 &&
+           pooled(in->width, (int)l->kernel_w, (int)l->stride_w, (int)l->pad_w) > 0;
+}
+
+static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_layer *l, const struct buffer *in) {
+    op->kind = OP_ROWS;
+    op->linear = l->kind == LAYER_LINEAR;
+    op->rows = (int)l->outputs;
+    op->kernel_h = op->linear ? 1 : (int)l->kernel_h;
+    op->kernel_w = op->linear ? 1 : (int)l->kernel_w;
+    op->stride_h = op->linear ? 1 : (int)l->stride_h;
+    op->stride_w = op->linear ? 1 : (int)l->stride_w;
+    op->pad_h = op->linear ? 0 : (int)l->pad_h;
+    op->pad_w = op->linear ? 0 : (int)l->pad_w;
+    op->pool_h = op->pool_w = op->pool_stride_h = op->pool_stride_w = 1;
+    op->runs = op->kernel_h;
+    op->run = op->linear ? in->channels * in->height * in->width : op->kernel_w * in->channels;
+    op->run_padded = (int)round_up(op->run, PAD);
+    op->row_length = op->runs * op->run_padded;
+    op->rows_padded = (int)round_up(op->rows, PAD);
+    op->full_h = op->used_h = op->linear ? 1 : pooled(in->height, op->kernel_h, op->stride_h, op->pad_h);
+    op->full_w = op->used_w = op->linear ? 1 : pooled(in->width, op->kernel_w, op->stride_w, op->pad_w);
+    op->weights = net->layout;
+    net->layout += (int64_t)op->rows * op->row_length;
+    op->bias = l->bias_offset < 0 ? -1 : net->layout;
+    net->layout += l->bias_offset < 0 ? 0 : op->rows_padded;
+    op->packed = net->packed;
+    net->packed += op->linear ? 0 : (int64_t)op->rows_padded * op->runs * op->run + PAD;
+
+    for (int r = 0; r < op->rows; r++) {
+        int64_t row = op->weights + (int64_t)r * op->row_length;
+        int spatial = op->linear ? in->height * in->width : op->kernel_h * op->kernel_w;
+        for (int c = 0; c < in->channels; c++)
+            for (int s = 0; s < spatial; s++) {
+                int64_t flat = l->weight_offset + ((int64_t)r * in->channels + c) * spatial + s;
+                int run = op->linear ? 0 : s / op->kernel_w, column = op->linear ? s : s % op->kernel_w;
+                net->place[flat] = (int32_t)(row + (int64_t)run * op->run_padded + column * in->channels + c);
+            }
+        if (op->bias >= 0) net->place[l->bias_offset + r] = (int32_t)(op->bias + r);
+    }
+}
+
+/* Max-pooling and ReLU straight behind a layer become part of it. */
+static int fuse(struct op *op, const struct fedspa_layer *l, struct buffer *out) {
+    if (op->kind != OP_ROWS) return 0;
+    if (l->kind == LAYER_RELU && !op->relu) {
+        op->relu = 1;
+        return 1;
+    }
+    if (l->kind != LAYER_MAXPOOL || op->pool || op->linear) return 0;
+    op->pool = 1;
+    op->pool_h = (int)l->kernel_h;
+    op->pool_w = (int)l->kernel_w;
+    op->pool_stride_h = (int)l->stride_h;
+    op->pool_stride_w = (int)l->stride_w;
+    op->pool_pad_h = (int)l->pad_h;
+    op->pool_pad_w = (int)l->pad_w;
+    int height = pooled(out->height, op->pool_h, op->pool_stride_h, op->pool_pad_h);
+    int width = pooled(out->width, op->pool_w, op->pool_stride_w, op->pool_pad_w);
+    int last_h = (height - 1) * op->pool_stride_h - op->pool_pad_h + op->pool_h;
+    int last_w = (width - 1) * op->pool_stride_w - op->pool_pad_w + op->pool_w;
+    op->used_h = last_h < out->height ? last_h : out->height;
+    op->used_w = last_w < out->width ? last_w : out->width;
+    shape_buffer(out, out->channels, height, width);
+    return 1;
+}
+
+static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int64_t count) {
+    int flat = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const struct fedspa_layer *l = layers + i;
+        struct buffer *in = net->buffers + net->count, *out = in + 1;
+        struct op *op = net->ops + net->count;
+        if (l->kind == LAYER_FLATTEN) {
+            flat = 1;
+            if (net->count == 0) shape_buffer(in, in->channels * in->height * in->width, 1, 1);
+            continue;
+        }
+        if (l->kind == LAYER_MAXPOOL && (flat || !fits_pool(l, in))) return 0;
+        if (net->count > 0 && fuse(op - 1, l, in)) continue;
+        shape_buffer(out, in->channels, in->height, in->width);
+        switch (l->kind) {
+        case LAYER_CONV:
+            if (flat || !fits_pool(l, in)) return 0;
+            add_rows(net, op, l, in);
+            shape_buffer(out, op->rows, op->full_h, op->full_w);
+            break;
+        case LAYER_LINEAR:
+            add_rows(net, op, l, in);
+            shape_buffer(out, op->rows, 1, 1);
+            flat = 1;
+            break;
+        case LAYER_MAXPOOL:
+        case LAYER_AVGPOOL:
+            if (flat || !fits_pool(l, in)) return 0; /* spatial layers end where the net is flat */
+            op->kind = l->kind == LAYER_MAXPOOL ? OP_MAXPOOL : OP_AVGPOOL;
+            op->kernel_h = (int)l->kernel_h;
+            op->kernel_w = (int)l->kernel_w;
+            op->stride_h = (int)l->stride_h;
+            op->stride_w = (int)l->stride_w;
+            op->pad_h = (int)l->pad_h;
+            op->pad_w = (int)l->pad_w;
+            op->include_pad = (int)l->count_include_pad;
+            shape_buffer(out, in->channels, pooled(in->height, op->kernel_h, op->stride_h, op->pad_h),
+                         pooled(in->width, op->kernel_w, op->stride_w, op->pad_w));
+            break;
+        case LAYER_RELU:
+            op->kind = OP_RELU;
+            break;
+        case LAYER_TANH:
+            op->kind = OP_TANH;
+            break;
+        default:
+            return 0;
+        }
+        net->count++;
+    }
+    for (int i = 0; i <= net->count; i++) {
+        struct op *next = i < net->count && net->ops[i].kind == OP_ROWS ? net->ops + i : NULL;
+        /* The forward kernel takes pixels in fours: up to three beyond a row's end are read and forgotten. */
+        int spill = next ? 4 * next->stride_w * net->buffers[i].channels : 0;
+        place_buffer(net->buffers + i, next ? next->pad_h : 0, next ? next->pad_w : 0, spill);
+    }
+    struct buffer *last = net->buffers + net->count;
+    net->classes = last->channels;
+    return net->count > 0 && last->height == 1 && last->width == 1 && net->layout < INT32_MAX;
+}
+
+struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t count, const int64_t *input,
+                                  int64_t dimension) {
+    struct fedspa_net *net = calloc(1, sizeof *net);
+    if (!net) return NULL;
+    net->ops = calloc((size_t)count + 1, sizeof *net->ops);
+    net->buffers = calloc((size_t)count + 2, sizeof *net->buffers);
+    net->place = calloc((size_t)dimension, sizeof *net->place);
+    net->dimension = dimension;
+    if (net->ops && net->buffers && net->place) {
+        for (int i = 0; i < 3; i++) net->input[i] = (int)input[i];
+        shape_buffer(net->buffers, net->input[0], net->input[1], net->input[2]);
+        if (build(net, layers, count)) return net;
+    }
+    fedspa_net_free(net);
+    return NULL;
+}
+
+void fedspa_net_free(struct fedspa_net *net) {
+    if (!net) return;
+    free(net->ops);
+    free(net->buffers);
+    free(net->place);
+    free(net);
+}

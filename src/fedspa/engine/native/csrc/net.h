@@ -1,0 +1,53 @@
+/* The net as the step sees it: a chain of operations over buffers, and where each parameter lives.
+ *
+ * Activations are channels-last, so that a convolution's window is one contiguous run per kernel row, and a buffer
+ * carries the zero border that the convolution after it wants. Parameters live in rows: one row an output channel, one
+ * run a kernel row, each run padded to PAD floats. Gradients and the local theta use that layout; `place` leads from a
+ * parameter's index in the flat theta to it. What lies in the padding of theta is 0; in a gradient's it is junk.
+ */
+#ifndef FEDSPA_NET_H
+#define FEDSPA_NET_H
+
+#include <stdint.h>
+
+#include "fedspa_native.h"
+
+#define PAD 16 /* floats; the widest vector of any level */
+
+struct buffer {
+    int channels, height, width, pad_h, pad_w;
+    int row;         /* floats from one image row to the next, border included */
+    int origin;      /* where pixel (0, 0) starts */
+    int64_t example; /* floats from one example to the next; at least 2 PAD of them never hold a value */
+};
+
+enum { OP_ROWS, OP_MAXPOOL, OP_AVGPOOL, OP_RELU, OP_TANH };
+
+/* OP_ROWS is a convolution or a linear layer (a convolution with one pixel and one run), with the max-pooling and the
+ * ReLU behind it if there are any. They commute, so their order does not matter. */
+struct op {
+    int kind, linear;
+    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w; /* of the convolution, or of a pooling on its own */
+    int pool, pool_h, pool_w, pool_stride_h, pool_stride_w, pool_pad_h, pool_pad_w;
+    int relu, include_pad;
+    int rows, runs, run, run_padded, row_length; /* row_length = runs * run_padded */
+    int used_h, used_w;                          /* the convolution's pixels that anything reads */
+    int full_h, full_w;
+    int64_t weights, bias;                       /* in the row layout; bias -1: none */
+    int64_t packed;                              /* of the weights as the forward pass reads them */
+    int rows_padded;
+};
+
+struct fedspa_net {
+    int count;           /* operations; buffer i is the input of operation i */
+    struct op *ops;
+    struct buffer *buffers;
+    int input[3];
+    int classes;
+    int64_t dimension;   /* d */
+    int64_t layout;      /* floats of the row layout */
+    int64_t packed;      /* floats of all packed weights */
+    int32_t *place;
+};
+
+#endif

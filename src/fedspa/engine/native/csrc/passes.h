@@ -1,0 +1,177 @@
+/* Forward and backward of a chunk of examples. */
+#ifndef FEDSPA_PASSES_H
+#define FEDSPA_PASSES_H
+
+#include "linear.h"
+#include "pool.h"
+#include "work.h"
+
+/* Records as torch holds them (channels first) into the first buffer (channels last). */
+static void load_examples(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
+    const struct fedspa_net *net = w->net;
+    const struct buffer *b = net->buffers;
+    const int64_t plane = (int64_t)b->height * b->width, size = plane * b->channels;
+    for (int e = 0; e < n; e++) {
+        const float *from = task->x + chosen[e] * size;
+        float *to = w->unit[0] + e * b->example + b->origin;
+        for (int y = 0; y < b->height; y++, to += b->row) {
+            if (b->channels == 1 || plane == 1) {
+                memcpy(to, from + (int64_t)y * b->width, 4 * (size_t)b->width * (size_t)b->channels);
+                continue;
+            }
+            for (int c = 0; c < b->channels; c++)
+                for (int x = 0; x < b->width; x++) to[x * b->channels + c] = from[c * plane + y * b->width + x];
+        }
+    }
+}
+
+static void forward_rows(struct work *w, int i, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    if (op->linear) {
+        linear_forward(op, in, out, w->unit[i], n, w->theta, w->unit[i + 1]);
+        return;
+    }
+    const int64_t block = examples_per_scratch(op, w->chunk), size = scratch_size(op);
+    const int64_t args = (int64_t)out->height * out->width * op->rows_padded;
+    for (int64_t e = 0; e < n; e += block) {
+        int64_t count = n - e < block ? n - e : block;
+        conv_forward(op, in, w->unit[i] + e * in->example, count, w->packed + op->packed, w->scratch);
+        for (int64_t j = 0; j < count; j++)
+            finish_conv(op, in, out, w->scratch + j * size, w->theta, w->unit[i + 1] + (e + j) * out->example,
+                        op->pool ? w->arg[i] + (e + j) * args : NULL);
+    }
+}
+
+static void forward(struct work *w, int n) {
+    for (int i = 0; i < w->net->count; i++) {
+        const struct op *op = w->net->ops + i;
+        const struct buffer *in = w->net->buffers + i, *out = in + 1;
+        if (op->kind == OP_ROWS) {
+            forward_rows(w, i, n);
+            continue;
+        }
+        for (int e = 0; e < n; e++) {
+            const float *a = w->unit[i] + e * in->example;
+            float *b = w->unit[i + 1] + e * out->example;
+            if (op->kind == OP_RELU || op->kind == OP_TANH) point_forward(op->kind, in, out, a, b);
+            else pool_forward(op, in, out, a, b);
+        }
+    }
+}
+
+/* Derivatives of each example's cross-entropy: softmax minus one at the label. */
+static void loss_deltas(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
+    const int last = w->net->count, classes = w->net->classes;
+    for (int e = 0; e < n; e++) {
+        const float *logit = w->unit[last] + e * w->net->buffers[last].example;
+        float *delta = w->delta[last] + e * w->net->buffers[last].example;
+        float top = logit[0], sum = 0;
+        for (int c = 1; c < classes; c++) top = logit[c] > top ? logit[c] : top;
+        for (int c = 0; c < classes; c++) sum += delta[c] = expf(logit[c] - top);
+        for (int c = 0; c < classes; c++) delta[c] /= sum;
+        delta[task->y[chosen[e]]] -= 1;
+    }
+}
+
+/* The deltas of up to LIST_BLOCK rows from `first` on, as lists. */
+static void build_lists(struct work *w, int i, int first, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    const int rows = op->rows - first < LIST_BLOCK ? op->rows - first : LIST_BLOCK;
+    const unsigned present = (1u << rows) - 1;
+    const int64_t args = (int64_t)out->height * out->width * op->rows_padded;
+    int count[LIST_BLOCK] = {0};
+    for (int r = 0; r < LIST_BLOCK; r++) w->lists[r].groups = 0;
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        for (int y = 0; y < out->height; y++)
+            for (int x = 0; x < out->width; x++) {
+                int64_t at = e * out->example + out->origin + (int64_t)y * out->row + x * out->channels + first;
+                const float *delta = w->delta[i + 1] + at;
+                unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
+                const int32_t *arg =
+                    op->pool ? w->arg[i] + e * args + ((int64_t)y * out->width + x) * op->rows_padded + first : NULL;
+                int32_t base = (int32_t)(e * in->example);
+                int32_t pixel = base + y * op->stride_h * in->row + x * op->stride_w * in->channels;
+                for (; alive; alive &= alive - 1) {
+                    int r = __builtin_ctz(alive);
+                    w->lists[r].items[count[r]++] =
+                        (struct item){arg ? base + arg[r] : pixel, delta[r] * w->factor[e]};
+                }
+            }
+        for (int r = 0; r < rows; r++) {
+            struct list *l = w->lists + r;
+            if (count[r] == (l->groups ? l->end[l->groups - 1] : 0)) continue;
+            l->end[l->groups] = count[r];
+            l->example[l->groups++] = e;
+        }
+    }
+    for (int r = 0; r < LIST_BLOCK; r++) w->lists[r].count = count[r];
+}
+
+enum { GRADIENT_NOTHING, GRADIENT_ADD, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK };
+
+static void bias_row(struct work *w, const struct list *l, int64_t place, int what, float bound) {
+    int item = 0;
+    for (int g = 0; g < l->groups; g++) {
+        float v = 0;
+        for (; item < l->end[g]; item++) v += l->items[item].delta;
+        if (what == GRADIENT_ADD) w->sum[place] += v;
+        else if (what == GRADIENT_ADD_CLAMPED) w->sum[place] += v < bound ? (v > -bound ? v : -bound) : bound;
+        else if (w->active[place]) {
+            struct look *look = w->looks + l->example[g];
+            look->squares += v * v;
+            look->nonzero += v != 0;
+            look->above += __builtin_fabsf(v) > bound;
+            look->broken |= v - v != 0;
+        }
+    }
+}
+
+static void one_row(struct work *w, int i, int r, const struct list *l, int what, float bound, int propagate) {
+    const struct op *op = w->net->ops + i;
+    const float *x = w->unit[i];
+    const int32_t *segment = w->segment[i];
+    const int64_t row = op->weights + (int64_t)r * op->row_length;
+    const int one_each = l->count == l->groups;
+    for (int s = 0, n; s < segments_of(op); s += n) {
+        n = piece_length(segments_of(op) - s);
+        const int64_t at = row + (int64_t)s * LANES;
+        if (what == GRADIENT_ADD) ADD[n - 1](x, l, segment + s, w->sum + at);
+        else if (what == GRADIENT_LOOK) LOOK[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
+        else if (what == GRADIENT_ADD_CLAMPED)
+            (one_each ? ADD_PRODUCTS : ADD_CLAMPED)[n - 1](x, l, segment + s, w->sum + at, bound);
+        if (propagate) SPREAD[n - 1](w->delta[i], l, segment + s, w->theta + at);
+    }
+    if (op->bias >= 0 && what != GRADIENT_NOTHING) bias_row(w, l, op->bias + r, what, bound);
+}
+
+/* Backward over the chunk. `what` happens to the examples' gradients on the way; with `propagate` the deltas of every
+ * buffer are computed, without it they are there from a pass before. */
+static void backward(struct work *w, int n, int what, float bound, int propagate) {
+    for (int i = w->net->count - 1; i >= 0; i--) {
+        const struct op *op = w->net->ops + i;
+        const struct buffer *in = w->net->buffers + i, *out = in + 1;
+        const int deeper = propagate && i > 0;
+        if (deeper) memset(w->delta[i], 0, 4 * (size_t)(n * in->example));
+        if (op->kind == OP_ROWS) {
+            for (int first = 0; first < op->rows; first += LIST_BLOCK) {
+                build_lists(w, i, first, n);
+                for (int r = 0; r < LIST_BLOCK && first + r < op->rows; r++)
+                    if (w->lists[r].count > 0) one_row(w, i, first + r, w->lists + r, what, bound, deeper);
+            }
+        } else if (deeper) {
+            for (int e = 0; e < n; e++) {
+                float *to = w->delta[i] + e * in->example;
+                const float *from = w->delta[i + 1] + e * out->example;
+                if (op->kind == OP_RELU || op->kind == OP_TANH)
+                    point_backward(op->kind, in, out, w->unit[i + 1] + e * out->example, from, to);
+                else
+                    pool_backward(op, in, out, w->unit[i] + e * in->example, from, to);
+            }
+        }
+    }
+}
+
+#endif

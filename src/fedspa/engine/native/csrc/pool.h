@@ -1,0 +1,133 @@
+/* Pooling and pointwise layers. Behind a convolution, bias, max-pooling and ReLU are one pass over its scratch. */
+#ifndef FEDSPA_POOL_H
+#define FEDSPA_POOL_H
+
+#include <math.h>
+
+#include "conv.h"
+
+/* One example: scratch to the next buffer. `arg` gets, for each unit, where in the input the window of its greatest
+ * pixel starts: what backward needs to find the only pixel that carries gradient. */
+static void finish_conv(const struct op *op, const struct buffer *in, const struct buffer *out, const float *scratch,
+                        const float *theta, float *to, int32_t *arg) {
+    const int width = scratch_width(op), channels = op->rows_padded;
+    const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
+    for (int y = 0; y < out->height; y++)
+        for (int x = 0; x < out->width; x++) {
+            int top = y * op->pool_stride_h - op->pool_pad_h, left = x * op->pool_stride_w - op->pool_pad_w;
+            int bottom = top + op->pool_h < op->used_h ? top + op->pool_h : op->used_h;
+            int right = left + op->pool_w < op->used_w ? left + op->pool_w : op->used_w;
+            top = top < 0 ? 0 : top;
+            left = left < 0 ? 0 : left;
+            float *unit = to + out->origin + (int64_t)y * out->row + x * out->channels;
+            for (int c = 0; c < op->rows; c += LANES) {
+                int32_t place = top * op->stride_h * in->row + left * op->stride_w * in->channels;
+                V best = load(scratch + ((int64_t)top * width + left) * channels + c);
+                I where = splat_int(place);
+                for (int i = top; i < bottom; i++)
+                    for (int j = left; j < right; j++) {
+                        place = i * op->stride_h * in->row + j * op->stride_w * in->channels;
+                        take_greater(&best, &where, load(scratch + ((int64_t)i * width + j) * channels + c),
+                                     splat_int(place));
+                    }
+                if (bias) best += load(bias + c);
+                if (op->relu) best = rectify(best);
+                if (op->rows - c >= LANES) store(unit + c, best);
+                else store_first(unit + c, best, op->rows - c);
+                if (arg) store_int(arg + ((int64_t)y * out->width + x) * channels + c, where);
+            }
+        }
+}
+
+/* The rest is plain C: layers on their own are rare, and cheap beside the convolutions. */
+#define EACH_ROW(B, Y) for (int Y = 0; Y < (B)->height; Y++)
+
+static void point_forward(int kind, const struct buffer *in, const struct buffer *out, const float *a, float *b) {
+    EACH_ROW(in, y) {
+        const float *from = a + in->origin + (int64_t)y * in->row;
+        float *to = b + out->origin + (int64_t)y * out->row;
+        for (int i = 0; i < in->width * in->channels; i++)
+            to[i] = kind == OP_TANH ? tanhf(from[i]) : (from[i] <= 0 ? 0 : from[i]);
+    }
+}
+
+static void point_backward(int kind, const struct buffer *in, const struct buffer *out, const float *b,
+                           const float *delta_out, float *delta_in) {
+    EACH_ROW(in, y) {
+        const float *unit = b + out->origin + (int64_t)y * out->row;
+        const float *from = delta_out + out->origin + (int64_t)y * out->row;
+        float *to = delta_in + in->origin + (int64_t)y * in->row;
+        for (int i = 0; i < in->width * in->channels; i++)
+            to[i] = kind == OP_TANH ? from[i] * (1 - unit[i] * unit[i]) : (unit[i] > 0 ? from[i] : 0);
+    }
+}
+
+struct window {
+    int top, bottom, left, right;
+    float share; /* average pooling: one over the pixels that count */
+};
+
+static struct window window_at(const struct op *op, const struct buffer *in, int y, int x) {
+    struct window w;
+    w.top = y * op->stride_h - op->pad_h;
+    w.left = x * op->stride_w - op->pad_w;
+    w.bottom = w.top + op->kernel_h;
+    w.right = w.left + op->kernel_w;
+    /* With count_include_pad the border counts, but not what a window has beyond it. */
+    int last_h = in->height + op->pad_h, last_w = in->width + op->pad_w;
+    int area = ((w.bottom < last_h ? w.bottom : last_h) - w.top) * ((w.right < last_w ? w.right : last_w) - w.left);
+    w.top = w.top < 0 ? 0 : w.top;
+    w.left = w.left < 0 ? 0 : w.left;
+    w.bottom = w.bottom < in->height ? w.bottom : in->height;
+    w.right = w.right < in->width ? w.right : in->width;
+    w.share = 1.0f / (float)(op->include_pad ? area : (w.bottom - w.top) * (w.right - w.left));
+    return w;
+}
+
+static const float *greatest(const struct buffer *in, const struct window *w, const float *pixel0) {
+    const float *best = pixel0 + (int64_t)w->top * in->row + w->left * in->channels;
+    for (int i = w->top; i < w->bottom; i++)
+        for (int j = w->left; j < w->right; j++) {
+            const float *p = pixel0 + (int64_t)i * in->row + j * in->channels;
+            if (*p > *best || *p != *p) best = p;
+        }
+    return best;
+}
+
+static void pool_forward(const struct op *op, const struct buffer *in, const struct buffer *out, const float *a,
+                         float *b) {
+    EACH_ROW(out, y)
+        for (int x = 0; x < out->width; x++) {
+            struct window w = window_at(op, in, y, x);
+            for (int c = 0; c < out->channels; c++) {
+                const float *pixel0 = a + in->origin + c;
+                float value = 0;
+                if (op->kind == OP_MAXPOOL) value = *greatest(in, &w, pixel0);
+                else
+                    for (int i = w.top; i < w.bottom; i++)
+                        for (int j = w.left; j < w.right; j++)
+                            value += w.share * pixel0[(int64_t)i * in->row + j * in->channels];
+                b[out->origin + (int64_t)y * out->row + x * out->channels + c] = value;
+            }
+        }
+}
+
+/* Adds to delta_in, which starts at 0: windows may overlap. */
+static void pool_backward(const struct op *op, const struct buffer *in, const struct buffer *out, const float *a,
+                          const float *delta_out, float *delta_in) {
+    EACH_ROW(out, y)
+        for (int x = 0; x < out->width; x++) {
+            struct window w = window_at(op, in, y, x);
+            for (int c = 0; c < out->channels; c++) {
+                float delta = delta_out[out->origin + (int64_t)y * out->row + x * out->channels + c];
+                const float *pixel0 = a + in->origin + c;
+                if (op->kind == OP_MAXPOOL) delta_in[greatest(in, &w, pixel0) - a] += delta;
+                else
+                    for (int i = w.top; i < w.bottom; i++)
+                        for (int j = w.left; j < w.right; j++)
+                            delta_in[in->origin + c + (int64_t)i * in->row + j * in->channels] += w.share * delta;
+            }
+        }
+}
+
+#endif

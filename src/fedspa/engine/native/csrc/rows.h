@@ -1,0 +1,175 @@
+/* Weight gradients, row by row of the row layout (one output channel a row).
+ *
+ * A row's gradient is a sum over the pixels that carry a delta: delta times the input window there. The list of those
+ * pixels is short behind max-pooling and ReLU. A piece of the row stays in registers while the list is walked; there
+ * an example's gradient is clamped and added, so that it never exists as a whole. A linear layer is the case of one
+ * pixel an example.
+ */
+#ifndef FEDSPA_ROWS_H
+#define FEDSPA_ROWS_H
+
+#include "net.h"
+#include "simd.h"
+
+struct item {
+    int32_t at; /* the window's start, from the first example's input buffer on */
+    float delta;
+};
+
+/* Deltas of one row over some examples: those of an example lie together and end at `end`. */
+struct list {
+    struct item *items;
+    int count, groups;
+    int32_t *end, *example;
+};
+
+/* What a look at an example's whole gradient says, on its active coordinates. */
+struct look {
+    double squares, nonzero, above;
+    int broken; /* a NaN or an infinity */
+};
+
+/* A row is cut into vectors (`segment`: where each starts within a window), and these into pieces. Longer pieces walk
+ * the list less often; two accumulators a vector must fit the registers. */
+#if LEVEL == 2
+#define PIECE 12
+#else
+#define PIECE 6
+#endif
+
+#define PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) PIECES_MORE(DO)
+#if LEVEL == 2
+#define PIECES_MORE(DO) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
+#else
+#define PIECES_MORE(DO)
+#endif
+
+#define UNROLLED(N, I) _Pragma("GCC unroll 16") for (int I = 0; I < N; I++)
+
+/* sum += the list's gradient. */
+INLINE void add_piece(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum) {
+    V acc[PIECE];
+    UNROLLED(n, j) acc[j] = load(sum + j * LANES);
+    for (int i = 0; i < l->count; i++) {
+        const float *p = x + l->items[i].at;
+        V d = splat(l->items[i].delta);
+        UNROLLED(n, j) acc[j] += d * load(p + segment[j]);
+    }
+    UNROLLED(n, j) store(sum + j * LANES, acc[j]);
+}
+
+/* sum += each example's gradient, every coordinate brought within ±c. */
+INLINE void add_clamped_piece(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
+                              float bound) {
+    V total[PIECE], acc[PIECE], c = splat(bound);
+    UNROLLED(n, j) total[j] = load(sum + j * LANES);
+    const struct item *item = l->items;
+    for (int g = 0; g < l->groups; g++) {
+        const struct item *end = l->items + l->end[g];
+        UNROLLED(n, j) acc[j] = (V){0};
+        for (; item < end; item++) {
+            const float *p = x + item->at;
+            V d = splat(item->delta);
+            UNROLLED(n, j) acc[j] += d * load(p + segment[j]);
+        }
+        UNROLLED(n, j) total[j] += clamp(acc[j], c);
+    }
+    UNROLLED(n, j) store(sum + j * LANES, total[j]);
+}
+
+/* The same where each example has one pixel. */
+INLINE void add_clamped_products(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
+                                 float bound) {
+    V total[PIECE], c = splat(bound);
+    UNROLLED(n, j) total[j] = load(sum + j * LANES);
+    for (int i = 0; i < l->count; i++) {
+        const float *p = x + l->items[i].at;
+        V d = splat(l->items[i].delta);
+        UNROLLED(n, j) total[j] += clamp(d * load(p + segment[j]), c);
+    }
+    UNROLLED(n, j) store(sum + j * LANES, total[j]);
+}
+
+/* Looks at each example's gradient and adds nothing. `active`: all bits where a coordinate is active, else none. */
+INLINE void look_at_piece(const int n, const float *x, const struct list *l, const int32_t *segment,
+                          const int32_t *active, float bound, struct look *looks) {
+    V acc[PIECE];
+    const struct item *item = l->items;
+    for (int g = 0; g < l->groups; g++) {
+        const struct item *end = l->items + l->end[g];
+        UNROLLED(n, j) acc[j] = (V){0};
+        for (; item < end; item++) {
+            const float *p = x + item->at;
+            V d = splat(item->delta);
+            UNROLLED(n, j) acc[j] += d * load(p + segment[j]);
+        }
+        V squares = {0};
+        I nonzero = {0}, above = {0}, broken = {0};
+        UNROLLED(n, j) {
+            V v = (V)((I)acc[j] & load_int(active + j * LANES));
+            squares += v * v;
+            broken |= (v - v) != 0;
+            nonzero -= v != 0;
+            above -= (V)((I)v & 0x7fffffff) > bound;
+        }
+        struct look *look = looks + l->example[g];
+        look->squares += sum_lanes(squares);
+        for (int j = 0; j < LANES; j++) {
+            look->nonzero += nonzero[j];
+            look->above += above[j];
+            look->broken |= broken[j];
+        }
+    }
+}
+
+/* delta_in += delta times the row's weights, over each window: the row's part of backward. */
+INLINE void spread_piece(const int n, float *delta_in, const struct list *l, const int32_t *segment, const float *row) {
+    V w[PIECE];
+    UNROLLED(n, j) w[j] = load(row + j * LANES);
+    for (int i = 0; i < l->count; i++) {
+        float *p = delta_in + l->items[i].at;
+        V d = splat(l->items[i].delta);
+        UNROLLED(n, j) store(p + segment[j], load(p + segment[j]) + d * w[j]);
+    }
+}
+
+#define ROW_FUNCTIONS(N)                                                                                               \
+    static void add_##N(const float *x, const struct list *l, const int32_t *s, float *sum) {                          \
+        add_piece(N, x, l, s, sum);                                                                                    \
+    }                                                                                                                  \
+    static void add_clamped_##N(const float *x, const struct list *l, const int32_t *s, float *sum, float c) {         \
+        add_clamped_piece(N, x, l, s, sum, c);                                                                         \
+    }                                                                                                                  \
+    static void add_products_##N(const float *x, const struct list *l, const int32_t *s, float *sum, float c) {        \
+        add_clamped_products(N, x, l, s, sum, c);                                                                      \
+    }                                                                                                                  \
+    static void look_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active, float c,       \
+                         struct look *looks) {                                                                         \
+        look_at_piece(N, x, l, s, active, c, looks);                                                                   \
+    }                                                                                                                  \
+    static void spread_##N(float *delta_in, const struct list *l, const int32_t *s, const float *row) {                \
+        spread_piece(N, delta_in, l, s, row);                                                                          \
+    }
+PIECES(ROW_FUNCTIONS)
+
+#define ADD_ENTRY(N) add_##N,
+#define CLAMPED_ENTRY(N) add_clamped_##N,
+#define PRODUCTS_ENTRY(N) add_products_##N,
+#define LOOK_ENTRY(N) look_##N,
+#define SPREAD_ENTRY(N) spread_##N,
+
+typedef void (*add_function)(const float *, const struct list *, const int32_t *, float *);
+typedef void (*clamped_function)(const float *, const struct list *, const int32_t *, float *, float);
+typedef void (*look_function)(const float *, const struct list *, const int32_t *, const int32_t *, float,
+                              struct look *);
+typedef void (*spread_function)(float *, const struct list *, const int32_t *, const float *);
+
+static const add_function ADD[] = {PIECES(ADD_ENTRY)};
+static const clamped_function ADD_CLAMPED[] = {PIECES(CLAMPED_ENTRY)};
+static const clamped_function ADD_PRODUCTS[] = {PIECES(PRODUCTS_ENTRY)};
+static const look_function LOOK[] = {PIECES(LOOK_ENTRY)};
+static const spread_function SPREAD[] = {PIECES(SPREAD_ENTRY)};
+
+INLINE int piece_length(int left) { return left < PIECE ? left : PIECE; }
+
+#endif

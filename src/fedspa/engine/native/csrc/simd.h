@@ -1,0 +1,124 @@
+/* Vectors of LANES floats (and half as many doubles) for one instruction set level.
+ *
+ * Arithmetic is the compiler's own vector extension, which works on any CPU; only what it cannot say well (comparisons
+ * that pick, partial stores, masks) has a version per level.
+ */
+#ifndef FEDSPA_SIMD_H
+#define FEDSPA_SIMD_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if LEVEL == 2
+#include <immintrin.h>
+#define LANES 16
+#elif LEVEL == 1
+#include <immintrin.h>
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float V __attribute__((vector_size(4 * LANES)));
+typedef float VU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef int32_t IU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float H __attribute__((vector_size(32))); /* half of the widest vector: 8 channels */
+typedef float HU __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double D __attribute__((vector_size(4 * LANES)));
+typedef double DU __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
+typedef int64_t L __attribute__((vector_size(4 * LANES)));
+typedef int64_t LU __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
+
+INLINE V load(const float *p) { return *(const VU *)p; }
+INLINE void store(float *p, V v) { *(VU *)p = v; }
+INLINE H load_half(const float *p) { return *(const HU *)p; }
+INLINE void store_half(float *p, H v) { *(HU *)p = v; }
+INLINE V splat(float x) { return x - (V){0}; }
+INLINE I splat_int(int32_t x) { return x - (I){0}; }
+INLINE void store_int(int32_t *p, I v) { *(IU *)p = v; }
+INLINE I load_int(const int32_t *p) { return *(const IU *)p; }
+
+/* The first n floats only: what lies behind belongs to somebody else. */
+INLINE void store_first(float *p, V v, int n) {
+#if LEVEL == 2
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+#else
+    memcpy(p, &v, 4 * (size_t)n);
+#endif
+}
+
+/* Within ±c; a NaN becomes c, so that what is added is bounded whatever the data. */
+INLINE V clamp(V v, V c) {
+#if LEVEL == 2
+    return (V)_mm512_max_ps(_mm512_min_ps((__m512)v, (__m512)c), (__m512)-c);
+#elif LEVEL == 1
+    return (V)_mm256_max_ps(_mm256_min_ps((__m256)v, (__m256)c), (__m256)-c);
+#else
+    I low = v < c;
+    v = (V)((low & (I)v) | (~low & (I)c));
+    I high = v > -c;
+    return (V)((high & (I)v) | (~high & (I)-c));
+#endif
+}
+
+/* best, arg = v, place where v is greater: the first of equals stays, as in torch. */
+INLINE void take_greater(V *best, I *arg, V v, I place) {
+#if LEVEL == 2
+    __mmask16 greater = _mm512_cmp_ps_mask((__m512)v, (__m512)*best, _CMP_GT_OQ);
+    *best = (V)_mm512_mask_mov_ps((__m512)*best, greater, (__m512)v);
+    *arg = (I)_mm512_mask_mov_epi32((__m512i)*arg, greater, (__m512i)place);
+#else
+    I greater = v > *best;
+    *best = (V)((greater & (I)v) | (~greater & (I)*best));
+    *arg = (greater & place) | (~greater & *arg);
+#endif
+}
+
+/* 0 where v <= 0; a NaN stays, to be noticed later. */
+INLINE V rectify(V v) { return (V)((I)v & ~(v <= 0)); }
+
+INLINE float sum_lanes(V v) {
+#if LEVEL == 2
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    float s[LANES], t = 0;
+    memcpy(s, &v, sizeof s);
+    for (int i = 0; i < LANES; i++) t += s[i];
+    return t;
+#endif
+}
+
+/* Bit i: channel i of 8 has a delta, and its unit is alive. */
+INLINE unsigned alive_of_8(const float *delta, const float *unit, int relu) {
+#if LEVEL > 0
+    __m256 zero = _mm256_setzero_ps();
+    __m256 alive = _mm256_cmp_ps(_mm256_loadu_ps(delta), zero, _CMP_NEQ_UQ);
+    if (relu) alive = _mm256_and_ps(alive, _mm256_cmp_ps(_mm256_loadu_ps(unit), zero, _CMP_GT_OQ));
+    return (unsigned)_mm256_movemask_ps(alive);
+#else
+    unsigned bits = 0;
+    for (int i = 0; i < 8; i++) bits |= (unsigned)(delta[i] != 0 && (!relu || unit[i] > 0)) << i;
+    return bits;
+#endif
+}
+
+/* Is any of n values NaN or so large that a product of two could overflow? */
+#define LARGE 1e15f
+INLINE int any_wild(const float *p, int64_t n) {
+    I wild = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        V v = load(p + i);
+        V size = (V)((I)v & 0x7fffffff);
+        wild |= ~(size < LARGE);
+    }
+    int found = 0;
+    for (; i < n; i++) found |= !(__builtin_fabsf(p[i]) < LARGE);
+    for (int j = 0; j < LANES; j++) found |= wild[j];
+    return found != 0;
+}
+
+#endif

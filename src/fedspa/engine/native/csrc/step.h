@@ -1,0 +1,153 @@
+/* The local steps of one agent (Algorithm 1, lines 6–11): sample, per-example gradients, clip, sum, noise, step. */
+#ifndef FEDSPA_STEP_H
+#define FEDSPA_STEP_H
+
+#include "passes.h"
+
+/* The float32 norm may be low by this much; the factor makes up for it, so that the bound holds all the same. */
+#define NORM_ERROR 2e-6
+
+/* The greatest float32 that is not above the plan's bound. */
+static float bound_below(double clip_value) {
+    float bound = (float)clip_value;
+    return (double)bound > clip_value ? nextafterf(bound, 0) : bound;
+}
+
+/* Does the example have an activation that is NaN, or so large that its gradient may overflow? It then counts as zero:
+ * its gradient is no use to anyone, and the bound holds whatever the data. */
+static int is_wild(struct work *w, int e) {
+    for (int i = 0; i <= w->net->count; i++) {
+        int64_t size = w->net->buffers[i].example;
+        if (any_wild(w->unit[i] + e * size, size)) return 1;
+    }
+    return 0;
+}
+
+/* From a look at each example's gradient: what it is multiplied by, and the sum of its shares within the bound minus
+ * one half. A gradient that is not finite counts as zero (so does one whose squares overflow, under l2). */
+static double judge(struct work *w, int n, const struct fedspa_task *task, double clip_value) {
+    double centred = 0;
+    for (int e = 0; e < n; e++) {
+        const struct look *look = w->looks + e;
+        int usable = !look->broken && (task->clip != CLIP_L2 || isfinite(look->squares));
+        double share = 1, norm = sqrt(look->squares);
+        w->factor[e] = (float)usable;
+        if (usable && task->clip == CLIP_L2) {
+            share = norm <= clip_value;
+            if (norm > clip_value * (1 - NORM_ERROR)) w->factor[e] = (float)(clip_value * (1 - NORM_ERROR) / norm);
+        } else if (usable) {
+            share = 1 - look->above / (look->nonzero > 1 ? look->nonzero : 1);
+        }
+        centred += share - 0.5;
+    }
+    return centred;
+}
+
+/* Adds a chunk's clipped gradients to the sum; returns its part of the centred share. */
+static double add_chunk(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n,
+                        double clip_value) {
+    const float bound = bound_below(clip_value);
+    load_examples(w, task, chosen, n);
+    forward(w, n);
+    loss_deltas(w, task, chosen, n);
+    int wild = 0;
+    for (int e = 0; e < n; e++) {
+        w->factor[e] = (float)!is_wild(w, e);
+        wild |= w->factor[e] == 0;
+    }
+    if (task->clip == CLIP_NONE) {
+        backward(w, n, GRADIENT_ADD, 0, 1);
+        /* Nothing is clipped, so nothing is left out either: a broken example breaks the step, as in torch. */
+        if (wild)
+            for (int64_t i = 0; i < w->net->layout; i++) w->sum[i] = NAN;
+        return 0;
+    }
+    if (task->clip == CLIP_COORDINATE && !task->quantile) {
+        backward(w, n, GRADIENT_ADD_CLAMPED, bound, 1);
+        return 0;
+    }
+    for (int e = 0; e < n; e++) w->looks[e] = (struct look){.broken = w->factor[e] == 0};
+    backward(w, n, GRADIENT_LOOK, bound, 1);
+    double centred = judge(w, n, task, clip_value);
+    backward(w, n, task->clip == CLIP_L2 ? GRADIENT_ADD : GRADIENT_ADD_CLAMPED, bound, 0);
+    return centred;
+}
+
+/* theta -= step_size * (sum + noise) / B on the active coordinates. */
+static void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double deviation) {
+    const double step = task->step_size / (double)task->batch;
+    for (int64_t start = 0; start < task->active; start += GAUSS_BLOCK) {
+        int64_t left = task->active - start, n = left < GAUSS_BLOCK ? left : GAUSS_BLOCK;
+        if (task->clip != CLIP_NONE) gauss_block(noise, n + n % 2, w->noise, w->words);
+        for (int64_t j = 0; j < n; j++) {
+            int32_t at = w->place[start + j];
+            w->theta[at] = (float)(w->theta[at] - step * (w->sum[at] + deviation * w->noise[j]));
+        }
+    }
+}
+
+/* Geometric step of the private clip towards its quantile. */
+static double next_clip(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value,
+                        double centred) {
+    gauss_block(noise, 2, w->noise, w->words);
+    double share = 0.5 + (centred + task->count_noise * w->noise[0]) / (double)task->batch;
+    return clip_value * exp(-task->clip_rate * (share - task->clip_quantile));
+}
+
+static void place_parameters(struct work *w, const struct fedspa_task *task, const float *theta) {
+    for (int64_t i = 0; i < w->net->dimension; i++) w->theta[w->net->place[i]] = theta[i];
+    for (int64_t j = 0; j < task->active; j++) {
+        w->place[j] = w->net->place[task->coordinates ? task->coordinates[j] : j];
+        w->active[w->place[j]] = -1;
+    }
+}
+
+static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, float *delta,
+                     double *clip, const volatile int32_t *stop) {
+    for (int64_t i = 0; i < task->records; i++)
+        if (task->y[i] < 0 || task->y[i] >= net->classes) return FEDSPA_LABEL;
+    struct work w;
+    if (!work_new(&w, net, task)) {
+        work_free(&w);
+        return FEDSPA_MEMORY;
+    }
+    struct stream sampling, noise;
+    stream_open(&sampling, task->sampling_key, LEVEL, 0);
+    stream_open(&noise, task->noise_key, LEVEL, 0);
+    place_parameters(&w, task, theta);
+    double clip_value = task->clip_value;
+    int64_t step = 0;
+    for (; step < task->steps && !*stop; step++) {
+        int64_t batch = task->sampling == SAMPLE_POISSON
+                            ? draw_poisson(&sampling, task->rate, task->records, w.chosen, w.sampling_words)
+                            : draw_fixed(&sampling, task->batch, task->records, w.chosen, w.sampling_words, w.seen);
+        double centred = 0;
+        memset(w.sum, 0, 4 * (size_t)net->layout);
+        for (int i = 0; i < net->count; i++)
+            if (net->ops[i].kind == OP_ROWS && !net->ops[i].linear)
+                pack_weights(net->ops + i, w.theta, w.packed + net->ops[i].packed);
+        for (int64_t e = 0; e < batch; e += w.chunk)
+            centred += add_chunk(&w, task, w.chosen + e, (int)(batch - e < w.chunk ? batch - e : w.chunk), clip_value);
+        release(&w, task, &noise, task->noise_per_clip * clip_value);
+        if (task->clip != CLIP_NONE && task->quantile) clip_value = next_clip(&w, task, &noise, clip_value, centred);
+    }
+    for (int64_t j = 0; j < task->active; j++)
+        delta[j] = w.theta[w.place[j]] - theta[task->coordinates ? task->coordinates[j] : j];
+    *clip = clip_value;
+    work_free(&w);
+    return step < task->steps ? FEDSPA_STOPPED : FEDSPA_OK;
+}
+
+static void GAUSSIAN(const uint8_t *key, int64_t position, int64_t count, double *values) {
+    struct stream stream;
+    uint64_t words[GAUSS_BLOCK + PAD];
+    double block[GAUSS_BLOCK];
+    stream_open(&stream, key, LEVEL, (uint64_t)position);
+    for (int64_t start = 0; start < count; start += GAUSS_BLOCK) {
+        int64_t n = count - start < GAUSS_BLOCK ? count - start : GAUSS_BLOCK;
+        gauss_block(&stream, n + n % 2, block, words);
+        memcpy(values + start, block, 8 * (size_t)n);
+    }
+}
+
+#endif

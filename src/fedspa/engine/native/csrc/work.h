@@ -1,0 +1,117 @@
+/* The memory that one agent's training works in. */
+#ifndef FEDSPA_WORK_H
+#define FEDSPA_WORK_H
+
+#include <stdlib.h>
+
+#include "conv.h"
+#include "gauss.h"
+#include "net.h"
+#include "rows.h"
+
+#define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
+#define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: about what a core's cache holds */
+#define SCRATCH_BYTES (128 << 10) /* convolution outputs between convolution and pooling */
+
+struct work {
+    const struct fedspa_net *net;
+    int chunk;                /* examples at most */
+    float *theta, *sum, *packed, *scratch;
+    float **unit, **delta;    /* per buffer: values, and the loss's derivatives */
+    int32_t **arg, **segment; /* per operation */
+    struct list lists[LIST_BLOCK];
+    struct look *looks;
+    float *factor;            /* what an example's gradient is multiplied by: 0 where it is left out */
+    int32_t *place, *active;
+    double *noise;
+    uint64_t *words, *sampling_words;
+    int64_t *chosen;
+    uint8_t *seen;
+    void **blocks;            /* everything allocated, to be freed at the end */
+    int block_count, failed;
+};
+
+static void *take(struct work *w, int64_t bytes) {
+    /* Zeroed, and rounded up to whole cache lines; an empty request still gets a line. */
+    size_t size = ((size_t)bytes + 127) / 64 * 64;
+    void *p = w->failed ? NULL : aligned_alloc(64, size);
+    if (!p) {
+        w->failed = 1;
+        return NULL;
+    }
+    memset(p, 0, size);
+    return w->blocks[w->block_count++] = p;
+}
+
+static int segments_of(const struct op *op) { return op->runs * op->run_padded / LANES; }
+
+static int chunk_size(const struct fedspa_net *net, int64_t records) {
+    int64_t bytes = 0;
+    for (int i = 0; i <= net->count; i++) {
+        bytes += 8 * net->buffers[i].example;
+        if (i < net->count && net->ops[i].pool)
+            bytes += 4 * (int64_t)net->buffers[i + 1].height * net->buffers[i + 1].width * net->ops[i].rows_padded;
+    }
+    int64_t chunk = CHUNK_BYTES / bytes;
+    chunk = chunk < 6 ? 6 : chunk > 48 ? 48 : chunk;
+    return (int)(chunk < records ? chunk : records > 0 ? records : 1);
+}
+
+static int64_t examples_per_scratch(const struct op *op, int64_t chunk) {
+    int64_t fit = SCRATCH_BYTES / (4 * scratch_size(op));
+    return fit < 1 ? 1 : fit > chunk ? chunk : fit;
+}
+
+static void work_free(struct work *w) {
+    for (int i = 0; i < w->block_count; i++) free(w->blocks[i]);
+    free(w->blocks);
+}
+
+static int work_new(struct work *w, const struct fedspa_net *net, const struct fedspa_task *task) {
+    memset(w, 0, sizeof *w);
+    w->net = net;
+    w->blocks = calloc(64 + 6 * (size_t)net->count, sizeof *w->blocks);
+    if (!w->blocks) return 0;
+    const int64_t chunk = w->chunk = chunk_size(net, task->records);
+    w->theta = take(w, 4 * (net->layout + PAD));
+    w->sum = take(w, 4 * (net->layout + PAD));
+    w->active = take(w, 4 * (net->layout + PAD));
+    w->packed = take(w, 4 * (net->packed + PAD));
+    w->unit = take(w, (net->count + 1) * (int64_t)sizeof *w->unit);
+    w->delta = take(w, (net->count + 1) * (int64_t)sizeof *w->delta);
+    w->arg = take(w, net->count * (int64_t)sizeof *w->arg);
+    w->segment = take(w, net->count * (int64_t)sizeof *w->segment);
+    w->place = take(w, 4 * task->active);
+    w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
+    w->factor = take(w, 4 * chunk);
+    w->noise = take(w, 8 * (GAUSS_BLOCK + PAD));
+    w->words = take(w, 8 * (GAUSS_BLOCK + PAD));
+    w->sampling_words = take(w, 3 * 8 * stream_room(task->records, task->batch));
+    w->chosen = take(w, 8 * (task->records + 1));
+    w->seen = take(w, task->records);
+    int64_t scratch = 0, pixels = 1;
+    for (int i = 0; i <= net->count && !w->failed; i++) {
+        const struct buffer *b = net->buffers + i;
+        w->unit[i] = take(w, 4 * (b->example * chunk + 2 * PAD));
+        w->delta[i] = take(w, 4 * (b->example * chunk + 2 * PAD));
+        if (i == net->count || net->ops[i].kind != OP_ROWS) continue;
+        const struct op *op = net->ops + i;
+        const int64_t units = (int64_t)b[1].height * b[1].width;
+        if (op->pool) w->arg[i] = take(w, 4 * units * op->rows_padded * chunk);
+        w->segment[i] = take(w, 4 * segments_of(op));
+        for (int s = 0; s < segments_of(op) && !w->failed; s++)
+            w->segment[i][s] = s * LANES / op->run_padded * b->row + s * LANES % op->run_padded;
+        int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
+        scratch = size > scratch ? size : scratch;
+        pixels = units > pixels ? units : pixels;
+    }
+    w->scratch = take(w, 4 * (scratch + PAD));
+    for (int i = 0; i < LIST_BLOCK; i++) {
+        w->lists[i].items = take(w, pixels * chunk * (int64_t)sizeof(struct item));
+        w->lists[i].end = take(w, 4 * chunk);
+        w->lists[i].example = take(w, 4 * chunk);
+    }
+    return !w->failed;
+}
+
+#endif

@@ -1,0 +1,149 @@
+"""The native engine: one call into the library an agent, spread over threads.
+
+A call runs all local steps without Python, and depends on its own arguments only: the thread count changes the time,
+never a bit of the result. The streams are those of `fedspa.mechanism.streams`, word for word.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_double, c_int32, c_int64
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.native import library
+from fedspa.engine.native.describe import Unsupported, describe
+from fedspa.engine.native.library import LEVELS, Level
+from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.errors import ConfigError, DataError, PrivacyError
+from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
+from fedspa.mechanism.streams import derive_key
+
+NOT_BUILT = "its compiled part was not built (reinstall where a C compiler is found, for example gcc)"
+
+
+def supports(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+    """None if the native back end can train this model on records of this shape, else why not."""
+    if library.library() is None:
+        return NOT_BUILT
+    try:
+        describe(module, input_shape)
+    except Unsupported as why:
+        return str(why)
+    return None
+
+
+class NativeEngine:
+    """Trains agents natively. The first `train` fixes the records' shape."""
+
+    name = "native"
+
+    def __init__(self, module: nn.Module, threads: int, level: Level | None = None) -> None:
+        """`level` caps the instruction set (tests); the CPU's best otherwise."""
+        if threads < 1:
+            raise ConfigError(f"run.threads is {threads}; it must be at least 1")
+        loaded = library.library()
+        if loaded is None:
+            raise ConfigError(f"run.engine = 'native' is not possible here: {NOT_BUILT}")
+        self._library = loaded
+        self._module = module
+        self._threads = threads
+        self._level = LEVELS.index(level or library.best_level())
+        self._dimension = sum(p.numel() for p in module.parameters())
+        self._nets: dict[tuple[int, ...], int] = {}
+
+    def can_run(self, task: LocalTask) -> str | None:
+        """None if this task can run natively, else why not."""
+        if task.exact:
+            return "noise 'exact' has no native implementation"
+        if task.x.device.type != "cpu":
+            return f"the records are on {task.x.device}, not in the CPU's memory"
+        return supports(self._module, tuple(task.x.shape[1:]))
+
+    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        start = theta.detach().to("cpu", torch.float32).contiguous()
+        if start.numel() != self._dimension:
+            raise ConfigError(f"theta has {start.numel()} values; the model has {self._dimension} parameters")
+        nets = [self._net(task) for task in tasks]
+        stop = c_int32(0)
+        with ThreadPoolExecutor(max_workers=min(self._threads, max(1, len(tasks)))) as pool:
+            futures = [pool.submit(self._one, start, net, task, stop) for net, task in zip(nets, tasks)]
+            try:
+                results = [future.result() for future in futures]
+            except BaseException:  # Ctrl-C among them: agents stop at their next local step
+                stop.value = 1
+                pool.shutdown(cancel_futures=True)
+                raise
+        return [LocalResult(result.delta.to(theta.device, theta.dtype), result.clip_value) for result in results]
+
+    def _net(self, task: LocalTask) -> int:
+        """The library's net for records of this shape, built once."""
+        if task.exact:
+            raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
+        shape = tuple(task.x.shape[1:])
+        if shape not in self._nets:
+            try:
+                layers = describe(self._module, shape)
+            except Unsupported as why:
+                raise ConfigError(f"run.engine = 'native' is not possible for this model: {why}") from why
+            sides = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
+            net = self._library.fedspa_net_new(
+                (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension
+            )
+            if not net:
+                raise ConfigError("run.engine = 'native' could not lay out this model; use run.engine = 'generic'")
+            weakref.finalize(self, self._library.fedspa_net_free, net)
+            self._nets[shape] = net
+        return self._nets[shape]
+
+    def _one(self, theta: Tensor, net: int, task: LocalTask, stop: c_int32) -> LocalResult:
+        records, plan = len(task.y), task.plan
+        if task.sampling == "fixed" and task.batch > records:
+            raise PrivacyError(f"{task.batch} of {records} cannot be drawn without replacement; lower the batch")
+        x = task.x.detach().to("cpu", torch.float32).contiguous()
+        y = task.y.to("cpu", torch.int64).contiguous()
+        coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
+        active = self._dimension if coordinates is None else coordinates.numel()
+        if plan is not None and plan.active != active:
+            raise PrivacyError(f"the plan has k = {plan.active}, the mask {active} coordinates; they must agree")
+        if (
+            coordinates is not None
+            and active
+            and not 0 <= int(coordinates.min()) <= int(coordinates.max()) < theta.numel()
+        ):
+            raise ConfigError(f"the mask has coordinates outside 0 … {theta.numel() - 1}")
+        order = library.Task(
+            x=x.data_ptr(),
+            y=y.data_ptr(),
+            records=records,
+            coordinates=None if coordinates is None else coordinates.data_ptr(),
+            active=active,
+            steps=task.local_steps,
+            batch=task.batch,
+            sampling=library.SAMPLINGS[task.sampling],
+            clip=library.CLIPPINGS[None if plan is None else plan.clip],
+            rate=task.batch / records,
+            step_size=task.local_lr * task.scale,
+            sampling_key=(ctypes.c_uint8 * 32)(*derive_key(task.key, "sampling")),
+            noise_key=(ctypes.c_uint8 * 32)(*derive_key(task.key, "noise")),
+        )
+        if plan is not None:
+            order.clip_value = plan.clip_value
+            order.noise_per_clip = plan.gradient_noise_multiplier * plan.clip_norm / plan.clip_value
+            order.quantile = plan.clip_rule == "quantile"
+            if order.quantile:
+                order.count_noise, order.clip_rate, order.clip_quantile = plan.count_noise, CLIP_RATE, CLIP_QUANTILE
+        delta, clip = torch.empty(active, dtype=torch.float32), c_double(0.0)
+        code = self._library.fedspa_train(
+            net, self._level, theta.data_ptr(), order, delta.data_ptr(), ctypes.byref(clip), ctypes.byref(stop)
+        )
+        if code == library.MEMORY:
+            raise MemoryError("the native engine could not allocate its buffers")
+        if code == library.LABEL:
+            raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+        return LocalResult(delta, clip.value if plan is not None else 0.0)

@@ -1,0 +1,87 @@
+"""The compiled library behind the native back end: found beside this file if the install could build it."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_uint64, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Literal
+
+_ABI = 1
+LEVELS = ("plain", "avx2", "avx512")
+Level = Literal["plain", "avx2", "avx512"]
+
+# The enumerations of fedspa_native.h.
+CONV, LINEAR, MAXPOOL, AVGPOOL, RELU, TANH, FLATTEN = range(7)
+OK, STOPPED, MEMORY, LABEL = range(4)
+SAMPLINGS = {"poisson": 0, "fixed": 1}
+CLIPPINGS = {None: 0, "coordinate": 1, "l2": 2}
+
+
+class Layer(Structure):
+    """`struct fedspa_layer`."""
+
+    _fields_ = [
+        (name, c_int64)
+        for name in (
+            *("kind", "outputs", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w"),
+            *("weight_offset", "bias_offset", "count_include_pad"),
+        )
+    ]
+
+
+class Task(Structure):
+    """`struct fedspa_task`."""
+
+    _fields_ = [
+        *[("x", c_void_p), ("y", c_void_p), ("records", c_int64), ("coordinates", c_void_p), ("active", c_int64)],
+        *[(name, c_int64) for name in ("steps", "batch", "sampling", "clip", "quantile")],
+        *[(name, c_double) for name in ("rate", "step_size", "clip_value", "noise_per_clip")],
+        *[(name, c_double) for name in ("count_noise", "clip_rate", "clip_quantile")],
+        *[("sampling_key", c_uint8 * 32), ("noise_key", c_uint8 * 32)],
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, or None where it was not built (no compiler at install time) or is of another version."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_native{suffix}")
+        if path.exists():
+            try:
+                loaded = ctypes.CDLL(str(path))  # calls release the interpreter's lock
+            except OSError:
+                return None
+            return _declare(loaded)
+    return None
+
+
+def best_level() -> Level:
+    """The best instruction set that this CPU and the library share."""
+    loaded = library()
+    return "plain" if loaded is None else LEVELS[loaded.fedspa_best_level()]  # type: ignore[return-value]
+
+
+def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
+    loaded.fedspa_abi.restype = c_int64
+    if loaded.fedspa_abi() != _ABI:
+        return None
+    loaded.fedspa_best_level.restype = c_int64
+    loaded.fedspa_net_new.restype = c_void_p
+    loaded.fedspa_net_new.argtypes = [POINTER(Layer), c_int64, POINTER(c_int64), c_int64]
+    loaded.fedspa_net_free.restype = None
+    loaded.fedspa_net_free.argtypes = [c_void_p]
+    loaded.fedspa_train.restype = c_int64
+    loaded.fedspa_train.argtypes = [
+        *[c_void_p, c_int64, c_void_p, POINTER(Task)],
+        *[c_void_p, POINTER(c_double), POINTER(c_int32)],
+    ]
+    loaded.fedspa_words.restype = None
+    loaded.fedspa_words.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_uint64)]
+    loaded.fedspa_gaussian.restype = None
+    loaded.fedspa_gaussian.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p]
+    loaded.fedspa_draw.restype = c_int64
+    loaded.fedspa_draw.argtypes = [c_void_p, *[c_int64] * 5, c_void_p]
+    return loaded
