@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -65,6 +65,14 @@ def check(path: Path, told: Path, at_least: int) -> int:
     return count
 
 
+def wait_for_growth(told: Path, count: int) -> None:
+    """Until this life has been told of a reservation: then there are more than the `count` entries known so far."""
+    deadline = time.monotonic() + 30
+    while not told.exists() or told.read_text().count("reserved") <= count:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 @pytest.mark.slow
 def test_killed_at_random_instants(tmp_path: Path) -> None:
     """120 kills; every tenth life starts with a new file, so that creation is hit too."""
@@ -76,16 +84,18 @@ def test_killed_at_random_instants(tmp_path: Path) -> None:
             count, epsilon = 0, 0.0
         pause = chance.choice((0.0, 0.001))
         child = start(lambda: work(path, told, life, iter(range(10**9)), pause))  # noqa: B023
-        time.sleep(chance.uniform(0.0, 0.006 if life % 10 == 0 else 0.08))
+        if chance.random() < 0.8:  # else it may still be opening the file
+            wait_for_growth(told, count)
+        time.sleep(chance.uniform(0.0, 0.02))
         os.kill(child, signal.SIGKILL)
         assert ended(child) == -signal.SIGKILL
         if path.exists():
             before, count = count, check(path, told, count)
             busy += count > before
-        if life in (112, 116, 119):  # the count decides ε; the real accountant agrees, now and then
+        if life > 115:  # the count decides ε; the real accountant agrees, now and then
             with Ledger.open(path) as ledger:
                 before_epsilon, epsilon = epsilon, ledger.epsilon("a", 1e-5, "add-remove")
-            assert epsilon > before_epsilon
+            assert epsilon > before_epsilon or (epsilon, count) == (before_epsilon, before)
     assert busy >= 80  # the kills hit lives that were writing
 
 
@@ -144,11 +154,11 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
 def test_two_processes_do_not_both_slip_under_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ε = 0.3 √n stands in for the accountant and takes its time; a cap of 3 has room for exactly 100 events."""
 
-    def epsilon(events: frozenset[tuple[GaussianEvent, int]], delta: float, neighbours: str) -> float:
+    def epsilon(events: Mapping[GaussianEvent, int], delta: float, neighbours: str) -> float:
         time.sleep(0.001)
-        return 0.3 * math.sqrt(sum(count for _, count in events))
+        return 0.3 * math.sqrt(sum(events.values()))
 
-    monkeypatch.setattr(ledger_module, "_total_epsilon", epsilon)
+    monkeypatch.setattr(ledger_module, "total_epsilon", epsilon)
     path = tmp_path / "ledger.sqlite"
     cap = Cap(3.0, 1e-5, "add-remove")
 

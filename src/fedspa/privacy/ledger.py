@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, get_args
@@ -247,20 +246,17 @@ class Ledger:
 
 
 def total_epsilon(events: Mapping[GaussianEvent, int], delta: float, neighbours: Neighbours) -> float:
-    """Verified ε of all `events` together; 0 for none. Remembered, since it costs a fraction of a second."""
+    """Verified ε of all `events` together; 0 for none. The accountant remembers what it was asked before."""
     if neighbours == "add-remove" and any(event.sampling == "fixed" for event in events):
         raise PrivacyError(
             "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "
             "'add-remove'; ask for 'replace-one'"
         )
-    return _total_epsilon(frozenset(events.items()), delta, neighbours) if events else 0.0
-
-
-@lru_cache(maxsize=4096)
-def _total_epsilon(events: frozenset[tuple[GaussianEvent, int]], delta: float, neighbours: Neighbours) -> float:
+    if not events:
+        return 0.0
     from fedspa.privacy import accounting  # slow to import
 
-    return accounting.epsilon(dict(events), delta, neighbours=neighbours, accountant=ACCOUNTANT)
+    return accounting.epsilon(events, delta, neighbours=neighbours, accountant=ACCOUNTANT)
 
 
 def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[GaussianEvent]:
