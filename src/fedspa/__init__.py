@@ -1,9 +1,9 @@
 """Federated learning under record-level local differential privacy, with sparse uploads.
 
-    import fedspa
+import fedspa
 
-    result = fedspa.run({"privacy": {"epsilon": 2.0}})
-    print(result.summary["accuracy_last"], result.summary["epsilon"])
+result = fedspa.run({"privacy": {"epsilon": 2.0}})
+print(result.summary["accuracy_last"], result.summary["epsilon"])
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Terms:
     def update_bound(self) -> float:
         """A value of Δ beyond this is no honest agent's: the server refuses it.
 
-        Signal: every sampled example pulls the coordinate to its clip, and twice as many are sampled as expected. Noise:
-        12 standard deviations. A clip that follows a quantile may have grown in the meantime.
+        Signal: every sampled example pulls the coordinate to its clip, and twice as many are sampled as expected.
+        Noise: 12 standard deviations. A clip that follows a quantile may have grown in the meantime.
         """
         if self.plan is None:
             return UNCLIPPED_BOUND

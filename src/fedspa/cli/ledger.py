@@ -81,7 +81,8 @@ def export(file: File) -> None:
 
 
 def _plain(summary: LedgerSummary) -> dict[str, Any]:
-    return {**asdict(summary), "agents": [_plain_agent(agent) for agent in summary.agents]}
+    fields = {name: getattr(summary, name) for name in summary.__slots__}
+    return {**fields, "agents": [_plain_agent(agent) for agent in summary.agents]}
 
 
 def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
@@ -103,7 +104,17 @@ def _print(summary: LedgerSummary) -> None:
 
     screen = Console()
     table = Table(box=None)
-    for column in ("agent", "runs", "participations", "released", "last (UTC)", "last event", "ε", "ε left", "more rounds"):
+    for column in (
+        "agent",
+        "runs",
+        "participations",
+        "released",
+        "last (UTC)",
+        "last event",
+        "ε",
+        "ε left",
+        "more rounds",
+    ):
         table.add_column(column)
     for agent in summary.agents:
         event = agent.last_event

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 
 def run(
-    config: Annotated[Path | None, typer.Argument(help="TOML config; without one, a job on scikit-learn's digits.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML config; without one, a job on scikit-learn's digits.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")
+    ] = False,
 ) -> None:
     """Train a federation in this process, under a stated privacy guarantee.
 
@@ -76,7 +80,11 @@ def show(result: RunResult, screen: Console) -> None:
     for metrics in _thinned(result.metrics):
         spent = "–" if metrics.epsilon is None else f"{metrics.epsilon:.3f}"
         table.add_row(
-            str(metrics.round + 1), f"{metrics.accuracy:.2%}", f"{metrics.loss:.3f}", spent, _bytes(metrics.uplink_bytes)
+            str(metrics.round + 1),
+            f"{metrics.accuracy:.2%}",
+            f"{metrics.loss:.3f}",
+            spent,
+            _bytes(metrics.uplink_bytes),
         )
     screen.print(table)
     summary = result.summary

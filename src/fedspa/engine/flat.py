@@ -29,7 +29,9 @@ class FlatModel:
         self.module = module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not trained:
-            raise ConfigError("model.name: the model has no trainable parameters; federated training needs at least one")
+            raise ConfigError(
+                "model.name: the model has no trainable parameters; federated training needs at least one"
+            )
         self._names = list(trained)
         self._shapes = [p.shape for p in trained.values()]
         self._sizes = [p.numel() for p in trained.values()]

@@ -42,12 +42,21 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:
-            rows = gradients.rows(local, x, y, task.coordinates) if len(y) else iter(())
+            rows = _rows(gradients, local, x, y, task)
             step, clip_value = noisy_mean(rows, plan, noise, on_grid=task.exact)
             plan = plan.with_clip_value(clip_value)
         local[everywhere] -= (task.local_lr * task.scale * step).to(local)  # line 9
     delta = (local - theta)[everywhere]  # line 11
     return LocalResult(delta, plan.clip_value if plan is not None else 0.0)
+
+
+def _rows(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, task: LocalTask) -> Iterator[Tensor]:
+    """The sampled examples' gradients. For the exact mode one at a time: in a batch, the last bit of an example's
+    gradient may depend on how many others there are, and the exact mode promises that nothing does."""
+    size = 1 if task.exact else max(1, len(y))
+    for x_part, y_part in zip(torch.split(x, size), torch.split(y, size)):
+        if len(y_part):
+            yield from gradients.rows(theta, x_part, y_part, task.coordinates)
 
 
 def _plain_mean(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, batch: int) -> Tensor:

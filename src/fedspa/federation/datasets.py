@@ -180,8 +180,6 @@ def _normalised(images: NDArray[np.uint8], mean: list[float], std: list[float]) 
 def _folders(name: str, directory: Path | None, below: Sequence[str]) -> list[Path]:
     if directory is None:
         raise DataError(f"data.name = {name!r} needs data.dir, the folder that holds its files")
-    if not directory.is_dir():
-        raise DataError(f"data.dir = '{directory}' is not a folder; data.name = {name!r} looks for its files there")
     return [directory / folder for folder in below]
 
 
@@ -195,7 +193,7 @@ def _find(name: str, forms: Mapping[str, tuple[str, ...]], folders: list[Path], 
     missing = [" or ".join(some) for file, some in forms.items() if file not in best]
     if missing:
         where = f"'{folders[found.index(best)]}'" if best else " or ".join(f"'{folder}'" for folder in folders)
-        raise DataError(f"data.name = {name!r}: missing {', '.join(missing)} in {where}; get them from {source}")
+        raise DataError(f"data.name = {name!r}: missing {', '.join(missing)} in {where} (see data.dir); get them from {source}")
     return [best[file] for file in forms]
 
 

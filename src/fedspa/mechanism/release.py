@@ -25,9 +25,7 @@ CLIP_QUANTILE = 0.5
 CLIP_RATE = 0.02
 
 
-def noisy_mean(
-    chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: bool = False
-) -> tuple[Tensor, float]:
+def noisy_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: bool = False) -> tuple[Tensor, float]:
     """Noisy mean gradient on the k active coordinates (float64), and the clip value for the next step.
 
     `chunks` are the sampled examples' gradients, already cut to the mask, as [b, k] blocks: any number of blocks of any

@@ -32,7 +32,7 @@ class GaussianEvent:
         if self.sampling not in get_args(Sampling):
             raise PrivacyError(f"sampling is {self.sampling!r}; allowed: {', '.join(get_args(Sampling))}")
         if not 1 <= self.batch <= self.records:
-            raise PrivacyError(f"batch is {self.batch}; it must lie between 1 and the number of records, {self.records}")
+            raise PrivacyError(f"batch is {self.batch}; it must lie between 1 and the records, {self.records}")
         if self.steps < 1:
             raise PrivacyError(f"steps is {self.steps}; it must be at least 1")
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):

@@ -63,7 +63,7 @@ class Plan:
         if self.participations < 1:
             raise PrivacyError(f"participations is {self.participations}; it must be at least 1")
         if not 0 < self.delta < 1 / self.records:
-            raise PrivacyError(f"delta is {self.delta}; it must lie above 0 and below 1/records = {1 / self.records:.3g}")
+            raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records = {1 / self.records:.3g}")
         _ = self.event  # checks sampling, batch, records, steps and noise
 
     @property

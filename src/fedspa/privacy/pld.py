@@ -211,8 +211,8 @@ def _tilted(masses: Sequence[tuple[LossMass, int]], tilt: float, size: int, bott
         centre = round(float(weights @ index))
         shift += count * centre
         folded = np.bincount((index - centre) % size, weights=weights, minlength=size)
-        with np.errstate(divide="ignore"):
-            log_transform += count * np.log(fft.rfft(folded))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_transform += count * np.log(fft.rfft(folded))  # a zero becomes −∞, and is not heard below
         roundoff = max(roundoff, float(np.linalg.norm(weights)) / math.sqrt(size))
     transform = np.zeros_like(log_transform)
     heard = log_transform.real > -70.0

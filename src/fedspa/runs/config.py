@@ -130,14 +130,17 @@ class Config(Section):
             )
         if not self.private:
             if algorithm.coding == "int":
-                raise ValueError("algorithm.coding is 'int', whose step is a share of the noise; fedavg has none: f32, f16")
+                raise ValueError(
+                    "algorithm.coding is 'int', whose step is a share of the noise; fedavg has none: f32, f16"
+                )
             return self
         if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
             both = "neither" if privacy.epsilon is None else "both"
             raise ValueError(f"privacy.epsilon and privacy.noise_multiplier: {both} given; exactly one must be")
         if privacy.sampling == "fixed" and privacy.neighbours == "add-remove":
             raise ValueError(
-                "privacy.neighbours is 'add-remove'; with privacy.sampling 'fixed' only 'replace-one' has a sound accountant"
+                "privacy.neighbours is 'add-remove'; privacy.sampling 'fixed' has a sound accountant under "
+                "'replace-one' only"
             )
         if privacy.sampling == "poisson" and privacy.neighbours == "replace-one" and privacy.accountant == "rdp":
             raise ValueError(

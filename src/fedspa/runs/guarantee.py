@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedspa.privacy.accounting import SOUND, Accountant, epsilon
 from fedspa.privacy.event import Neighbours
 from fedspa.privacy.plan import Plan
+from fedspa.privacy.published import published_epsilon
 
 
 class Guarantee:
@@ -32,18 +34,18 @@ class Guarantee:
 
     def epsilon_published(self) -> float:
         """What the paper's Theorem 1 says of the same events, its range ignored as the paper does. Not a guarantee."""
-        from fedspa.privacy.published import published_epsilon
-
         plan = self._plan
         return max(
-            (published_epsilon(plan.for_records(m).event, count, plan.delta).epsilon for m, count in self._worst_cases()),
+            (
+                published_epsilon(plan.for_records(m).event, count, plan.delta).epsilon
+                for m, count in self._worst_cases()
+            ),
             default=0.0,
         )
 
-    def accountant_for(self, neighbours: Neighbours) -> str:
+    def accountant_for(self, neighbours: Neighbours) -> Accountant:
         """RDP where it was asked for and is sound; PLD elsewhere."""
-        sound = (self._plan.sampling, neighbours) in {("poisson", "add-remove"), ("fixed", "replace-one")}
-        return "rdp" if self._accountant == "rdp" and sound else "pld"
+        return "rdp" if self._accountant == "rdp" and "rdp" in SOUND[self._plan.sampling, neighbours] else "pld"
 
     def _worst_cases(self) -> list[tuple[int, int]]:
         """(records, participations) pairs that no other pair makes worse: ε grows with q = B/m and with I."""
@@ -58,8 +60,6 @@ class Guarantee:
         return worst
 
     def _epsilon(self, records: int, count: int, neighbours: Neighbours) -> float:
-        from fedspa.privacy.accounting import epsilon
-
         key = (records, count, neighbours)
         if key not in self._known:
             event = self._plan.for_records(records).event

@@ -19,8 +19,10 @@ from fedspa.federation import models
 from fedspa.federation.datasets import Dataset, load
 from fedspa.federation.participation import cap_for
 from fedspa.federation.partition import partition
+from fedspa.privacy.calibrate import noise_multiplier
 from fedspa.privacy.event import Neighbours
 from fedspa.privacy.plan import Plan
+from fedspa.privacy.published import published_noise
 from fedspa.runs.config import Config
 from fedspa.server.optimizers import ServerOptimizer
 from fedspa.wire.payload import Coding
@@ -111,9 +113,7 @@ def _active(compression: float, dimension: int) -> int:
 
 def _cap(config: Config) -> int:
     federation = config.federation
-    return cap_for(
-        federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap
-    )
+    return cap_for(federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap)
 
 
 def _smallest_holding(config: Config, holdings: list[NDArray[np.int64]]) -> int:
@@ -153,9 +153,6 @@ def _plan(config: Config, dimension: int, active: int, cap: int, records: int) -
 
 
 def _calibrated(config: Config, relation: Neighbours, cap: int, records: int) -> float:
-    from fedspa.privacy.calibrate import noise_multiplier
-    from fedspa.privacy.published import published_noise
-
     privacy, algorithm = config.privacy, config.algorithm
     assert privacy.epsilon is not None  # the config has exactly one of epsilon and noise_multiplier
     if privacy.accountant == "theorem-1":

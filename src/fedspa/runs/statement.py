@@ -13,7 +13,7 @@ def statement(summary: Mapping[str, Any]) -> str:
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {summary['epsilon_replace_one']:.3f} under replace-one (pld)"
     return (
-        f"(ε = {summary['epsilon']:.3f}, δ = {summary['delta']:g}) for each record of each agent against the server and "
-        f"all others: {summary['neighbours']}, {summary['sampling']} sampling, accountant {summary['accountant']}, "
+        f"(ε = {summary['epsilon']:.3f}, δ = {summary['delta']:g}) for each record of each agent, against the server "
+        f"and all others: {summary['neighbours']}, {summary['sampling']} sampling, accountant {summary['accountant']}, "
         f"at most {summary['participations_max']} participations{other}"
     )

@@ -67,7 +67,9 @@ def warnings(job: Job) -> list[str]:
     if not job.plan.is_private:
         found.append("not private: privacy.clip_rule 'median' reads the clip value off the data without paying for it")
     if job.config.privacy.accountant == "theorem-1":
-        found.append("the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one")
+        found.append(
+            "the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"
+        )
     if job.config.privacy.noise == "seeded":
         found.append("seeded noise: right for simulations, and no protection against anyone who knows run.seed")
     return found

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from fedspa.engine.native import library
@@ -29,7 +29,8 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
         raise Unsupported("the model has frozen parameters")
     if next(module.buffers(), None) is not None:
         raise Unsupported("the model has buffers")
-    offsets, end = {}, 0
+    offsets: dict[Tensor, int] = {}
+    end = 0
     for _, parameter in module.named_parameters():
         offsets[parameter] = end
         end += parameter.numel()
@@ -97,7 +98,7 @@ _FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
 }
 
 
-def _layer(layer: nn.Module, shape: Shape, offsets: dict[nn.Parameter, int]) -> tuple[list[Layer], Shape]:
+def _layer(layer: nn.Module, shape: Shape, offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
     kind = type(layer)
     if kind is nn.Conv2d:
         return _conv(layer, shape, offsets)
@@ -118,7 +119,7 @@ def _layer(layer: nn.Module, shape: Shape, offsets: dict[nn.Parameter, int]) -> 
     raise Unsupported(f"it knows no layer {kind.__name__}")
 
 
-def _conv(layer: nn.Module, shape: Shape, offsets: dict[nn.Parameter, int]) -> tuple[list[Layer], Shape]:
+def _conv(layer: nn.Module, shape: Shape, offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
     assert isinstance(layer, nn.Conv2d)
     if layer.groups != 1 or layer.dilation != (1, 1) or layer.padding_mode != "zeros":
         raise Unsupported("a Conv2d with groups, dilation or another padding than zeros")
@@ -141,7 +142,7 @@ def _conv(layer: nn.Module, shape: Shape, offsets: dict[nn.Parameter, int]) -> t
     return [made], (layer.out_channels, *_after(shape, kernel, stride, padding))
 
 
-def _linear(layer: nn.Module, shape: Shape, offsets: dict[nn.Parameter, int]) -> tuple[list[Layer], Shape]:
+def _linear(layer: nn.Module, shape: Shape, offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
     assert isinstance(layer, nn.Linear)
     if shape != (layer.in_features,):
         raise Unsupported(f"a Linear of {layer.in_features} features does not fit an input of shape {shape}")
@@ -175,7 +176,7 @@ def _pool(layer: nn.Module, shape: Shape) -> tuple[list[Layer], Shape]:
     return [made], (shape[0], *_after(shape, kernel, stride, padding))
 
 
-def _take(offsets: dict[nn.Parameter, int], parameter: nn.Parameter) -> int:
+def _take(offsets: dict[Tensor, int], parameter: Tensor) -> int:
     """A parameter's offset; it leaves the table, so that a second use is seen (its uses would have to be summed)."""
     if parameter not in offsets:
         raise Unsupported("a layer's parameters are used twice")

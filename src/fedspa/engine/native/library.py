@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_ui
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 _ABI = 1
 LEVELS = ("plain", "avx2", "avx512")
@@ -35,7 +35,7 @@ class Layer(Structure):
 class Task(Structure):
     """`struct fedspa_task`."""
 
-    _fields_ = [
+    _fields_: ClassVar = [
         *[("x", c_void_p), ("y", c_void_p), ("records", c_int64), ("coordinates", c_void_p), ("active", c_int64)],
         *[(name, c_int64) for name in ("steps", "batch", "sampling", "clip", "quantile")],
         *[(name, c_double) for name in ("rate", "step_size", "clip_value", "noise_per_clip")],
@@ -74,10 +74,9 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     loaded.fedspa_net_free.restype = None
     loaded.fedspa_net_free.argtypes = [c_void_p]
     loaded.fedspa_train.restype = c_int64
-    loaded.fedspa_train.argtypes = [
-        *[c_void_p, c_int64, c_void_p, POINTER(Task)],
-        *[c_void_p, POINTER(c_double), POINTER(c_int32)],
-    ]
+    task = POINTER(Task)
+    outputs = (c_void_p, POINTER(c_double), POINTER(c_int32))
+    loaded.fedspa_train.argtypes = [c_void_p, c_int64, c_void_p, task, *outputs]
     loaded.fedspa_words.restype = None
     loaded.fedspa_words.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_uint64)]
     loaded.fedspa_gaussian.restype = None

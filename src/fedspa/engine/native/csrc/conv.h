@@ -31,7 +31,7 @@ INLINE int panel_at(int rows, int start, int *width) {
     DO(8, a2[k]) DO(9, a2[k + s1]) DO(10, a2[k + s2]) DO(11, a2[k + s3])
 
 #define TILE(NAME, TYPE, LOAD, STORE, WIDTH, COUNT)                                                                   \
-    static void NAME(const float *const *in, int64_t spacing, const struct op *op, int64_t row, const float *w,        \
+    PHASE void NAME(const float *const *in, int64_t spacing, const struct op *op, int64_t row, const float *w,        \
                      float *const *out, int64_t out_spacing) {                                                         \
         TYPE acc[12][COUNT];                                                                                           \
         for (int p = 0; p < 12; p++)                                                                                   \
@@ -63,7 +63,7 @@ TILE(tile_half, H, load_half, store_half, 8, 1)
 #endif
 #pragma GCC diagnostic pop
 
-static void pack_weights(const struct op *op, const float *theta, float *packed) {
+PHASE void pack_weights(const struct op *op, const float *theta, float *packed) {
     for (int start = 0, width; start < op->rows; start += width) {
         panel_at(op->rows, start, &width);
         for (int lane = 0; lane < width; lane++) {
@@ -84,7 +84,7 @@ INLINE int64_t scratch_size(const struct op *op) {
 }
 
 /* `in`: the examples' input buffers; `scratch`: their outputs, one after the other, without bias. */
-static void conv_forward(const struct op *op, const struct buffer *buffer, const float *in, int64_t examples,
+PHASE void conv_forward(const struct op *op, const struct buffer *buffer, const float *in, int64_t examples,
                          const float *packed, float *scratch) {
     const int width = scratch_width(op), across = (width + GROUP - 1) / GROUP;
     const int64_t groups = (int64_t)op->used_h * across, total = groups * examples;

@@ -83,7 +83,7 @@ INLINE void sine_cosine(D t, D *sine, D *cosine) {
 }
 
 /* One block of n values, n even and at most GAUSS_BLOCK. `words` has room for GAUSS_BLOCK + PAD. */
-static void gauss_block(struct stream *stream, int64_t n, double *values, uint64_t *words) {
+PHASE void gauss_block(struct stream *stream, int64_t n, double *values, uint64_t *words) {
     const int64_t *word = (const int64_t *)stream_words(stream, n, words);
     const int64_t *angle = word + n / 2;
     int64_t half = n / 2, i = 0;

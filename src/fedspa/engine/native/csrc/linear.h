@@ -9,7 +9,7 @@
 #define DOT_ROWS 4
 #define DOT_EXAMPLES 3
 
-static void linear_forward(const struct op *op, const struct buffer *in, const struct buffer *out, const float *a,
+PHASE void linear_forward(const struct op *op, const struct buffer *in, const struct buffer *out, const float *a,
                            int64_t examples, const float *theta, float *b) {
     const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
     for (int r = 0; r < op->rows; r += DOT_ROWS)

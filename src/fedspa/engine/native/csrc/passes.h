@@ -7,7 +7,7 @@
 #include "work.h"
 
 /* Records as torch holds them (channels first) into the first buffer (channels last). */
-static void load_examples(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
+PHASE void load_examples(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
     const struct fedspa_net *net = w->net;
     const struct buffer *b = net->buffers;
     const int64_t plane = (int64_t)b->height * b->width, size = plane * b->channels;
@@ -61,7 +61,7 @@ static void forward(struct work *w, int n) {
 }
 
 /* Derivatives of each example's cross-entropy: softmax minus one at the label. */
-static void loss_deltas(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
+PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
     const int last = w->net->count, classes = w->net->classes;
     for (int e = 0; e < n; e++) {
         const float *logit = w->unit[last] + e * w->net->buffers[last].example;
@@ -75,7 +75,7 @@ static void loss_deltas(struct work *w, const struct fedspa_task *task, const in
 }
 
 /* The deltas of up to LIST_BLOCK rows from `first` on, as lists. */
-static void build_lists(struct work *w, int i, int first, int n) {
+PHASE void build_lists(struct work *w, int i, int first, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int rows = op->rows - first < LIST_BLOCK ? op->rows - first : LIST_BLOCK;

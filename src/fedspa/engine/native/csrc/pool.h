@@ -8,7 +8,7 @@
 
 /* One example: scratch to the next buffer. `arg` gets, for each unit, where in the input the window of its greatest
  * pixel starts: what backward needs to find the only pixel that carries gradient. */
-static void finish_conv(const struct op *op, const struct buffer *in, const struct buffer *out, const float *scratch,
+PHASE void finish_conv(const struct op *op, const struct buffer *in, const struct buffer *out, const float *scratch,
                         const float *theta, float *to, int32_t *arg) {
     const int width = scratch_width(op), channels = op->rows_padded;
     const float *bias = op->bias >= 0 ? theta + op->bias : NULL;

@@ -20,6 +20,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define PHASE static __attribute__((noinline)) /* stays a function, so that a profile names it */
 
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef float VU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

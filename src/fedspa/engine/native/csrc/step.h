@@ -15,7 +15,7 @@ static float bound_below(double clip_value) {
 
 /* Does the example have an activation that is NaN, or so large that its gradient may overflow? It then counts as zero:
  * its gradient is no use to anyone, and the bound holds whatever the data. */
-static int is_wild(struct work *w, int e) {
+PHASE int is_wild(struct work *w, int e) {
     for (int i = 0; i <= w->net->count; i++) {
         int64_t size = w->net->buffers[i].example;
         if (any_wild(w->unit[i] + e * size, size)) return 1;
@@ -74,7 +74,7 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
 }
 
 /* theta -= step_size * (sum + noise) / B on the active coordinates. */
-static void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double deviation) {
+PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double deviation) {
     const double step = task->step_size / (double)task->batch;
     for (int64_t start = 0; start < task->active; start += GAUSS_BLOCK) {
         int64_t left = task->active - start, n = left < GAUSS_BLOCK ? left : GAUSS_BLOCK;

@@ -1,0 +1,174 @@
+"""A whole federated run with canaries in it, through the simulator: ledger, masks, engine, payloads, server.
+
+Every record of every agent is a canary: in by the toss of a coin, else replaced by a record without a gradient. The
+server, which sees each agent's updates, guesses which were in; the number of right guesses bounds ε of the whole run
+(Steinke, Nasr & Jagielski 2023). Canaries of one agent have orthogonal gradients (rows of a Hadamard matrix).
+
+One run cannot see small faults: it catches noise that is missing or several times too small, not a factor of √2.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import hadamard
+from torch import Tensor, nn
+
+from fedspa.algorithms import Agent, Terms
+from fedspa.audit.bounds import epsilon_lower_one_run
+from fedspa.audit.noise import cosines
+from fedspa.audit.result import Check
+from fedspa.audit.setting import Setting
+from fedspa.audit.target import Target
+from fedspa.engine.task import Engine
+from fedspa.federation.datasets import Dataset
+from fedspa.mechanism.mask import active_coordinates
+from fedspa.privacy.event import Neighbours
+from fedspa.runs.books import Books
+from fedspa.runs.config import Config, load
+from fedspa.runs.setup import Job, prepare
+from fedspa.runs.simulate import Simulation
+from fedspa.wire.payload import Update
+
+RECORDS = 128
+AGENTS, ROUNDS, STEPS = 16, 2, 2
+# A small δ costs the one-run bound least.
+DELTA = 1e-9
+GUESSED = 0.5
+NOISE = 4.0
+CERTAIN = 500.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One update as the server gets it, by whom, and the records behind it."""
+
+    agent: int
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    job: Job
+    sent: list[Sent]
+    moved: Tensor
+
+
+def run_checks(setting: Setting, target: Target, alpha: float) -> list[Check]:
+    """Two questions at chance `alpha` each (keys, canaries), and one without chance (masks)."""
+    x = torch.from_numpy(hadamard(RECORDS).astype(np.float32)).repeat(AGENTS, 1)
+    coins = setting.stream("coins").uint64(len(x)) >> np.uint64(63)
+    inside = torch.from_numpy(coins.astype(np.int64))
+    canary_run = _federation(setting, target, x, inside)
+    nothing = torch.zeros_like(inside)
+    # A second run with all public inputs the same: in `seeded` mode it repeats the first by design.
+    turns = [_federation(setting, target, x, nothing) for _ in range(1 if setting.noise_mode == "seeded" else 2)]
+    values = np.stack([sent.update.values for turn in turns for sent in turn.sent]).astype(np.float64)
+    what = "pairs of updates over agents, rounds" + ("" if len(turns) == 1 else " and a second run of the same seed")
+    return [_masks(turns[0]), cosines("run: keys", values, alpha, what), _canaries(setting, target, canary_run, inside, alpha)]
+
+
+def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor) -> Run:
+    data = Dataset(x, labels, x[:2], torch.tensor([0, 1]), 2, "canaries")
+    module = nn.Sequential(nn.Flatten(), nn.Linear(x.shape[1], 2))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+        module[1].bias.copy_(torch.tensor([CERTAIN, -CERTAIN]))
+    with tempfile.TemporaryDirectory(prefix="fedspa-audit-") as folder:
+        job = prepare(_config(setting), data, module)
+        sent: list[Sent] = []
+        respond = job.algorithm.respond
+
+        def overheard(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Update]:
+            for agent, update in zip(agents, respond(theta, terms, agents, engine)):
+                sent.append(Sent(agent.number, update))
+                yield update
+
+        job = replace(
+            job,
+            engine=target.engine(module, tuple(x.shape[1:])),
+            algorithm=replace(job.algorithm, respond=overheard),
+        )
+        simulation = Simulation(job)
+        start = simulation.state.theta.clone()
+        with Books(job, Path(folder)) as books:
+            for cohort in simulation.cohorts():
+                simulation.round(cohort, books)
+    return Run(job, sent, simulation.state.theta - start)
+
+
+def _config(setting: Setting) -> Config:
+    plan = setting.plan
+    return load(
+        {
+            "federation": {"agents": AGENTS, "rounds": ROUNDS, "per_round": AGENTS},
+            "algorithm": {
+                "compression": 0.5,
+                "mask": "shared",
+                "local_steps": STEPS,
+                "batch": RECORDS // 2,
+                "local_lr": 1e-6,
+                "server": "average",
+            },
+            "privacy": {
+                "noise_multiplier": NOISE,
+                "delta": 1e-3,
+                "sampling": plan.sampling,
+                "clip": plan.clip,
+                "clip_value": 0.1,
+                "noise": setting.noise_mode,
+            },
+            "run": {"engine": setting.engine, "seed": setting.seed, "threads": 1},
+        }
+    )
+
+
+def _masks(run: Run) -> Check:
+    """θ moves on the masks' coordinates and nowhere else."""
+    reached = np.zeros(len(run.moved), dtype=np.bool_)
+    for sent in run.sent:
+        reached[active_coordinates(sent.update.mask_seed, sent.update.dimension, sent.update.active)] = True
+    stray = int((run.moved.cpu().numpy()[~reached] != 0).sum())
+    detail = f"coordinates outside every mask ({int((~reached).sum())} of {len(reached)}) that moved"
+    return Check("run: masks", "count", 0.0, float(stray), 1.0, stray == 0, detail)
+
+
+def _canaries(setting: Setting, target: Target, run: Run, inside: Tensor, alpha: float) -> Check:
+    plan = run.job.plan
+    assert plan is not None  # the config is private
+    neighbours: Neighbours = "add-remove" if plan.sampling == "poisson" else "replace-one"
+    steps = ROUNDS * STEPS
+    claimed = target.claimed_epsilon(plan, steps, DELTA, neighbours)
+    scores = _scores(run)
+    order = np.argsort(scores)
+    half = int(GUESSED * len(order) / 2)
+    truth = inside.numpy()
+    correct = int(truth[order[-half:]].sum() + (1 - truth[order[:half]]).sum())
+    bound = epsilon_lower_one_run(len(order), 2 * half, correct, DELTA, alpha)
+    detail = (
+        f"{correct} of {2 * half} guesses right on {len(order)} canaries, {steps} steps an agent, noise {NOISE:g}, "
+        f"δ = {DELTA:g}; weak: sees gross faults only"
+    )
+    return Check("run: canaries", "epsilon", claimed, bound, 1 - alpha, bound <= claimed, detail)
+
+
+def _scores(run: Run) -> NDArray[np.float64]:
+    """How much each canary's own direction shows in its agent's updates: more is likelier in."""
+    x = run.job.data.train_x.to(torch.float64)
+    # The gradient of label 1 at the start: +x on the first row of weights, −x on the second, ±1 on the biases.
+    ones = torch.ones(len(x), 1, dtype=torch.float64)
+    gradients = torch.cat([x, -x, ones, -ones], dim=1)
+    scores = torch.zeros(len(x), dtype=torch.float64)
+    for sent in run.sent:
+        held = torch.from_numpy(run.job.holdings[sent.agent])
+        active = active_coordinates(sent.update.mask_seed, sent.update.dimension, sent.update.active)
+        rows = gradients[held][:, torch.from_numpy(active)]
+        scores[held] -= rows @ torch.from_numpy(sent.update.values.astype(np.float64))
+    return scores.numpy()

@@ -1,0 +1,140 @@
+"""The command line as a newcomer meets it: help, a run, JSON that parses, and bad input in one line with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedspa.cli import main
+
+Call = Callable[..., tuple[int, str, str]]
+
+SETTING = "--batch 10 --records 600 --local-steps 300 --participations 5 --delta 1e-3"
+QUICK = (
+    "--set federation.rounds=2 --set federation.agents=4 --set federation.per_round=2 --set algorithm.local_steps=2 "
+    "--set run.engine=generic"
+)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Run `fedspa <words>` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedspa", *words.split()])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run
+
+
+def test_run_as_json_prints_one_object_and_nothing_else(call: Call) -> None:
+    code, out, _ = call(f"run --json {QUICK}")
+    assert code == 0
+    summary = json.loads(out)
+    assert summary["rounds"] == 2
+    assert 0 < summary["epsilon"] <= 4
+
+
+def test_run_ends_with_a_readable_result(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call(f"run --out here {QUICK}")
+    assert code == 0
+    for word in ("accuracy", "ε =", "δ = 0.001", "add-remove", "poisson", "pld", "an upload", "here"):
+        assert word in out
+    assert (tmp_path / "here" / "summary.json").exists()
+
+
+def test_a_ledger_can_be_shown_verified_and_exported(call: Call, tmp_path: Path) -> None:
+    call(f"run --json --out here {QUICK}")
+    file = "here/ledger.sqlite"
+    code, out, _ = call(f"ledger show {file} --cap 5")
+    assert code == 0
+    assert "agent-0" in out
+    shown = json.loads(call(f"ledger show {file} --cap 5 --json")[1])
+    assert shown["agents"][0]["epsilon_left"] == pytest.approx(5 - shown["agents"][0]["epsilon"])
+    assert call(f"ledger verify {file}")[0] == 0
+    assert len(json.loads(call(f"ledger export {file}")[1])["entries"]) == 4
+    content = bytearray((tmp_path / file).read_bytes())
+    content[:100] = bytes(100)
+    (tmp_path / file).write_bytes(content)
+    code, _, err = call(f"ledger show {file}")
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_privacy_prints_every_row_with_its_soundness(call: Call) -> None:
+    code, out, _ = call(f"privacy {SETTING} --epsilon 1 --json")
+    rows = json.loads(out)["rows"]
+    assert code == 0
+    assert {(row["method"], row["sampling"], row["neighbours"], row["accountant"]) for row in rows} == {
+        ("published", "fixed", "replace-one", "theorem-1"),
+        ("published-corrected", "fixed", "replace-one", "theorem-1"),
+        ("verified", "fixed", "replace-one", "rdp"),
+        ("verified", "fixed", "replace-one", "pld"),
+        ("verified", "poisson", "replace-one", "pld"),
+        ("verified", "poisson", "add-remove", "rdp"),
+        ("verified", "poisson", "add-remove", "pld"),
+    }
+    assert all(row["sound"] == (row["method"] == "verified") for row in rows)
+    code, out, _ = call(f"privacy {SETTING} --noise 1.83")
+    assert code == 0
+    assert "0.9959" in out  # Poisson, add-remove, PLD
+    assert "guarantees nothing" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("run --set algorithm.compresion=1", "algorithm.compresion"),
+        ("run --set privacy.noise_multiplier=1", "exactly one"),
+        ("run --set algorithm.batch=5000", "algorithm.batch"),
+        ("run --set privacy.delta=0.5", "privacy.delta"),
+        ("run --set data.name=mnist --set data.dir=nowhere", "train-images-idx3-ubyte"),
+        ("run --set data.name=cifar10 --set data.dir=nowhere", "data_batch_1"),
+        ("run --set data.name=nothing", "data.name"),
+        ("run --set federation.agents=100000", "federation.agents"),
+        ("run nowhere.toml", "nowhere.toml"),
+        (f"privacy {SETTING}", "--epsilon and --noise"),
+        (f"privacy {SETTING} --epsilon 1 --noise 1", "--epsilon and --noise"),
+        (f"privacy {SETTING} --epsilon nan", "epsilon"),
+        (f"privacy {SETTING} --epsilon -1", "epsilon"),
+        (f"privacy {SETTING} --noise 0", "noise"),
+        ("privacy --batch 10 --records 6 --local-steps 1 --participations 1 --delta 1e-3 --noise 1", "batch"),
+        ("privacy --batch 10 --records 60 --local-steps 1 --participations 1 --delta 2 --noise 1", "delta"),
+        ("privacy --batch 10 --records 60 --local-steps 0 --participations 1 --delta 1e-3 --noise 1", "steps"),
+        ("ledger show nowhere.sqlite", "nowhere.sqlite"),
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_no_files(call: Call, tmp_path: Path, words: str, named: str) -> None:
+    code, out, err = call(words)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert named in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_flag_is_exit_2(call: Call) -> None:
+    code, _, err = call("run --nonsense")
+    assert code == 2
+    assert "--nonsense" in err
+
+
+def test_help_is_quick_and_needs_no_torch() -> None:
+    started = time.monotonic()
+    command = [sys.executable, "-c", "import sys; from fedspa.cli import app; app(['--help'], standalone_mode=False); "]
+    command[-1] += "assert not {'torch', 'scipy', 'dp_accounting', 'sklearn'} & set(sys.modules)"
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "privacy" in result.stdout
+    assert time.monotonic() - started < 5  # 0.2 s alone; CI machines are busy

@@ -1,0 +1,279 @@
+"""Whole runs, small: they learn, they repeat to the bit, and what they report adds up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedspa
+from fedspa.errors import BudgetError, ConfigError
+from fedspa.privacy.accounting import epsilon
+from fedspa.privacy.event import GaussianEvent
+from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.policy import PolicyRefusal
+from fedspa.runs.config import load
+from fedspa.wire.payload import HEADER_BYTES
+
+SMALL: dict[str, dict[str, Any]] = {
+    "federation": {"agents": 6, "rounds": 4, "per_round": 3},
+    "algorithm": {"compression": 0.2, "local_steps": 3, "batch": 10, "local_lr": 0.5, "server": "average"},
+    "privacy": {"epsilon": 3.0, "clip_value": 0.3},
+    "run": {"engine": "generic"},
+}
+
+
+def small(tmp_path: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    merged = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in {*SMALL, *sections}}
+    merged["run"].setdefault("out", str(tmp_path / "run"))
+    return {name: {key: value for key, value in keys.items() if value is not None} for name, keys in merged.items()}
+
+
+FEDAVG = {"algorithm": {"name": "fedavg", "compression": 1.0}, "privacy": {"epsilon": None}}
+DP_FED = {"algorithm": {"name": "dp-fed", "compression": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        FEDAVG,
+        DP_FED,
+        {"algorithm": {"mask": "shared"}},
+        {"algorithm": {"mask": "fixed", "server": "momentum"}},
+        {"algorithm": {"server": "adam", "server_lr": 0.05, "lr_decay": "sqrt"}},
+        {"privacy": {"clip": "coordinate", "clip_value": 0.01}},
+        {"privacy": {"clip_rule": "quantile"}},
+        {"privacy": {"clip_rule": "median"}},
+        {"privacy": {"clip_rule": "median", "clip": "coordinate"}},
+        {"privacy": {"sampling": "fixed"}},
+        {"privacy": {"sampling": "fixed", "accountant": "theorem-1"}},
+        {"privacy": {"neighbours": "replace-one"}},
+        {"privacy": {"accountant": "rdp"}},
+        {"privacy": {"noise": "exact"}},
+        {"privacy": {"noise": "secure"}},
+        {"algorithm": {"coding": "f16"}},
+        {"algorithm": {"coding": "f32"}},
+        {"federation": {"participation": "uniform", "cap": 1}},
+        {"data": {"partition": "dirichlet"}},
+        {"data": {"partition": "shards"}},
+        {"model": {"name": "mlp"}},
+        {"run": {"engine": "reference"}},
+    ],
+    ids=lambda sections: "-".join(str(v) for keys in sections.values() for v in keys.values()) or "default",
+)
+def test_every_choice_runs_and_keeps_its_promise(tmp_path: Path, sections: dict[str, Any]) -> None:
+    result = fedspa.run(small(tmp_path, **sections))
+    summary = result.summary
+    assert summary["rounds"] == 4
+    assert all(math.isfinite(metrics.loss) for metrics in result.metrics)
+    if summary["algorithm"] == "fedavg":
+        assert summary["epsilon"] is None
+    elif sections.get("privacy", {}).get("accountant") != "theorem-1":
+        assert 0 < summary["epsilon"] <= 3.0
+        if summary["accountant"] == "pld":  # RDP's ε for the weaker relation can lie above PLD's for the stronger one
+            assert summary["epsilon"] <= summary["epsilon_replace_one"]
+
+
+def test_the_summary_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
+    result = fedspa.run(small(tmp_path))
+    wanted = (
+        "algorithm accuracy_best accuracy_last epsilon epsilon_replace_one delta neighbours sampling accountant "
+        "noise_multiplier participations_max uplink_bytes compression rounds seconds seed"
+    )
+    assert set(wanted.split()) <= set(result.summary)
+    assert json.loads((result.folder / "summary.json").read_text()) == result.summary
+    assert result.summary["neighbours"] == "add-remove"
+    assert result.summary["accountant"] == "pld"
+
+
+def test_the_folder_holds_what_the_run_did(tmp_path: Path) -> None:
+    result = fedspa.run(small(tmp_path))
+    assert {path.name for path in result.folder.iterdir()} >= {
+        "config.toml",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "ledger.sqlite",
+    }
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    assert lines[-1]["accuracy"] == result.summary["accuracy_last"]
+    saved = load_file(result.folder / "model.safetensors")
+    for name, value in result.module.state_dict().items():
+        assert torch.equal(saved[name], value)
+    again = load(result.folder / "config.toml", ["run.out=none"])
+    assert again.algorithm.compression == 0.2
+
+
+def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
+    runs = [
+        fedspa.run(small(tmp_path, run={"out": str(tmp_path / name), "seed": seed}))
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    metrics = [(run.folder / "metrics.jsonl").read_bytes() for run in runs]
+    models = [(run.folder / "model.safetensors").read_bytes() for run in runs]
+    assert metrics[0] == metrics[1] != metrics[2]
+    assert models[0] == models[1] != models[2]
+
+
+def test_secure_noise_never_repeats(tmp_path: Path) -> None:
+    runs = [
+        fedspa.run(small(tmp_path, run={"out": str(tmp_path / name), "seed": 1}, privacy={"noise": "secure"}))
+        for name in "ab"
+    ]
+    assert (runs[0].folder / "model.safetensors").read_bytes() != (runs[1].folder / "model.safetensors").read_bytes()
+
+
+def test_epsilon_is_what_the_ledger_says(tmp_path: Path) -> None:
+    """Two ways to the same figure: the run's own count, and the agents' durable record."""
+    result = fedspa.run(small(tmp_path))
+    summary = result.summary
+    with Ledger.open(result.folder / "ledger.sqlite", create=False) as ledger:
+        largest = max(ledger.epsilon(f"agent-{i}", summary["delta"], "add-remove") for i in range(6))
+        counts = [sum(ledger.spent(f"agent-{i}").values()) for i in range(6)]
+    assert largest == pytest.approx(summary["epsilon"], rel=1e-9)
+    assert max(counts) == summary["participations_max"] == 2
+    assert sum(counts) == 12
+
+
+def test_the_largest_epsilon_belongs_to_the_worst_agent(tmp_path: Path) -> None:
+    """Holdings that differ by one record have different rates: the summary reports the smaller holding's ε."""
+    result = fedspa.run(small(tmp_path, federation={"agents": 8, "per_round": 8, "rounds": 2}))
+    z = result.summary["noise_multiplier"]
+    sizes = Counter(len(held) for held in _holdings(8))
+    assert len(sizes) == 2
+    worst = GaussianEvent("poisson", 10, min(sizes), 3, z)
+    assert result.summary["epsilon"] == pytest.approx(epsilon({worst: 2}, 1e-3, neighbours="add-remove"), rel=1e-9)
+
+
+def _holdings(agents: int) -> list[Any]:
+    from fedspa.federation.datasets import load as load_data
+    from fedspa.federation.partition import partition
+
+    return partition(load_data("digits", None).train_y.numpy(), agents, "iid", alpha=1.0, seed=0)
+
+
+def test_uplink_bytes_are_measured_on_payloads(tmp_path: Path) -> None:
+    dense = fedspa.run(small(tmp_path, run={"out": str(tmp_path / "dense")}, **FEDAVG)).summary
+    assert dense["payload_bytes"] == HEADER_BYTES + 4 * 650
+    assert dense["uplink_bytes"] == dense["payload_bytes"] * 2  # 12 uploads of 6 agents
+    sparse = fedspa.run(small(tmp_path, run={"out": str(tmp_path / "sparse")})).summary
+    assert sparse["payload_bytes"] < HEADER_BYTES + 130 / 2  # 130 values at under 4 bits
+
+
+def test_integers_on_the_wire_change_the_model_little(tmp_path: Path) -> None:
+    losses = {
+        coding: fedspa.run(small(tmp_path, run={"out": str(tmp_path / coding)}, algorithm={"coding": coding}))
+        .metrics[-1]
+        .loss
+        for coding in ("f32", "int")
+    }
+    assert losses["int"] == pytest.approx(losses["f32"], rel=0.1)
+
+
+def test_own_module_and_data(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 5, generator=generator)
+    y = (x[:, 0] > 0).long()
+    data = fedspa.from_arrays(x[:300], y[:300], x[300:], y[300:], name="mine")
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+    config = small(tmp_path, federation={"agents": 3, "rounds": 20}, algorithm={"compression": 1.0, "local_lr": 1.0})
+    result = fedspa.run(config, data=data, module=net)
+    assert result.module is net
+    assert result.summary["accuracy_last"] > 0.85
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_under_its_guarantee(tmp_path: Path) -> None:
+    result = fedspa.run(load(None, [f'run.out="{tmp_path / "run"}"']))
+    assert result.summary["accuracy_last"] > 0.88
+    assert result.summary["epsilon"] <= load().privacy.epsilon  # type: ignore[operator]
+
+
+class TestBadInput:
+    """Refused in one line that names the key, with nothing written."""
+
+    @pytest.mark.parametrize(
+        ("sections", "words"),
+        [
+            ({"algorithm": {"compression": 0.001}}, ["algorithm.compression", "650"]),
+            ({"algorithm": {"batch": 500}}, ["algorithm.batch", "240"]),
+            ({"privacy": {"delta": 0.01}}, ["privacy.delta", "1/241"]),
+            ({"federation": {"agents": 5000}}, ["federation.agents", "records"]),
+            ({"model": {"name": "mnist-cnn"}}, ["model", "mnist-cnn"]),
+            ({"model": {"name": "resnet"}}, ["model.name", "logistic"]),
+            ({"model": {"name": "nowhere:net"}}, ["model.name", "nowhere"]),
+            ({"run": {"device": "tpu"}}, ["run.device", "tpu"]),
+            ({"run": {"policy": "/nowhere/policy.toml"}}, ["policy"]),
+        ],
+        ids=lambda value: str(value),
+    )
+    def test_one_line_and_no_folder(self, tmp_path: Path, sections: dict[str, Any], words: list[str]) -> None:
+        with pytest.raises(fedspa.errors.FedspaError) as caught:
+            fedspa.run(small(tmp_path, **sections))
+        assert "\n" not in str(caught.value)
+        for word in words:
+            assert word in str(caught.value)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_folder_in_use_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "precious").write_text("data")
+        with pytest.raises(ConfigError, match=r"run\.out.*not empty"):
+            fedspa.run(small(tmp_path))
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match=r"run\.out"):
+            fedspa.run(small(tmp_path, run={"out": str(tmp_path / "file" / "run")}))
+
+
+class TestGuard:
+    """The agents' own limits hold over runs."""
+
+    POLICY = """
+        epsilon = 1.5
+        delta = 1e-3
+        neighbours = "add-remove"
+        min_noise_multiplier = 0.5
+        max_local_steps = 10
+        max_rounds = 10
+        max_compression = 0.5
+        clippings = ["l2"]
+        """
+
+    def guarded(self, tmp_path: Path, name: str, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        (tmp_path / "policy.toml").write_text(self.POLICY)
+        run = {
+            "out": str(tmp_path / name),
+            "ledger": str(tmp_path / "l.sqlite"),
+            "policy": str(tmp_path / "policy.toml"),
+        }
+        lasting = {"federation": {"rounds": 10}, "algorithm": {"local_steps": 10, "batch": 80}}
+        return small(tmp_path, run=run, **{**lasting, "privacy": {"epsilon": 1.0}, **sections})
+
+    def test_a_second_run_over_the_cap_is_refused_before_it_starts(self, tmp_path: Path) -> None:
+        """Two budgets of ε = 1 compose to 1.51 here, not to 2: above the cap of 1.5 all the same."""
+        first = fedspa.run(self.guarded(tmp_path, "first"))
+        assert first.summary["epsilon"] <= 1.0
+        with pytest.raises(BudgetError, match=r"left.*cap 1\.5"):
+            fedspa.run(self.guarded(tmp_path, "second"))
+        assert not (tmp_path / "second").exists()
+
+    def test_terms_laxer_than_the_policy_are_refused_by_code(self, tmp_path: Path) -> None:
+        with pytest.raises(PolicyRefusal) as caught:
+            fedspa.run(self.guarded(tmp_path, "run", algorithm={"local_steps": 11}))
+        assert caught.value.code == "too-many-steps"
+        with pytest.raises(PolicyRefusal) as caught:
+            fedspa.run(self.guarded(tmp_path, "run", privacy={"epsilon": 1.0, "clip_rule": "median"}))
+        assert caught.value.code == "not-private"
+        assert not (tmp_path / "run").exists()
