@@ -21,6 +21,7 @@ from fedspa.privacy import ledger as ledger_module
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Cap, Ledger
 from fedspa.privacy.ledger_report import export, verify
+from fedspa.privacy.ledger_schema import create
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
 OTHER = GaussianEvent("poisson", 10, 600, 100, 2.5)
@@ -92,6 +93,24 @@ def test_equal_events_count_together_whatever_their_number_types(path: Path) -> 
         with pytest.raises(LedgerError, match="whole numbers"):
             ledger.reserve("a", GaussianEvent("poisson", 10.5, 600, 300, 2.0), "run", "x")  # type: ignore[arg-type]
     assert len(export(path)["totals"]) == 1
+
+
+def test_equal_events_under_two_texts_are_added(path: Path) -> None:
+    """Another writer may have stored 2 where this one stores 2.0: no count may swallow the other."""
+    with Ledger.open(path) as ledger:
+        with ledger._write():
+            for number, z in enumerate((2, 2.0, 2.0)):
+                ledger._reserve("a", GaussianEvent("poisson", 10, 600, 300, z), "run", str(number), None)
+        assert ledger.spent("a") == {GaussianEvent("poisson", 10, 600, 300, 2.0): 3}
+    assert len(export(path)["totals"]) == 2
+
+
+def test_who_comes_second_to_create_leaves_the_first_ledger_alone(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", EVENT, "run", "0")
+    create(path)
+    assert len(export(path)["entries"]) == 1
+    assert [file.name for file in path.parent.iterdir() if file.name.endswith(".new")] == []
 
 
 def test_a_round_is_reserved_whole_or_not_at_all(path: Path, quick_epsilon: None) -> None:
