@@ -25,7 +25,13 @@ def smooth_net(seed: int = 0) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Conv2d(1, 3, 3, stride=2), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)
+            nn.Conv2d(1, 3, 3, stride=2),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(3, 5),
+            nn.Tanh(),
+            nn.Linear(5, 4),
         )
 
 
@@ -142,7 +148,11 @@ def test_a_shared_weight_sums_its_uses_before_it_is_clipped() -> None:
 
 @pytest.mark.parametrize(
     ("layer", "word"),
-    [(nn.BatchNorm1d(4), "GroupNorm"), (nn.Dropout(0.5), "Dropout"), (nn.InstanceNorm1d(4, track_running_stats=True), "running")],
+    [
+        (nn.BatchNorm1d(4), "GroupNorm"),
+        (nn.Dropout(0.5), "Dropout"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), "running"),
+    ],
 )
 def test_layers_that_break_the_guarantee_are_refused_by_name(layer: nn.Module, word: str) -> None:
     with pytest.raises(ConfigError, match=word):

@@ -57,7 +57,8 @@ def test_mnist_names_only_the_missing_file(tmp_path: Path) -> None:
     files.mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(
-        DataError, match=r"missing t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte\.gz in '.*mnist'; get"
+        DataError,
+        match=r"missing t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte\.gz in '.*mnist' \(see data\.dir\); get",
     ):
         load("mnist", tmp_path)
 
@@ -91,7 +92,10 @@ def test_cifar10(tmp_path: Path, below: str) -> None:
 def test_cifar10_says_what_is_missing_where_and_whence(tmp_path: Path) -> None:
     files.cifar(tmp_path / "cifar-10-batches-py")
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
-    with pytest.raises(DataError, match=r"missing data_batch_3 in '.*cifar-10-batches-py'; get them from .*kriz/cifar"):
+    with pytest.raises(
+        DataError,
+        match=r"missing data_batch_3 in '.*cifar-10-batches-py' \(see data\.dir\); get them from .*kriz/cifar",
+    ):
         load("cifar10", tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_order_and_chunks_change_nothing(cuts: list[int], order: list[int]) -> N
     rows = torch.randn(12, 100, generator=torch.Generator().manual_seed(1))
     whole = release([rows])
     edges = [0, *sorted(cuts), 12]
-    parts = [rows[torch.tensor(order)][a:b] for a, b in zip(edges, edges[1:])]
+    parts = [rows[torch.tensor(order)][a:b] for a, b in pairwise(edges)]
     assert torch.allclose(release(parts), whole, rtol=0, atol=1e-7)
     # In integers there is no rounding for the order to change.
     assert torch.equal(release(parts, on_grid=True), release([rows], on_grid=True))

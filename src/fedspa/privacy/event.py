@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
@@ -29,6 +30,12 @@ class GaussianEvent:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        try:
+            for name in ("batch", "records", "steps"):
+                object.__setattr__(self, name, operator.index(getattr(self, name)))
+            object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))  # equal events, equal text
+        except (TypeError, ValueError, OverflowError) as error:
+            raise PrivacyError(f"an event takes whole numbers and a noise multiplier: {error}") from None
         if self.sampling not in get_args(Sampling):
             raise PrivacyError(f"sampling is {self.sampling!r}; allowed: {', '.join(get_args(Sampling))}")
         if not 1 <= self.batch <= self.records:

@@ -7,6 +7,7 @@ every simulated agent the same limits. A run that would not fit is refused befor
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,13 +44,17 @@ class Books:
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._job = job
-        self._run = folder.name
+        # Drawn, not named: two runs of one name would be one run to a ledger, and the second would cost nothing.
+        self._run = f"{folder.name}-{secrets.token_hex(8)}"
         self._resources = ExitStack()
         self.guarantee: Guarantee | None = None
         if job.plan is None:
             return
         self.guarantee = Guarantee(job.plan, [len(held) for held in job.holdings], job.config.privacy.accountant)
-        self._ledger = self._resources.enter_context(Ledger.open(job.config.run.ledger or folder / "ledger.sqlite"))
+        shared = job.config.run.ledger
+        self._ledger = self._resources.enter_context(
+            Ledger.open(folder / "ledger.sqlite", simulated=True) if shared is None else Ledger.open(shared)
+        )
         self._cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
 
     def __enter__(self) -> Self:
