@@ -62,9 +62,10 @@ def write_corpus(folder: Path) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    with tempfile.TemporaryDirectory() as corpus:
-        write_corpus(Path(corpus))
-        atheris.Setup(
-            [sys.argv[0], "-max_len=512", "-timeout=10", "-rss_limit_mb=1024", *sys.argv[1:], corpus], one_input
-        )
-        atheris.Fuzz()
+    # libFuzzer leaves without a goodbye, so nothing can be tidied up after it; what it found serves the next run.
+    corpus = Path(tempfile.gettempdir()) / "fedspa-fuzz-payload"
+    corpus.mkdir(exist_ok=True)
+    write_corpus(corpus)
+    limits = ["-max_len=512", "-timeout=10", "-rss_limit_mb=1024"]
+    atheris.Setup([sys.argv[0], *limits, *sys.argv[1:], str(corpus)], one_input)
+    atheris.Fuzz()
