@@ -38,7 +38,7 @@ static void forward_rows(struct work *w, int i, int n) {
         int64_t count = n - e < block ? n - e : block;
         conv_forward(op, in, w->unit[i] + e * in->example, count, w->packed + op->packed, w->scratch);
         for (int64_t j = 0; j < count; j++)
-            finish_conv(op, in, out, w->scratch + j * size, w->theta, w->unit[i + 1] + (e + j) * out->example,
+            finish_conv(op, out, w->scratch + j * size, w->theta, w->unit[i + 1] + (e + j) * out->example,
                         op->pool ? w->arg[i] + (e + j) * args : NULL);
     }
 }
@@ -74,43 +74,101 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
     }
 }
 
-/* The deltas of up to LIST_BLOCK rows from `first` on, as lists. */
+/* Where the units of an operation's output have their window in its input. */
+INLINE int32_t window_start(const struct op *op, const struct buffer *in, int y, int x) {
+    return (y * op->pool_stride_h - op->pool_pad_h) * op->stride_h * in->row +
+           (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * in->channels;
+}
+
+static const int32_t FIRST_PIXEL[LIST_BLOCK]; /* without pooling a unit has one pixel, number 0 */
+
+/* The deltas of up to LIST_BLOCK rows from `first` on, as lists. Every item is written and counted only if it is alive:
+ * a branch on it would be mispredicted half the time. */
 PHASE void build_lists(struct work *w, int i, int first, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int rows = op->rows - first < LIST_BLOCK ? op->rows - first : LIST_BLOCK;
     const unsigned present = (1u << rows) - 1;
-    const int64_t args = (int64_t)out->height * out->width * op->rows_padded;
-    int count[LIST_BLOCK] = {0};
-    for (int r = 0; r < LIST_BLOCK; r++) w->lists[r].groups = 0;
+    const int32_t *pixel = w->pixel[i];
+    struct item *next[LIST_BLOCK];
+    for (int r = 0; r < LIST_BLOCK; r++) {
+        w->lists[r].groups = 0;
+        next[r] = w->lists[r].items;
+    }
     for (int e = 0; e < n; e++) {
-        if (w->factor[e] == 0) continue;
+        const float factor = w->factor[e];
+        if (factor == 0) continue;
+        const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded + first : FIRST_PIXEL;
         for (int y = 0; y < out->height; y++)
             for (int x = 0; x < out->width; x++) {
                 int64_t at = e * out->example + out->origin + (int64_t)y * out->row + x * out->channels + first;
                 const float *delta = w->delta[i + 1] + at;
-                unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
-                const int32_t *arg =
-                    op->pool ? w->arg[i] + e * args + ((int64_t)y * out->width + x) * op->rows_padded + first : NULL;
-                int32_t base = (int32_t)(e * in->example);
-                int32_t pixel = base + y * op->stride_h * in->row + x * op->stride_w * in->channels;
-                for (; alive; alive &= alive - 1) {
-                    int r = __builtin_ctz(alive);
-                    w->lists[r].items[count[r]++] =
-                        (struct item){arg ? base + arg[r] : pixel, delta[r] * w->factor[e]};
-                }
+                const unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
+                const int32_t start = (int32_t)(e * in->example) + window_start(op, in, y, x);
+                if (alive)
+                    UNROLLED(LIST_BLOCK, r) {
+                        *next[r] = (struct item){start + pixel[arg[r]], delta[r] * factor};
+                        next[r] += alive >> r & 1;
+                    }
+                if (op->pool) arg += op->rows_padded;
             }
         for (int r = 0; r < rows; r++) {
             struct list *l = w->lists + r;
-            if (count[r] == (l->groups ? l->end[l->groups - 1] : 0)) continue;
-            l->end[l->groups] = count[r];
+            int count = (int)(next[r] - l->items);
+            if (count == (l->groups ? l->end[l->groups - 1] : 0)) continue;
+            l->end[l->groups] = count;
             l->example[l->groups++] = e;
         }
     }
-    for (int r = 0; r < LIST_BLOCK; r++) w->lists[r].count = count[r];
+    for (int r = 0; r < LIST_BLOCK; r++) w->lists[r].count = (int)(next[r] - w->lists[r].items);
 }
 
-enum { GRADIENT_NOTHING, GRADIENT_ADD, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK };
+/* For every pixel of the chunk with a delta in some channel: those channels, as items whose `at` is a row of weights.
+ * Written first and counted if alive, as above. Returns the number of pixels. */
+static int64_t build_spots(struct work *w, int i, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    const int window = op->pool_h * op->pool_w, room = op->rows + 1;
+    struct item *next = w->spot_items;
+    struct spot *spot = w->spots;
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded : NULL;
+        for (int y = 0; y < out->height; y++)
+            for (int x = 0; x < out->width; x++, arg += op->pool ? op->rows_padded : 0) {
+                const int64_t at = e * out->example + out->origin + (int64_t)y * out->row + x * out->channels;
+                const float *delta = w->delta[i + 1] + at, *unit = w->unit[i + 1] + at;
+                memset(w->counts, 0, 4 * (size_t)window);
+                for (int r = 0; r < op->rows; r++) {
+                    const int p = arg ? arg[r] : 0;
+                    w->of_pixel[p * room + w->counts[p]] = (struct item){r * op->row_length, delta[r]};
+                    w->counts[p] += (delta[r] != 0) & (!op->relu | (unit[r] > 0));
+                }
+                for (int p = 0; p < window; p++) {
+                    if (w->counts[p] == 0) continue;
+                    memcpy(next, w->of_pixel + p * room, (size_t)w->counts[p] * sizeof *next);
+                    *spot++ = (struct spot){next, w->delta[i] + e * in->example + window_start(op, in, y, x) + w->pixel[i][p], w->counts[p]};
+                    next += w->counts[p];
+                }
+            }
+    }
+    return spot - w->spots;
+}
+
+/* The deltas of the operation's input, from those of its output: a pixel's channels together, so that its window is
+ * read and written once; and one piece of the rows after the other, so that their weights stay near. */
+PHASE void spread(struct work *w, int i, int n) {
+    const struct op *op = w->net->ops + i;
+    const int64_t spots = build_spots(w, i, n);
+    for (int s = 0, length; s < segments_of(op); s += length) {
+        length = segments_of(op) - s < SPREAD_PIECE ? segments_of(op) - s : SPREAD_PIECE;
+        const float *weights = w->theta + op->weights + (int64_t)s * LANES;
+        for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
+            SPREAD[length - 1](weights, spot->items, spot->count, w->segment[i] + s, spot->window);
+    }
+}
+
+enum { GRADIENT_ADD, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK };
 
 static void bias_row(struct work *w, const struct list *l, int64_t place, int what, float bound) {
     int item = 0;
@@ -129,7 +187,7 @@ static void bias_row(struct work *w, const struct list *l, int64_t place, int wh
     }
 }
 
-static void one_row(struct work *w, int i, int r, const struct list *l, int what, float bound, int propagate) {
+static void one_row(struct work *w, int i, int r, const struct list *l, int what, float bound) {
     const struct op *op = w->net->ops + i;
     const float *x = w->unit[i];
     const int32_t *segment = w->segment[i];
@@ -140,11 +198,10 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
         const int64_t at = row + (int64_t)s * LANES;
         if (what == GRADIENT_ADD) ADD[n - 1](x, l, segment + s, w->sum + at);
         else if (what == GRADIENT_LOOK) LOOK[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
-        else if (what == GRADIENT_ADD_CLAMPED)
+        else
             (one_each ? ADD_PRODUCTS : ADD_CLAMPED)[n - 1](x, l, segment + s, w->sum + at, bound);
-        if (propagate) SPREAD[n - 1](w->delta[i], l, segment + s, w->theta + at);
     }
-    if (op->bias >= 0 && what != GRADIENT_NOTHING) bias_row(w, l, op->bias + r, what, bound);
+    if (op->bias >= 0) bias_row(w, l, op->bias + r, what, bound);
 }
 
 /* Backward over the chunk. `what` happens to the examples' gradients on the way; with `propagate` the deltas of every
@@ -159,8 +216,9 @@ static void backward(struct work *w, int n, int what, float bound, int propagate
             for (int first = 0; first < op->rows; first += LIST_BLOCK) {
                 build_lists(w, i, first, n);
                 for (int r = 0; r < LIST_BLOCK && first + r < op->rows; r++)
-                    if (w->lists[r].count > 0) one_row(w, i, first + r, w->lists + r, what, bound, deeper);
+                    if (w->lists[r].count > 0) one_row(w, i, first + r, w->lists + r, what, bound);
             }
+            if (deeper) spread(w, i, n);
         } else if (deeper) {
             for (int e = 0; e < n; e++) {
                 float *to = w->delta[i] + e * in->example;

@@ -6,30 +6,26 @@
 
 #include "conv.h"
 
-/* One example: scratch to the next buffer. `arg` gets, for each unit, where in the input the window of its greatest
- * pixel starts: what backward needs to find the only pixel that carries gradient. */
-PHASE void finish_conv(const struct op *op, const struct buffer *in, const struct buffer *out, const float *scratch,
-                        const float *theta, float *to, int32_t *arg) {
+/* One example: scratch to the next buffer. `arg` gets, for each unit, the number of the greatest pixel in its window:
+ * the only one that carries gradient. */
+PHASE void finish_conv(const struct op *op, const struct buffer *out, const float *scratch, const float *theta,
+                       float *to, int32_t *arg) {
     const int width = scratch_width(op), channels = op->rows_padded;
     const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
     for (int y = 0; y < out->height; y++)
         for (int x = 0; x < out->width; x++) {
-            int top = y * op->pool_stride_h - op->pool_pad_h, left = x * op->pool_stride_w - op->pool_pad_w;
-            int bottom = top + op->pool_h < op->used_h ? top + op->pool_h : op->used_h;
-            int right = left + op->pool_w < op->used_w ? left + op->pool_w : op->used_w;
-            top = top < 0 ? 0 : top;
-            left = left < 0 ? 0 : left;
+            const int above = y * op->pool_stride_h - op->pool_pad_h, before = x * op->pool_stride_w - op->pool_pad_w;
+            const int bottom = above + op->pool_h < op->used_h ? above + op->pool_h : op->used_h;
+            const int right = before + op->pool_w < op->used_w ? before + op->pool_w : op->used_w;
+            const int top = above < 0 ? 0 : above, left = before < 0 ? 0 : before;
             float *unit = to + out->origin + (int64_t)y * out->row + x * out->channels;
             for (int c = 0; c < op->rows; c += LANES) {
-                int32_t place = top * op->stride_h * in->row + left * op->stride_w * in->channels;
                 V best = load(scratch + ((int64_t)top * width + left) * channels + c);
-                I where = splat_int(place);
+                I where = splat_int((top - above) * op->pool_w + left - before);
                 for (int i = top; i < bottom; i++)
-                    for (int j = left; j < right; j++) {
-                        place = i * op->stride_h * in->row + j * op->stride_w * in->channels;
+                    for (int j = left; j < right; j++)
                         take_greater(&best, &where, load(scratch + ((int64_t)i * width + j) * channels + c),
-                                     splat_int(place));
-                    }
+                                     splat_int((i - above) * op->pool_w + j - before));
                 if (bias) best += load(bias + c);
                 if (op->relu) best = rectify(best);
                 if (op->rows - c >= LANES) store(unit + c, best);

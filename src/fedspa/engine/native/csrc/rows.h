@@ -12,7 +12,7 @@
 #include "simd.h"
 
 struct item {
-    int32_t at; /* the window's start, from the first example's input buffer on */
+    int32_t at; /* in a row's list: where the window starts; in a pixel's: where the row of weights does */
     float delta;
 };
 
@@ -21,6 +21,13 @@ struct list {
     struct item *items;
     int count, groups;
     int32_t *end, *example;
+};
+
+/* A pixel with deltas in some of its channels, and its window in the input's deltas. */
+struct spot {
+    const struct item *items;
+    float *window;
+    int count;
 };
 
 /* What a look at an example's whole gradient says, on its active coordinates. */
@@ -37,14 +44,15 @@ struct look {
 #define PIECE 6
 #endif
 
+/* Backward walks the weights of many rows: shorter pieces, so that those of all rows fit the nearest cache. */
+#define SPREAD_PIECE 4
+
 #define PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) PIECES_MORE(DO)
 #if LEVEL == 2
 #define PIECES_MORE(DO) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
 #else
 #define PIECES_MORE(DO)
 #endif
-
-#define UNROLLED(N, I) _Pragma("GCC unroll 16") for (int I = 0; I < N; I++)
 
 /* sum += the list's gradient. */
 INLINE void add_piece(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum) {
@@ -122,15 +130,17 @@ INLINE void look_at_piece(const int n, const float *x, const struct list *l, con
     }
 }
 
-/* delta_in += delta times the row's weights, over each window: the row's part of backward. */
-INLINE void spread_piece(const int n, float *delta_in, const struct list *l, const int32_t *segment, const float *row) {
-    V w[PIECE];
-    UNROLLED(n, j) w[j] = load(row + j * LANES);
-    for (int i = 0; i < l->count; i++) {
-        float *p = delta_in + l->items[i].at;
-        V d = splat(l->items[i].delta);
-        UNROLLED(n, j) store(p + segment[j], load(p + segment[j]) + d * w[j]);
+/* One pixel's part of backward: the deltas of its channels times their rows of weights, added to its window. */
+INLINE void spread_piece(const int n, const float *weights, const struct item *items, int count,
+                         const int32_t *segment, float *window) {
+    V acc[PIECE];
+    UNROLLED(n, j) acc[j] = load(window + segment[j]);
+    for (int i = 0; i < count; i++) {
+        const float *row = weights + items[i].at;
+        V d = splat(items[i].delta);
+        UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
     }
+    UNROLLED(n, j) store(window + segment[j], acc[j]);
 }
 
 #define ROW_FUNCTIONS(N)                                                                                               \
@@ -146,29 +156,32 @@ INLINE void spread_piece(const int n, float *delta_in, const struct list *l, con
     static void look_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active, float c,       \
                          struct look *looks) {                                                                         \
         look_at_piece(N, x, l, s, active, c, looks);                                                                   \
-    }                                                                                                                  \
-    static void spread_##N(float *delta_in, const struct list *l, const int32_t *s, const float *row) {                \
-        spread_piece(N, delta_in, l, s, row);                                                                          \
     }
 PIECES(ROW_FUNCTIONS)
+
+#define SPREAD_FUNCTION(N)                                                                                             \
+    static void spread_##N(const float *weights, const struct item *items, int count, const int32_t *s,                \
+                           float *window) {                                                                            \
+        spread_piece(N, weights, items, count, s, window);                                                             \
+    }
+SPREAD_FUNCTION(1) SPREAD_FUNCTION(2) SPREAD_FUNCTION(3) SPREAD_FUNCTION(4)
 
 #define ADD_ENTRY(N) add_##N,
 #define CLAMPED_ENTRY(N) add_clamped_##N,
 #define PRODUCTS_ENTRY(N) add_products_##N,
 #define LOOK_ENTRY(N) look_##N,
-#define SPREAD_ENTRY(N) spread_##N,
 
 typedef void (*add_function)(const float *, const struct list *, const int32_t *, float *);
 typedef void (*clamped_function)(const float *, const struct list *, const int32_t *, float *, float);
 typedef void (*look_function)(const float *, const struct list *, const int32_t *, const int32_t *, float,
                               struct look *);
-typedef void (*spread_function)(float *, const struct list *, const int32_t *, const float *);
+typedef void (*spread_function)(const float *, const struct item *, int, const int32_t *, float *);
 
 static const add_function ADD[] = {PIECES(ADD_ENTRY)};
 static const clamped_function ADD_CLAMPED[] = {PIECES(CLAMPED_ENTRY)};
 static const clamped_function ADD_PRODUCTS[] = {PIECES(PRODUCTS_ENTRY)};
 static const look_function LOOK[] = {PIECES(LOOK_ENTRY)};
-static const spread_function SPREAD[] = {PIECES(SPREAD_ENTRY)};
+static const spread_function SPREAD[SPREAD_PIECE] = {spread_1, spread_2, spread_3, spread_4};
 
 INLINE int piece_length(int left) { return left < PIECE ? left : PIECE; }
 

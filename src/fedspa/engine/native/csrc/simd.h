@@ -22,12 +22,16 @@
 #define INLINE static inline __attribute__((always_inline))
 #define PHASE static __attribute__((noinline)) /* stays a function, so that a profile names it */
 
+#define UNROLLED(N, I) _Pragma("GCC unroll 16") for (int I = 0; I < N; I++)
+
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef float VU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef int32_t IU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float H __attribute__((vector_size(32))); /* half of the widest vector: 8 channels */
 typedef float HU __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double D8 __attribute__((vector_size(64)));
+typedef double D8U __attribute__((vector_size(64), aligned(8), may_alias));
 typedef double D __attribute__((vector_size(4 * LANES)));
 typedef double DU __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
 typedef int64_t L __attribute__((vector_size(4 * LANES)));

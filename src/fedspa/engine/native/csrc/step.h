@@ -76,12 +76,24 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
 /* theta -= step_size * (sum + noise) / B on the active coordinates. */
 PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double deviation) {
     const double step = task->step_size / (double)task->batch;
+    float *restrict theta = w->theta;
+    const float *restrict sum = w->sum;
+    const double *restrict values = w->noise;
     for (int64_t start = 0; start < task->active; start += GAUSS_BLOCK) {
         int64_t left = task->active - start, n = left < GAUSS_BLOCK ? left : GAUSS_BLOCK;
         if (task->clip != CLIP_NONE) gauss_block(noise, n + n % 2, w->noise, w->words);
-        for (int64_t j = 0; j < n; j++) {
+        for (int64_t j = 0; j < n;) {
             int32_t at = w->place[start + j];
-            w->theta[at] = (float)(w->theta[at] - step * (w->sum[at] + deviation * w->noise[j]));
+            if (w->straight[start + j]) { /* the common case at p = 1 */
+                D8 sums = __builtin_convertvector(load_half(sum + at), D8);
+                D8 noisy = sums + deviation * *(const D8U *)(values + j);
+                D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
+                store_half(theta + at, __builtin_convertvector(next, H));
+                j += 8;
+            } else {
+                theta[at] = (float)(theta[at] - step * (sum[at] + deviation * values[j]));
+                j++;
+            }
         }
     }
 }
@@ -99,6 +111,11 @@ static void place_parameters(struct work *w, const struct fedspa_task *task, con
     for (int64_t j = 0; j < task->active; j++) {
         w->place[j] = w->net->place[task->coordinates ? task->coordinates[j] : j];
         w->active[w->place[j]] = -1;
+    }
+    for (int64_t j = 0; j + 8 <= task->active; j++) {
+        int beside = j % GAUSS_BLOCK + 8 <= GAUSS_BLOCK; /* a vector of noise does not cross its block */
+        for (int i = 1; i < 8; i++) beside &= w->place[j + i] == w->place[j] + i;
+        w->straight[j] = (uint8_t)beside;
     }
 }
 

@@ -19,10 +19,16 @@ struct work {
     float *theta, *sum, *packed, *scratch;
     float **unit, **delta;    /* per buffer: values, and the loss's derivatives */
     int32_t **arg, **segment; /* per operation */
+    int32_t **pixel;          /* per operation: from a window's first pixel to each of those that pooling picks from */
     struct list lists[LIST_BLOCK];
+    struct item *of_pixel;    /* for each pixel of a pooling window, the channels that have it as their greatest */
+    int32_t *counts;          /* and how many they are */
+    struct spot *spots;
+    struct item *spot_items;
     struct look *looks;
     float *factor;            /* what an example's gradient is multiplied by: 0 where it is left out */
     int32_t *place, *active;
+    uint8_t *straight;        /* do eight parameters lie side by side from here on? */
     double *noise;
     uint64_t *words, *sampling_words;
     int64_t *chosen;
@@ -42,6 +48,8 @@ static void *take(struct work *w, int64_t bytes) {
     memset(p, 0, size);
     return w->blocks[w->block_count++] = p;
 }
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static int segments_of(const struct op *op) { return op->runs * op->run_padded / LANES; }
 
@@ -70,7 +78,7 @@ static void work_free(struct work *w) {
 static int work_new(struct work *w, const struct fedspa_net *net, const struct fedspa_task *task) {
     memset(w, 0, sizeof *w);
     w->net = net;
-    w->blocks = calloc(64 + 6 * (size_t)net->count, sizeof *w->blocks);
+    w->blocks = calloc(64 + 8 * (size_t)net->count, sizeof *w->blocks);
     if (!w->blocks) return 0;
     const int64_t chunk = w->chunk = chunk_size(net, task->records);
     w->theta = take(w, 4 * (net->layout + PAD));
@@ -81,7 +89,9 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->delta = take(w, (net->count + 1) * (int64_t)sizeof *w->delta);
     w->arg = take(w, net->count * (int64_t)sizeof *w->arg);
     w->segment = take(w, net->count * (int64_t)sizeof *w->segment);
+    w->pixel = take(w, net->count * (int64_t)sizeof *w->pixel);
     w->place = take(w, 4 * task->active);
+    w->straight = take(w, task->active);
     w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
     w->factor = take(w, 4 * chunk);
     w->noise = take(w, 8 * (GAUSS_BLOCK + PAD));
@@ -89,7 +99,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->sampling_words = take(w, 3 * 8 * stream_room(task->records, task->batch));
     w->chosen = take(w, 8 * (task->records + 1));
     w->seen = take(w, task->records);
-    int64_t scratch = 0, pixels = 1;
+    int64_t scratch = 0, pixels = 1, windows = 1, window_items = 1, spots = 1, spot_items = 1;
     for (int i = 0; i <= net->count && !w->failed; i++) {
         const struct buffer *b = net->buffers + i;
         w->unit[i] = take(w, 4 * (b->example * chunk + 2 * PAD));
@@ -101,13 +111,28 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         w->segment[i] = take(w, 4 * segments_of(op));
         for (int s = 0; s < segments_of(op) && !w->failed; s++)
             w->segment[i][s] = s * LANES / op->run_padded * b->row + s * LANES % op->run_padded;
+        const int window = op->pool_h * op->pool_w;
+        w->pixel[i] = take(w, 4 * window);
+        for (int p = 0; p < window && !w->failed; p++)
+            w->pixel[i][p] = p / op->pool_w * op->stride_h * b->row + p % op->pool_w * op->stride_w * b->channels;
+        windows = larger(windows, window);
+        window_items = larger(window_items, (int64_t)window * (op->rows + 1));
+        if (i > 0) { /* the first operation's input needs no deltas */
+            spots = larger(spots, units * chunk * (window < op->rows ? window : op->rows));
+            spot_items = larger(spot_items, units * chunk * op->rows);
+        }
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
-        scratch = size > scratch ? size : scratch;
-        pixels = units > pixels ? units : pixels;
+        scratch = larger(scratch, size);
+        pixels = larger(pixels, units);
     }
     w->scratch = take(w, 4 * (scratch + PAD));
+    w->of_pixel = take(w, window_items * (int64_t)sizeof *w->of_pixel);
+    w->counts = take(w, 4 * windows);
+    w->spots = take(w, spots * (int64_t)sizeof *w->spots);
+    w->spot_items = take(w, spot_items * (int64_t)sizeof *w->spot_items);
     for (int i = 0; i < LIST_BLOCK; i++) {
-        w->lists[i].items = take(w, pixels * chunk * (int64_t)sizeof(struct item));
+        /* One item more than there can be: the place after the last is written to before it is known to be needed. */
+        w->lists[i].items = take(w, (pixels * chunk + 1) * (int64_t)sizeof(struct item));
         w->lists[i].end = take(w, 4 * chunk);
         w->lists[i].example = take(w, 4 * chunk);
     }
