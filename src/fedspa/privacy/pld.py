@@ -25,6 +25,9 @@ Array = NDArray[np.float64]
 # Relative error of ε that the discretisation may add. It only decides tightness: any interval gives an upper bound.
 TOLERANCE = 1e-5
 MOST_CELLS = 2**20
+# ε is told to this part of a cell's width at least, down to an ε that is as good as none.
+CELLS_BELOW = 256
+LEAST_EPSILON = 1e-3
 # What a difference of normal tail masses may be wrong by, relative to the larger tail: a few tens of ulps.
 TAIL_ERROR = 4e-14
 LEFT_OUT = 1e-15
@@ -85,20 +88,35 @@ def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, 
     # Truncation may take 1e-10 of δ; rounded up to quarters so that the cache sees few different values.
     reach = math.ceil(-4 * special.ndtri(max(1e-10 * delta / steps, 1e-300))) / 4
     choice = _choose(parts, delta, reach)
-    for interval in (16 * choice.interval, choice.interval) if floor > 0 else (choice.interval,):
-        masses = [(pair.discretise(interval, reach), count) for pair, count in parts]
-        epsilon = _epsilon(masses, delta, choice)
+
+    def at(interval: float) -> float:
+        return _epsilon([(pair.discretise(interval, reach), count) for pair, count in parts], delta, choice)
+
+    interval = choice.interval
+    if floor > 0:
+        epsilon = at(16 * interval)
         if epsilon <= floor:
-            break
+            return epsilon
+    epsilon = at(interval)
+    # The sketch may have guessed ε too high, by much where few steps leave a heavy tail: look closer then.
+    while interval > choice.finest and epsilon > 0 and max(epsilon, LEAST_EPSILON) < CELLS_BELOW * interval:
+        interval = max(_power_of_two(max(epsilon, LEAST_EPSILON) / (2 * CELLS_BELOW)), choice.finest)
+        epsilon = min(epsilon, at(interval))
     return epsilon
+
+
+def _power_of_two(interval: float) -> float:
+    """Rounded down, so that a growing ledger meets the same discretisation again and the cache serves it."""
+    return 2.0 ** math.floor(math.log2(interval))
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Tilt λ, interval, and the orders s at which the composed tails above and below are cut."""
+    """Tilt λ, intervals wanted and affordable, and the orders at which the composed tails above and below are cut."""
 
     tilt: float
     interval: float
+    finest: float
     above: float
     below: float
 
@@ -136,7 +154,7 @@ def _choose(parts: Sequence[tuple[DominatingPair, int]], delta: float, reach: fl
 
     # A step's discretisation adds about interval²/6 of variance to the loss: ε moves by half the tilt times that.
     steps = sum(count for _, count in parts)
-    wanted = math.sqrt(12 * TOLERANCE * max(rough, 1e-3) / (steps * (tilt + 1)))
+    wanted = math.sqrt(12 * TOLERANCE * max(rough, LEAST_EPSILON) / (steps * (tilt + 1)))
 
     variance = 0.0
     for losses, mass, count in points:
@@ -153,11 +171,11 @@ def _choose(parts: Sequence[tuple[DominatingPair, int]], delta: float, reach: fl
     width = float(highs.min() - lows.max())
     spread = max(float(losses.max() - losses.min()) for losses, _, _ in points)
 
-    interval = max(wanted, width / MOST_CELLS, spread / MOST_CELLS)
-    # A power of two, so that a growing ledger meets the same discretisation again and the cache serves it.
+    finest = max(width, spread) / MOST_CELLS
     return _Choice(
         tilt=tilt,
-        interval=2.0 ** math.floor(math.log2(interval)),
+        interval=_power_of_two(max(wanted, finest)),
+        finest=_power_of_two(finest),
         above=float(orders[np.argmin(highs)]),
         below=float(orders[np.argmax(lows)]),
     )

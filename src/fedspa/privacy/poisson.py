@@ -120,6 +120,8 @@ class Replaced:
 def mixture_loss(rate: float, shift: float, x: Array) -> Array:
     """ln(1 − q + q·r(x)), with full relative precision where it is near 0."""
     log_ratio = shift * x - shift**2 / 2
+    if rate == 1:
+        return log_ratio
     with np.errstate(divide="ignore", over="ignore"):
         small = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30.0)))
         large = math.log(rate) + log_ratio + np.log1p((1 - rate) / rate * np.exp(-np.maximum(log_ratio, 30.0)))
@@ -128,6 +130,8 @@ def mixture_loss(rate: float, shift: float, x: Array) -> Array:
 
 def mixture_log_ratio(rate: float, losses: Array) -> Array:
     """ln r at which the remove loss is met: the inverse of `mixture_loss`; −∞ at and below its infimum ln(1−q)."""
+    if rate == 1:
+        return losses
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 30.0)) / rate, -1.0))
         large = losses - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 30.0)))

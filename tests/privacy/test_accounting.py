@@ -1,0 +1,268 @@
+"""Verified ε: golden values, other people's accountants, exact cases, laws, and the far corners."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import dp_accounting
+import mpmath
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy.accounting import SOUND, _rdp, _Step, epsilon, gaussian_epsilon
+from fedspa.privacy.event import GaussianEvent
+
+RELATION = {
+    "add-remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace-one": dp_accounting.NeighboringRelation.REPLACE_ONE,
+}
+PAIRS: list[tuple[Any, Any]] = list(SOUND)
+
+
+def one(
+    sampling: Any,
+    neighbours: Any,
+    *,
+    noise: float,
+    steps: int,
+    delta: float,
+    batch: int = 10,
+    records: int = 600,
+    accountant: Any = "pld",
+    times: int = 1,
+) -> float:
+    event = GaussianEvent(sampling, batch, records, steps, noise)
+    return epsilon({event: times}, delta, neighbours=neighbours, accountant=accountant)
+
+
+def test_golden_values() -> None:
+    setting: dict[str, Any] = {"noise": 1.5, "steps": 2250, "delta": 1e-5, "batch": 24}
+    assert one("poisson", "add-remove", accountant="rdp", **setting) == pytest.approx(7.3293, abs=1e-4)
+    assert one("poisson", "add-remove", **setting) == pytest.approx(6.7688, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("noise", "batch", "records", "steps", "delta"),
+    [
+        (1.1, 24, 600, 500, 1e-5),
+        (0.8, 10, 1000, 200, 1e-6),
+        (4.0, 50, 500, 1000, 1e-3),
+        (0.9, 250, 500, 10, 1e-8),
+        (2.0, 1, 10, 1, 1e-4),
+    ],
+)
+@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
+def test_poisson_pld_agrees_with_dp_accounting(
+    noise: float, batch: int, records: int, steps: int, delta: float, neighbours: Any
+) -> None:
+    theirs = PLDAccountant(RELATION[neighbours], 1e-4)
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(batch / records, dp_accounting.GaussianDpEvent(noise)), steps)
+    ours = one("poisson", neighbours, noise=noise, steps=steps, delta=delta, batch=batch, records=records)
+    assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
+
+
+@pytest.mark.parametrize(("sampling", "neighbours"), [("poisson", "add-remove"), ("fixed", "replace-one")])
+@pytest.mark.parametrize(("noise", "delta"), [(2.0, 1e-3), (6.0, 1e-5), (20.0, 1e-5)])
+def test_rdp_is_dp_accountings_minimum(sampling: Any, neighbours: Any, noise: float, delta: float) -> None:
+    """The search over orders finds what trying all of them finds."""
+    orders = [
+        *range(2, 65),
+        *((*range(66, 400, 2), *(1 + i / 10 for i in range(1, 100))) if sampling == "poisson" else ()),
+    ]
+    theirs = RdpAccountant(orders, RELATION[neighbours])
+    gaussian = dp_accounting.GaussianDpEvent(noise if sampling == "poisson" else noise / 2)
+    theirs.compose(
+        dp_accounting.PoissonSampledDpEvent(1 / 60, gaussian)
+        if sampling == "poisson"
+        else dp_accounting.SampledWithoutReplacementDpEvent(60, 1, gaussian),
+        1500,
+    )
+    ours = one(sampling, neighbours, noise=noise, steps=1500, delta=delta, accountant="rdp")
+    assert ours <= theirs.get_epsilon(delta) * 1.001
+    assert ours >= theirs.get_epsilon(delta) * 0.97
+
+
+def test_the_traps_of_dp_accounting_are_as_described() -> None:
+    """Its two accountants mean different things by a replace-one noise multiplier; ours must not."""
+    rdp = RdpAccountant(neighboring_relation=RELATION["replace-one"])
+    rdp.compose(dp_accounting.GaussianDpEvent(2.0))
+    pld = PLDAccountant(RELATION["replace-one"])
+    pld.compose(dp_accounting.GaussianDpEvent(2.0))
+    assert pld.get_epsilon(1e-5) == pytest.approx(4.38, abs=0.01)
+    assert rdp.get_epsilon(1e-5) == pytest.approx(2.17, abs=0.01)
+    setting: dict[str, Any] = {"noise": 2.0, "steps": 1, "delta": 1e-5, "batch": 600}
+    for sampling in ("poisson", "fixed"):
+        assert one(sampling, "replace-one", **setting) == pytest.approx(4.377, abs=0.001)
+    assert 4.377 < one("fixed", "replace-one", accountant="rdp", **setting) < 4.377 * 1.15
+
+
+def test_rdp_of_fixed_sampling_is_the_theorem() -> None:
+    """Wang, Balle, Kasiviswanathan 2019, Theorem 27, in sixty digits: cancellation never understates an order."""
+    mpmath.mp.dps = 60
+    for rate, noise in ((Fraction(1, 60), 2.0), (Fraction(1, 10), 50.0), (Fraction(1, 2), 500.0)):
+        s2 = mpmath.mpf(noise) ** 2
+        q = mpmath.mpf(rate.numerator) / rate.denominator
+        moments = [mpmath.exp(mpmath.mpf(i) * (i - 1) / (2 * s2)) for i in range(42)]
+
+        def difference(order: int, moments: list[Any] = moments) -> Any:
+            return sum((-1) ** (order - i) * mpmath.binomial(order, i) * moments[i] for i in range(order + 1))
+
+        for alpha in (2, 3, 5, 12, 40):
+            total = 1 + q**2 * mpmath.binomial(alpha, 2) * min(4 * (mpmath.exp(1 / s2) - 1), 2 * mpmath.exp(1 / s2))
+            for j in range(3, alpha + 1):
+                b = mpmath.sqrt(abs(difference(2 * (j // 2))) * abs(difference(2 * -(-j // 2))))
+                total += q**j * mpmath.binomial(alpha, j) * min(4 * b, 2 * moments[j])
+            exact = float(mpmath.log(total) / (alpha - 1))
+            found = _rdp(_Step("fixed", rate, noise), alpha)
+            assert exact * (1 - 1e-6) - 1e-13 <= found <= exact * 1.05 + 1e-13
+
+
+@pytest.mark.parametrize("shift", [1e-4, 0.01, 0.3, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
+def test_gaussian_is_exact(shift: float, delta: float) -> None:
+    """δ at the returned ε, in fifty digits (Balle, Wang 2018): at most the target, and the target just below it."""
+    mpmath.mp.dps = 50
+    found = gaussian_epsilon(shift, delta)
+
+    def delta_at(eps: float) -> Any:
+        mu, e = mpmath.mpf(shift), mpmath.mpf(eps)
+        return mpmath.ncdf(mu / 2 - e / mu) - mpmath.exp(e) * mpmath.ncdf(-mu / 2 - e / mu)
+
+    assert delta_at(found) <= delta
+    assert found == 0 or delta_at(found * (1 - 1e-6)) > delta
+
+
+@pytest.mark.parametrize(("sampling", "neighbours"), PAIRS)
+def test_without_sampling_it_is_the_analytic_gaussian(sampling: Any, neighbours: Any) -> None:
+    width = 1 if neighbours == "add-remove" else 2
+    for noise, steps, delta in ((3.0, 7, 1e-5), (100.0, 1500, 1e-8), (1.0, 1, 1e-3)):
+        found = one(sampling, neighbours, noise=noise, steps=steps, delta=delta, batch=600)
+        exact = gaussian_epsilon(width * math.sqrt(steps) / noise, delta)
+        assert exact * (1 - 1e-12) <= found <= exact * 1.0001
+        # Nearly all records sampled is nearly that, from the discretised side.
+        nearly = one(sampling, neighbours, noise=noise, steps=steps, delta=delta, batch=10**6 - 1, records=10**6)
+        assert nearly == pytest.approx(exact, rel=1e-3)
+
+
+def test_mixed_ledgers_compose() -> None:
+    poisson = GaussianEvent("poisson", 10, 600, 100, 4.0)
+    fixed = GaussianEvent("fixed", 20, 600, 50, 6.0)
+    whole = GaussianEvent("fixed", 600, 600, 1, 30.0)
+    parts = [{poisson: 3}, {fixed: 2}, {whole: 2}]
+    alone = [epsilon(part, 1e-5, neighbours="replace-one") for part in parts]
+    together = epsilon({poisson: 3, fixed: 2, whole: 2}, 1e-5, neighbours="replace-one")
+    assert max(alone) < together < sum(alone)
+    rdp = epsilon({fixed: 2, whole: 2}, 1e-5, neighbours="replace-one", accountant="rdp")
+    assert epsilon({fixed: 2, whole: 2}, 1e-5, neighbours="replace-one") < rdp
+
+
+def test_equal_mechanisms_are_one() -> None:
+    """Ten participations of 30 steps are one of 300, and batches of 10 of 600 are 1 of 60."""
+    short, long = GaussianEvent("poisson", 10, 600, 30, 2.0), GaussianEvent("poisson", 1, 60, 300, 2.0)
+    for accountant in ("pld", "rdp"):
+        kind: dict[str, Any] = {"neighbours": "add-remove", "accountant": accountant}
+        assert epsilon({short: 10}, 1e-5, **kind) == epsilon({long: 1}, 1e-5, **kind)
+        assert epsilon({short: 5, long: 2}, 1e-5, **kind) == epsilon({short: 25}, 1e-5, **kind)
+
+
+def test_nothing_costs_nothing() -> None:
+    event = GaussianEvent("poisson", 10, 600, 300, 1.0)
+    for accountant in ("pld", "rdp"):
+        assert epsilon({}, 1e-5, neighbours="add-remove", accountant=accountant) == 0  # type: ignore[arg-type]
+        assert epsilon({event: 0}, 1e-5, neighbours="add-remove", accountant=accountant) == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "neighbours", "accountant"),
+    [("fixed", "add-remove", "pld"), ("fixed", "add-remove", "rdp"), ("poisson", "replace-one", "rdp")],
+)
+def test_unsound_combinations_name_the_sound_ones(sampling: Any, neighbours: Any, accountant: Any) -> None:
+    with pytest.raises(PrivacyError, match=r"poisson under add-remove by pld or rdp.*fixed under replace-one"):
+        one(sampling, neighbours, noise=1.0, steps=1, delta=1e-5, accountant=accountant)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, float("nan")])
+def test_delta_must_make_sense(delta: float) -> None:
+    with pytest.raises(PrivacyError, match="delta"):
+        one("poisson", "add-remove", noise=1.0, steps=1, delta=delta)
+
+
+def test_other_arguments_must_make_sense() -> None:
+    event = GaussianEvent("poisson", 10, 600, 300, 1.0)
+    with pytest.raises(PrivacyError, match="negative"):
+        epsilon({event: -1}, 1e-5, neighbours="add-remove")
+    with pytest.raises(PrivacyError, match="add-remove, replace-one"):
+        epsilon({event: 1}, 1e-5, neighbours="zero-out")  # type: ignore[arg-type]
+    with pytest.raises(PrivacyError, match="pld, rdp"):
+        epsilon({event: 1}, 1e-5, neighbours="add-remove", accountant="moments")  # type: ignore[arg-type]
+
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "noise": st.floats(0.4, 50),
+        "steps": st.integers(1, 3000),
+        "delta": st.sampled_from([1e-3, 1e-5, 1e-8]),
+        "batch": st.integers(1, 599),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(PAIRS), SETTINGS, st.floats(1.01, 3))
+def test_more_noise_more_steps_more_sampling(pair: tuple[Any, Any], setting: dict[str, Any], factor: float) -> None:
+    base = one(*pair, **setting)
+    slack = 1 + 5e-5
+    assert base >= 0
+    assert one(*pair, **{**setting, "noise": setting["noise"] * factor}) <= base * slack
+    assert one(*pair, **{**setting, "steps": math.ceil(setting["steps"] * factor)}) * slack >= base
+    assert one(*pair, **{**setting, "batch": min(600, math.ceil(setting["batch"] * factor))}) * slack >= base
+    assert one(*pair, **{**setting, "delta": setting["delta"] * factor}) <= base * slack
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from([("poisson", "add-remove"), ("fixed", "replace-one")]), SETTINGS)
+def test_pld_is_never_worse_than_rdp(pair: tuple[Any, Any], setting: dict[str, Any]) -> None:
+    assert one(*pair, **setting) <= one(*pair, accountant="rdp", **setting) * (1 + 2e-5) + 1e-9
+
+
+@settings(max_examples=15, deadline=None)
+@given(SETTINGS)
+def test_relations_are_ordered(setting: dict[str, Any]) -> None:
+    """Replacing a record is removing one and adding one; fixed-size sampling costs at least what Poisson does."""
+    add_remove = one("poisson", "add-remove", **setting)
+    replaced = one("poisson", "replace-one", **setting)
+    fixed = one("fixed", "replace-one", **setting)
+    assert add_remove <= replaced * (1 + 5e-5) + 1e-9
+    assert replaced <= fixed * (1 + 5e-5) + 1e-9
+    unsampled = one("fixed", "replace-one", **{**setting, "batch": 600})
+    assert fixed <= unsampled * (1 + 1e-4) + 1e-6
+
+
+@pytest.mark.parametrize(("sampling", "neighbours"), PAIRS)
+@pytest.mark.parametrize("noise", [0.3, 1000.0])
+@pytest.mark.parametrize(("batch", "records"), [(1, 10**5), (1, 2), (10**5 - 1, 10**5)])
+@pytest.mark.parametrize(("steps", "delta"), [(1, 1e-3), (10**6, 1e-10)])
+def test_corners_give_numbers(
+    sampling: Any, neighbours: Any, noise: float, batch: int, records: int, steps: int, delta: float
+) -> None:
+    """Finite, not negative, no worse than without sampling, and for weak sampling no less than the Gaussian limit."""
+    width = 1 if neighbours == "add-remove" else 2
+    found = one(sampling, neighbours, noise=noise, steps=steps, delta=delta, batch=batch, records=records)
+    unsampled = gaussian_epsilon(width * math.sqrt(steps) / noise, delta)
+    assert 0 <= found <= unsampled * (1 + 2e-3)
+    if noise == 1000.0 and steps == 10**6:
+        limit = gaussian_epsilon(width * batch / records * math.sqrt(steps) / noise, delta)
+        assert limit * 0.999 <= found <= limit * 1.3 + 1e-4
+
+
+@pytest.mark.parametrize(("sampling", "neighbours"), PAIRS)
+@pytest.mark.parametrize("noise", [1e-6, 1e-2, 1e7])
+def test_absurd_noise_is_never_nan(sampling: Any, neighbours: Any, noise: float) -> None:
+    for delta in (1e-3, 1e-12, 1e-100):
+        assert one(sampling, neighbours, noise=noise, steps=100, delta=delta) >= 0

@@ -1,0 +1,156 @@
+"""Calibration: the reference table, never too little noise, never a digit too much, and fast."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy import accounting
+from fedspa.privacy.calibrate import _index, _noise, noise_multiplier, participations_within
+from fedspa.privacy.event import GaussianEvent
+
+MNIST: dict[str, Any] = {"batch": 10, "records": 600, "steps": 300, "participations": 5}
+MNIST_10: dict[str, Any] = {**MNIST, "participations": 10}
+CIFAR: dict[str, Any] = {"batch": 50, "records": 500, "steps": 50, "participations": 20}
+FIXED_RDP: dict[str, Any] = {"sampling": "fixed", "neighbours": "replace-one", "accountant": "rdp"}
+FIXED_PLD: dict[str, Any] = {"sampling": "fixed", "neighbours": "replace-one", "accountant": "pld"}
+POISSON_REPLACE: dict[str, Any] = {"sampling": "poisson", "neighbours": "replace-one", "accountant": "pld"}
+POISSON_RDP: dict[str, Any] = {"sampling": "poisson", "neighbours": "add-remove", "accountant": "rdp"}
+POISSON_PLD: dict[str, Any] = {"sampling": "poisson", "neighbours": "add-remove", "accountant": "pld"}
+METHODS = [FIXED_RDP, FIXED_PLD, POISSON_REPLACE, POISSON_RDP, POISSON_PLD]
+
+
+def cost(noise: float, method: dict[str, Any], setting: dict[str, Any], delta: float) -> float:
+    event = GaussianEvent(method["sampling"], setting["batch"], setting["records"], setting["steps"], noise)
+    return accounting.epsilon(
+        {event: setting["participations"]},
+        delta,
+        neighbours=method["neighbours"],
+        accountant=method["accountant"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "expected"),
+    [
+        (FIXED_RDP, MNIST, 7.71),
+        (FIXED_RDP, MNIST_10, 10.77),
+        (FIXED_RDP, CIFAR, 37.2),
+        (FIXED_PLD, MNIST, 4.12),
+        (FIXED_PLD, MNIST_10, 5.50),
+        (FIXED_PLD, CIFAR, 17.0),
+        (POISSON_REPLACE, MNIST, 3.33),
+        (POISSON_REPLACE, CIFAR, 16.3),
+        (POISSON_RDP, MNIST, 2.03),
+        (POISSON_RDP, MNIST_10, 2.77),
+        (POISSON_RDP, CIFAR, 9.24),
+        (POISSON_PLD, MNIST, 1.83),
+        (POISSON_PLD, MNIST_10, 2.47),
+        (POISSON_PLD, CIFAR, 8.20),
+    ],
+)
+def test_reference_table(method: dict[str, Any], setting: dict[str, Any], expected: float) -> None:
+    started = time.process_time()
+    noise = noise_multiplier(1.0, 1e-3, **method, **setting)
+    assert time.process_time() - started < 5
+    assert noise == pytest.approx(expected, rel=0.01)
+    assert cost(noise, method, setting, 1e-3) <= 1.0
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(METHODS[1:]),
+    st.floats(0.1, 20),
+    st.sampled_from([1e-3, 1e-5, 1e-8]),
+    st.integers(1, 100),
+    st.integers(1, 200),
+    st.integers(1, 10),
+)
+def test_smallest_that_suffices(
+    method: dict[str, Any], epsilon: float, delta: float, batch: int, steps: int, participations: int
+) -> None:
+    setting = {"batch": batch, "records": 100, "steps": steps, "participations": participations}
+    noise = noise_multiplier(epsilon, delta, **method, **setting)
+    assert cost(noise, method, setting, delta) <= epsilon
+    assert cost(_noise(_index(noise) - 1), method, setting, delta) > epsilon
+    assert float(f"{noise:.4g}") == noise
+
+
+def test_more_budget_less_noise() -> None:
+    noises = [noise_multiplier(e, 1e-5, **POISSON_PLD, **MNIST) for e in (0.1, 0.5, 1.0, 2.0, 8.0, 20.0)]
+    assert noises == sorted(noises, reverse=True)
+    assert len(set(noises)) == len(noises)
+
+
+def test_more_work_more_noise() -> None:
+    noises = [noise_multiplier(1.0, 1e-5, **FIXED_PLD, **{**MNIST, "participations": i}) for i in (1, 2, 5, 20, 100)]
+    assert noises == sorted(noises)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_sampling(method: dict[str, Any]) -> None:
+    setting = {"batch": 50, "records": 50, "steps": 10, "participations": 2}
+    noise = noise_multiplier(2.0, 1e-5, **method, **setting)
+    assert cost(noise, method, setting, 1e-5) <= 2.0
+
+
+@given(st.floats(1e-6, 1e6))
+def test_four_digits_round_up(noise: float) -> None:
+    rounded = _noise(_index(noise))
+    assert noise <= rounded <= noise * 1.001 * (1 + 1e-12)
+    assert _noise(_index(noise) - 1) < noise
+    assert _index(rounded) == _index(noise)
+
+
+def test_out_of_reach_is_an_error() -> None:
+    """δ(0) of a plain Gaussian is its total variation, which no finite noise brings to 1e-12 over so many steps."""
+    with pytest.raises(PrivacyError, match="no noise multiplier"):
+        noise_multiplier(1e-9, 1e-12, **POISSON_PLD, batch=1, records=1, steps=10**9, participations=10**9)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
+def test_epsilon_must_make_sense(epsilon: float) -> None:
+    with pytest.raises(PrivacyError, match="epsilon"):
+        noise_multiplier(epsilon, 1e-3, **POISSON_PLD, **MNIST)
+    with pytest.raises(PrivacyError, match="epsilon"):
+        participations_within(GaussianEvent("poisson", 10, 600, 300, 2.0), epsilon, 1e-3, "add-remove", {})
+
+
+def test_unsound_methods_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="allowed"):
+        noise_multiplier(1.0, 1e-3, sampling="fixed", neighbours="add-remove", **MNIST)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.floats(0.7, 5), st.floats(0.3, 10), st.integers(0, 20))
+def test_participations_fit_and_one_more_does_not(noise: float, budget: float, already: int) -> None:
+    event = GaussianEvent("poisson", 10, 600, 30, noise)
+    other = GaussianEvent("poisson", 24, 600, 10, 2.0)
+    spent = {other: already, event: 1}
+    more = participations_within(event, budget, 1e-5, "add-remove", spent)
+
+    def total(count: int) -> float:
+        return accounting.epsilon({**spent, event: 1 + count}, 1e-5, neighbours="add-remove")
+
+    assert total(more + 1) > budget
+    assert more == 0 or total(more) <= budget
+
+
+def test_participations_undo_calibration() -> None:
+    noise = noise_multiplier(1.0, 1e-3, **FIXED_PLD, **MNIST_10)
+    event = GaussianEvent("fixed", 10, 600, 300, noise)
+    assert participations_within(event, 1.0, 1e-3, "replace-one", {}) == 10
+    assert participations_within(event, 1.0, 1e-3, "replace-one", {event: 4}) == 6
+    assert participations_within(event, 1.0, 1e-3, "replace-one", {event: 11}) == 0
+
+
+def test_spent_is_not_changed() -> None:
+    event = GaussianEvent("poisson", 10, 600, 300, 3.0)
+    spent = {event: 1}
+    participations_within(event, 1.0, 1e-3, "add-remove", spent)
+    assert spent == {event: 1}

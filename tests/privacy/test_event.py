@@ -1,0 +1,123 @@
+"""Events: validation, and a text form that is exact and refuses everything else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy.event import GaussianEvent
+
+EVENT = GaussianEvent("poisson", 10, 600, 300, 1.5)
+TEXT = '{"batch":10,"kind":"gaussian","noise_multiplier":1.5,"records":600,"sampling":"poisson","steps":300}'
+
+
+@st.composite
+def events(draw: st.DrawFn) -> GaussianEvent:
+    records = draw(st.integers(1, 10**9))
+    return GaussianEvent(
+        draw(st.sampled_from(["poisson", "fixed"])),
+        draw(st.integers(1, records)),
+        records,
+        draw(st.integers(1, 10**9)),
+        draw(st.floats(1e-300, 1e300)),
+    )
+
+
+@given(events())
+def test_text_round_trip(event: GaussianEvent) -> None:
+    assert GaussianEvent.from_json(event.to_json()) == event
+    assert GaussianEvent.from_json(event.to_json()).to_json() == event.to_json()
+
+
+def test_text_is_golden() -> None:
+    """Ledgers on disk hold this text: it may not change."""
+    assert EVENT.to_json() == TEXT
+
+
+def test_rate() -> None:
+    assert EVENT.rate == 10 / 600
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "1",
+        '"gaussian"',
+        "{}",
+        '{"kind":"gaussian"}',
+        TEXT + " ",
+        " " + TEXT,
+        TEXT[:-1],
+        TEXT * 2,
+        TEXT.replace("gaussian", "laplace"),
+        TEXT.replace('"kind":"gaussian",', ""),
+        TEXT.replace('"steps":300', '"steps":300,"extra":1'),
+        TEXT.replace('"steps":300', '"steps":300,"steps":300'),
+        TEXT.replace('"steps":300', '"steps":0'),
+        TEXT.replace('"steps":300', '"steps":null'),
+        TEXT.replace('"batch":10', '"batch":601'),
+        TEXT.replace('"batch":10', '"batch":-1'),
+        TEXT.replace('"batch":10', '"batch":[10]'),
+        TEXT.replace('"records":600', '"records":"600"'),
+        TEXT.replace("poisson", "shuffled"),
+        TEXT.replace("1.5", "1.50"),
+        TEXT.replace("1.5", "NaN"),
+        TEXT.replace("1.5", "Infinity"),
+        TEXT.replace("1.5", "1e400"),
+        TEXT.replace("1.5", "0.0"),
+        TEXT.replace("1.5", "-1.5"),
+        json.dumps(json.loads(TEXT)),
+    ],
+)
+def test_hostile_text_is_refused(text: str) -> None:
+    with pytest.raises(PrivacyError):
+        GaussianEvent.from_json(text)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_an_event_or_a_privacy_error(text: str) -> None:
+    with pytest.raises(PrivacyError):
+        GaussianEvent.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"batch":10', '"batch":10.0'),
+        ('"batch":10', '"batch":true'),
+        ('"steps":300', '"steps":300.5'),
+        ("1.5", "2"),
+        ("1.5", "1" + "0" * 400),
+    ],
+)
+def test_fields_of_the_wrong_type_are_refused(old: str, new: str) -> None:
+    with pytest.raises(PrivacyError):
+        GaussianEvent.from_json(TEXT.replace(old, new))
+
+
+def test_equal_events_give_equal_text() -> None:
+    assert GaussianEvent("poisson", 10, 600, 300, 2).to_json() == GaussianEvent("poisson", 10, 600, 300, 2.0).to_json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (("shuffled", 10, 600, 300, 1.5), "poisson, fixed"),
+        (("poisson", 0, 600, 300, 1.5), "batch"),
+        (("poisson", 601, 600, 300, 1.5), "600"),
+        (("poisson", 10, 600, 0, 1.5), "steps"),
+        (("poisson", 10, 600, 300, 0.0), "noise multiplier"),
+        (("poisson", 10, 600, 300, float("nan")), "noise multiplier"),
+        (("poisson", 10, 600, 300, float("inf")), "noise multiplier"),
+    ],
+)
+def test_errors_name_what_is_wrong(fields: tuple[str, int, int, int, float], named: str) -> None:
+    with pytest.raises(PrivacyError, match=named):
+        GaussianEvent(*fields)  # type: ignore[arg-type]
