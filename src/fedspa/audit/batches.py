@@ -1,4 +1,4 @@
-"""The sampler: batch sizes, each record's share, and independence of successive steps, as the accountant assumes them."""
+"""The sampler against what accountants assume of it: batch sizes, each record's share, steps that start afresh."""
 
 from __future__ import annotations
 

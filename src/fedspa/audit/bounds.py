@@ -45,7 +45,7 @@ def epsilon_lower_one_run(canaries: int, guesses: int, correct: int, delta: floa
 
 
 def _chance(canaries: int, guesses: int, correct: int, delta: float, epsilon: float) -> float:
-    """Most that P(right guesses ≥ correct) can be: the binomial tail, and 2·canaries·δ·max_i P(correct−i ≤ X < correct)/i."""
+    """Most that P(X ≥ correct) can be: the binomial tail, and 2·canaries·δ·max_i P(correct − i ≤ X < correct)/i."""
     rate = 1 / (1 + math.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, rate))
     if correct == 0:

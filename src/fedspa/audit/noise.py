@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedspa.audit.bounds import cosine_limit, variance_limits
-from fedspa.audit.result import Check
+from fedspa.audit.result import UNBOUNDED, Check
 from fedspa.audit.setting import Setting
 from fedspa.audit.target import Target
 from fedspa.privacy.plan import Plan
@@ -47,9 +47,7 @@ def _draws(setting: Setting, target: Target, plan: Plan) -> tuple[NDArray[np.int
     return sizes, np.stack(rows)
 
 
-def _size(
-    target: Target, plan: Plan, sizes: NDArray[np.int64], standard: NDArray[np.float64], alpha: float
-) -> Check:
+def _size(target: Target, plan: Plan, sizes: NDArray[np.int64], standard: NDArray[np.float64], alpha: float) -> Check:
     """σ in all, for each size of the batch, and in each coordinate; two-sided, `alpha` shared among all of them.
 
     As a bound on μ: the least noise that was seen, at its upper confidence limit.
@@ -63,7 +61,7 @@ def _size(
     claimed = target.claimed_mu(plan)
     # A mean square s of noise of variance v lies below v·low only by chance: v is at most s/low.
     most_noise = math.sqrt(float((means / low).min()))
-    bound = claimed / most_noise if most_noise > 0 else math.inf
+    bound = min(UNBOUNDED, claimed / max(most_noise, 1e-300))
     holds = bool(((means >= low) & (means <= high)).all())
     return Check(
         "noise: size",
@@ -86,7 +84,9 @@ def _law(standard: NDArray[np.float64], alpha: float) -> Check:
     values = np.sort(standard.ravel())
     statistic = float(stats.kstest(values, "norm", method="asymp").statistic)
     largest = float(stats.kstwobign.isf(alpha)) / math.sqrt(values.size)
-    detail = f"Kolmogorov–Smirnov distance from the normal law, {values.size} values; largest {np.abs(values).max():.2f} σ"
+    detail = (
+        f"Kolmogorov–Smirnov distance from the normal law, {values.size} values; largest {np.abs(values).max():.2f} σ"
+    )
     return Check("noise: law", "deviation", largest, statistic, 1 - alpha, statistic <= largest, detail)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedspa.audit.result import Check
+from fedspa.audit.result import UNBOUNDED, Check
 from fedspa.audit.setting import Setting
 from fedspa.audit.target import Target
 from fedspa.mechanism.release import CLIP_RATE
@@ -33,7 +33,7 @@ def pair_check(setting: Setting, target: Target, plan: Plan) -> Check:
         reached = 0.0
         for left, right in neighbouring_batches(variant, generator):
             distance = _distance(setting, target, variant, on_grid, left, right)
-            reached = max(reached, distance) if distance == distance else math.inf
+            reached = max(reached, min(distance, UNBOUNDED))
             pairs += 1
         worst, slackest = max(worst, reached), min(slackest, reached)
     within, attained = worst <= claimed * (1 + TOLERANCE), slackest >= claimed * (1 - TOLERANCE)
@@ -89,7 +89,7 @@ def _chunks(rows: Tensor, generator: torch.Generator) -> list[Tensor]:
     if len(rows) == 0:
         return []
     size = int(torch.randint(1, len(rows) + 1, (1,), generator=generator))
-    return [*rows.split(size), *([rows[:0]] if size % 2 else [])]
+    return [*(rows[start : start + size] for start in range(0, len(rows), size)), *([rows[:0]] if size % 2 else [])]
 
 
 def _distance(
@@ -97,14 +97,13 @@ def _distance(
 ) -> float:
     """Between the two releases, in standard deviations of the noise; a private clip's count is one more coordinate."""
     (mean, clip), (other_mean, other_clip) = (
-        target.release(iter(batch), plan, setting.stream("pair"), on_grid)
-        for batch in (left, right)
+        target.release(iter(batch), plan, setting.stream("pair"), on_grid) for batch in (left, right)
     )
     squared = float(((mean - other_mean) / plan.sigma).square().sum())
     if plan.clip_rule == "quantile":
         count = math.log(clip / other_clip) / CLIP_RATE * plan.batch
         squared += (count / plan.count_noise) ** 2
-    return math.sqrt(squared)
+    return math.sqrt(squared) if math.isfinite(squared) else math.inf
 
 
 def q_one(plan: Plan) -> Plan:

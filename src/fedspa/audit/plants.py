@@ -2,7 +2,7 @@
 
 | plant           | mistake |
 |-----------------|---------|
-| sensitivity     | the paper's √2·√k·c (or √2·C) claimed under replace-one, where 2·√k·c (2C) holds |
+| sensitivity     | the paper's √2·√k·c (or √2·C) claimed under replace-one, where it is 2·√k·c (2C) |
 | noise           | σ smaller than accounted by 1.5 |
 | noise-missing   | no noise on one coordinate in four |
 | clip            | the batch's mean is clipped, not each example |
@@ -146,9 +146,9 @@ class _BrokenEngine:
     def _steps(self, theta: Tensor, task: LocalTask) -> LocalResult:
         if task.plan is None:
             raise ConfigError("a plant breaks a privacy plan; this algorithm has none: audit fedspa or dp-fed")
-        plan, key = task.plan, self.rekey(task)
-        batches = self.batches(plan, Stream(derive_key(key, "sampling")))
-        noise = Stream(derive_key(key, "noise"))
+        plan = task.plan
+        batches = self.batches(plan, Stream(derive_key(task.key, "sampling")))
+        noise = Stream(derive_key(self.rekey(task), "noise"))
         active = slice(None) if task.coordinates is None else task.coordinates
         local = theta.clone()
         for _ in range(task.local_steps):

@@ -20,7 +20,7 @@ from fedspa.audit.batches import overlap_check, shares_check, sizes_check
 from fedspa.audit.bounds import mu_lower
 from fedspa.audit.noise import cosines, limits
 from fedspa.audit.pairs import q_one
-from fedspa.audit.result import Check
+from fedspa.audit.result import UNBOUNDED, Check
 from fedspa.audit.setting import Setting
 from fedspa.audit.target import Target
 from fedspa.engine.task import Engine, LocalTask
@@ -101,7 +101,7 @@ def engine_pair_check(setting: Setting, target: Target, probe: Probe, plan: Plan
             probe.releases(plan, *_records(plan, which), [key], probe.coordinates)[0] for which in (first, instead)
         )
         distances.append(float(((left - right) / plan.sigma).norm()))
-    distance = max(distances) if not any(map(math.isnan, distances)) else math.inf
+    distance = max(distances) if not any(map(math.isnan, distances)) else UNBOUNDED
     # With a private clip the gradients are only a part of the distance; the count does not leave in the update.
     reach = plan.noise_multiplier / plan.gradient_noise_multiplier
     holds = claimed * reach * (1 - TOLERANCE) <= distance <= claimed * (1 + TOLERANCE)
@@ -110,8 +110,8 @@ def engine_pair_check(setting: Setting, target: Target, probe: Probe, plan: Plan
 
 
 def engine_mu_check(setting: Setting, target: Target, probe: Probe, plan: Plan, alpha: float) -> Check:
-    """The threshold attack of `attacks.py` on updates."""
-    plan = probe_plan(q_one(plan))
+    """The threshold attack of `attacks.py` on updates. Batches of two: further records only cost time."""
+    plan = probe_plan(q_one(replace(plan, batch=min(2, plan.batch))))
     claimed, draws = target.claimed_mu(plan), min(setting.draws, MOST_DRAWS)
     worst, other, direction = _pair(probe, plan)
     counts = []
@@ -158,7 +158,7 @@ def engine_noise_checks(setting: Setting, target: Target, probe: Probe, alpha: f
         "engine: noise",
         "mu",
         claimed,
-        claimed * math.sqrt(low / square) if square > 0 else math.inf,
+        min(UNBOUNDED, claimed * math.sqrt(low / max(square, 1e-300))),
         1 - alpha,
         low <= square <= high,
         f"engine {probe.engine.name}: σ√τ of an update over claimed: {math.sqrt(square):.4f}, {values.size} values",

@@ -9,6 +9,8 @@ from typing import Any, Literal
 # accounted: `claimed` is then the largest value that chance allows at the check's confidence.
 Unit = Literal["mu", "epsilon", "deviation", "correlation", "count"]
 ATTACK_UNITS = ("mu", "epsilon")
+# Stands for "nothing is hidden": JSON has no infinity.
+UNBOUNDED = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Check:
         """How near to the claim it came; above 1 is a breach."""
         if self.claimed > 0:
             return self.lower_bound / self.claimed
-        return float("inf") if self.lower_bound > self.claimed else 0.0
+        return UNBOUNDED if self.lower_bound > self.claimed else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +50,23 @@ class Report:
 
     @property
     def headline(self) -> Check:
-        """The worst failure; where all hold, the attack that came nearest to its claim by statistics."""
+        """The worst failure, a breach before a mere departure; else the statistical attack that came nearest."""
         failed = [check for check in self.checks if not check.holds]
-        attacks = [check for check in self.checks if check.unit in ATTACK_UNITS and check.confidence < 1]
-        return max(failed or attacks or self.checks, key=lambda check: check.ratio)
+        candidates = failed or [check for check in self.checks if check.confidence < 1]
+        attacks = [check for check in candidates if check.unit in ATTACK_UNITS]
+        return max(attacks or candidates, key=lambda check: check.ratio)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; infinities, which JSON has not, become None."""
+        """The headline's figures, the verdict over all checks, and the checks."""
         headline = self.headline
         return {
-            "claimed": _finite(headline.claimed),
-            "lower_bound": _finite(headline.lower_bound),
+            "claimed": headline.claimed,
+            "lower_bound": headline.lower_bound,
             "confidence": headline.confidence,
             "holds": self.holds,
             "check": headline.name,
             "unit": headline.unit,
             "false_alarm": self.false_alarm,
-            "checks": [{key: _finite(value) for key, value in asdict(check).items()} for check in self.checks],
+            "checks": [asdict(check) for check in self.checks],
             "notes": list(self.notes),
         }
-
-
-def _finite(value: Any) -> Any:
-    finite = not isinstance(value, float) or value - value == 0
-    return value if finite else None

@@ -6,7 +6,7 @@ A plant (`plants.py`) is another `Target` with one face replaced by a broken one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -42,8 +42,6 @@ class Target:
 
     def claimed_epsilon(self, plan: Plan, steps: int, delta: float, neighbours: Neighbours) -> float:
         """The verified ε of so many steps of the plan."""
-        from dataclasses import replace
-
         from fedspa.privacy.accounting import epsilon
 
         share = self.claimed_share if neighbours == "replace-one" else 1.0

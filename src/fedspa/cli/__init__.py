@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fedspa.cli import ledger, privacy, run
+from fedspa.cli import audit, ledger, privacy, run
 from fedspa.errors import FedspaError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("privacy")(privacy.privacy)
+app.command("audit")(audit.audit)
 app.add_typer(ledger.app, name="ledger")
 
 
