@@ -1,0 +1,42 @@
+"""Which engine runs: the fastest that can, or the one that was asked for, or an error that says why not."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from fedspa.engine import native
+from fedspa.engine.choose import choose, reason
+from fedspa.engine.native import library
+from fedspa.errors import ConfigError
+
+PLAIN = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+EXOTIC = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2))
+built = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+
+
+@built
+def test_auto_takes_the_native_engine_where_it_can() -> None:
+    assert choose("auto", PLAIN, (1, 2, 2), "cpu", 2, exact=False).name == "native"
+    assert choose("auto", EXOTIC, (1, 2, 2), "cpu", 2, exact=False).name == "generic"
+    assert choose("auto", PLAIN, (1, 2, 2), "cpu", 2, exact=True).name == "generic"
+    assert choose("auto", PLAIN, (1, 2, 2), "cuda", 2, exact=False).name == "generic"
+    assert "Sigmoid" in reason("auto", EXOTIC, (1, 2, 2), "cpu", exact=False)
+    assert reason("generic", EXOTIC, (1, 2, 2), "cpu", exact=False) == "run.engine = 'generic'"
+
+
+def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.engine.library, "library", lambda: None)
+    assert choose("auto", PLAIN, (1, 2, 2), "cpu", 2, exact=False).name == "generic"
+    assert "not built" in reason("auto", PLAIN, (1, 2, 2), "cpu", exact=False)
+    with pytest.raises(ConfigError, match=r"run\.engine.*not built"):
+        choose("native", PLAIN, (1, 2, 2), "cpu", 2, exact=False)
+
+
+def test_a_forced_engine_is_taken_or_refused() -> None:
+    assert choose("generic", PLAIN, (1, 2, 2), "cpu", 1, exact=False).name == "generic"
+    assert choose("reference", PLAIN, (1, 2, 2), "cpu", 1, exact=False).name == "reference"
+    with pytest.raises(ConfigError, match=r"run\.engine = 'native'.*"):
+        choose("native", EXOTIC, (1, 2, 2), "cpu", 1, exact=False)
+    with pytest.raises(ConfigError, match="allowed: auto, native"):
+        choose("fast", PLAIN, (1, 2, 2), "cpu", 1, exact=False)  # type: ignore[arg-type]

@@ -1,0 +1,378 @@
+"""The native engine against the float64 reference: random nets, batches, clippings, masks and samplers.
+
+Max-pooling and ReLU have kinks: where two pixels or a unit and 0 are closer than float32 can tell, float32 takes
+another branch than float64 and the gradients differ for a good reason. Records that come that near a kink (MARGIN, in
+float64) are left out before the comparison; they are rare, and a test says how rare.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.native import NativeEngine, library, supports
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.errors import ConfigError, DataError, PrivacyError
+from fedspa.privacy.plan import Plan
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+
+MARGIN = 2e-5
+KEY = bytes(range(32))
+
+
+def margins(module: nn.Sequential, x: Tensor) -> Tensor:
+    """For each record, how near (in float64) its forward pass comes to a kink."""
+    nearest = torch.full((len(x),), math.inf, dtype=torch.float64)
+    h = x.double()
+    for layer in module:
+        if isinstance(layer, nn.ReLU):
+            # An exact 0 (a window full of padding) is 0 in float32, too.
+            distance = torch.where(h == 0, math.inf, h.abs())
+            nearest = torch.minimum(nearest, distance.flatten(1).amin(1))
+        if isinstance(layer, nn.MaxPool2d):
+            kernel, stride, padding = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding))
+            padded = functional.pad(h, (padding[1], padding[1], padding[0], padding[0]), value=-math.inf)
+            windows = padded.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1]).flatten(4)
+            if windows.shape[-1] > 1:
+                top = windows.topk(2, dim=-1).values
+                # Two zeros behind a ReLU are a tie that carries no gradient.
+                gap = torch.where(top[..., 0] == 0, math.inf, top[..., 0] - top[..., 1])
+                nearest = torch.minimum(nearest, gap.flatten(1).amin(1))
+        h = _double(layer)(h)
+    return nearest
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def _double(layer: nn.Module) -> nn.Module:
+    twin = type(layer).__new__(type(layer))
+    twin.__dict__ = dict(layer.__dict__)
+    twin._parameters = {
+        name: None if p is None else nn.Parameter(p.detach().double()) for name, p in layer._parameters.items()
+    }
+    return twin
+
+
+def records(module: nn.Sequential, shape: tuple[int, ...], count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Records away from kinks; their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3 * count + 4, *shape, generator=generator)
+    x = x[margins(module, x) > MARGIN][:count]
+    classes = module(x[:1]).shape[1]
+    return x, torch.randint(0, classes, (len(x),), generator=generator)
+
+
+def same(a: LocalResult, b: LocalResult) -> bool:
+    return torch.equal(a.delta, b.delta) and a.clip_value == b.clip_value
+
+
+@st.composite
+def nets(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, ...]]:
+    """A random chain: up to three convolutions with strides, paddings, poolings and activations, then linear layers."""
+    channels, height, width = draw(st.integers(1, 4)), draw(st.integers(3, 13)), draw(st.integers(3, 13))
+    shape = (channels, height, width)
+    layers: list[nn.Module] = []
+    for _ in range(draw(st.integers(0, 3))):
+        kernel = (draw(st.integers(1, min(4, height))), draw(st.integers(1, min(4, width))))
+        stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+        padding = (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+        out = draw(st.sampled_from([1, 3, 8, 10, 17, 20, 33]))
+        layers.append(nn.Conv2d(channels, out, kernel, stride, padding, bias=draw(st.booleans())))
+        channels = out
+        height, width = ((s + 2 * p - k) // t + 1 for s, p, k, t in zip((height, width), padding, kernel, stride))
+        behind: list[nn.Module] = draw(st.sampled_from([[], [nn.ReLU()], [nn.Tanh()]]))
+        if min(height, width) > 1 and draw(st.booleans()):
+            side = draw(st.integers(2, min(3, height, width)))
+            step, pad = draw(st.integers(1, 3)), draw(st.integers(0, side // 2))
+            pool = draw(st.sampled_from([nn.MaxPool2d, nn.MaxPool2d, nn.AvgPool2d]))(side, step, pad)
+            height, width = ((s + 2 * pad - side) // step + 1 for s in (height, width))
+            behind = draw(st.permutations([*behind, pool]))
+        layers += behind
+    layers.append(nn.Flatten())
+    features = channels * height * width
+    for _ in range(draw(st.integers(0, 2))):
+        out = draw(st.integers(1, 40))
+        layers += [nn.Linear(features, out, bias=draw(st.booleans())), draw(st.sampled_from([nn.ReLU(), nn.Tanh()]))]
+        features = out
+    layers.append(nn.Linear(features, draw(st.integers(2, 12))))
+    module = nn.Sequential(*layers)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    with torch.no_grad():
+        for p in module.parameters():
+            fan = p[0].numel() if p.dim() > 1 else 4
+            p.copy_(torch.randn(p.shape, generator=generator) / math.sqrt(fan))
+    return module, shape
+
+
+def gradient_scale(module: nn.Module, x: Tensor, y: Tensor, clip: str) -> float:
+    """The largest coordinate, or norm, of any record's gradient: what a clip value is chosen relative to."""
+    if len(y) == 0:
+        return 1.0
+    model = FlatModel(module)
+    rows = model.per_example_gradients()(model.flatten(), x, y)
+    return float(rows.abs().max() if clip == "coordinate" else rows.norm(dim=1).max())
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(
+    net=nets(),
+    clip=st.sampled_from(["coordinate", "l2", None]),
+    sampling=st.sampled_from(["poisson", "fixed"]),
+    share=st.sampled_from([None, 0.05, 0.5]),
+    batch=st.integers(1, 12),
+    relative_clip=st.sampled_from([0.1, 0.5, 2.0]),
+    level=st.sampled_from(library.LEVELS),
+    seed=st.integers(0, 2**20),
+)
+def test_one_step_agrees_with_the_reference(
+    net: tuple[nn.Sequential, tuple[int, ...]],
+    clip: str | None,
+    sampling: str,
+    share: float | None,
+    batch: int,
+    relative_clip: float,
+    level: library.Level,
+    seed: int,
+) -> None:
+    module, shape = net
+    x, y = records(module, shape, 20, seed)
+    assume(len(y) >= batch)  # three times as many are drawn: all but never too few
+    theta = FlatModel(module).flatten()
+    d = len(theta)
+    generator = torch.Generator().manual_seed(seed)
+    k = d if share is None else max(1, int(share * d))
+    mask = None if share is None else torch.randperm(d, generator=generator)[:k].sort().values
+    bound = relative_clip * gradient_scale(module, x, y, clip or "coordinate")
+    assume(bound > 1e-4)  # a net whose last layer is dead has nothing to compare
+    plan = None
+    if clip is not None:
+        relation = "add-remove" if sampling == "poisson" else "replace-one"
+        plan = Plan(d, k, clip, bound, sampling, batch, len(y), 1, 1, 0.01, relation, 1e-3)  # type: ignore[arg-type]
+    # A step so large that θ's own float32 rounding is small beside it: Δ over the step is then −(sum + noise).
+    size = 2.0**12
+    task = LocalTask(x, y, mask, 1.0, sampling, batch, 1, size * batch, plan, seed.to_bytes(32, "big"))  # type: ignore[arg-type]
+    ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double() / size
+    truth = ReferenceEngine(module).train(theta, [task])[0].delta.double() / size
+    assert ours.shape == truth.shape == (k,)
+    # Noise and sums above c round relative to their own size.
+    tolerance = 1e-5 * bound + 1e-6 * truth.abs().max()
+    assert float((ours - truth).abs().max()) <= tolerance
+
+
+def test_records_near_a_kink_are_rare() -> None:
+    module = small_net()
+    x = torch.randn(2000, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+    left_out = int((margins(module, x) <= MARGIN).sum())
+    assert 0 < left_out < 100  # measured: 20 of 2000
+
+
+def small_net() -> nn.Sequential:
+    generator = torch.Generator().manual_seed(5)
+    module = nn.Sequential(
+        *(nn.Conv2d(1, 6, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 20, 2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(80, 16), nn.ReLU(), nn.Linear(16, 5)),
+    )
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=generator))
+    return module
+
+
+def small_task(**changes: object) -> LocalTask:
+    module = small_net()
+    x, y = records(module, (1, 12, 12), 40, 3)
+    d = len(FlatModel(module).flatten())
+    settings_ = {
+        "clip": "coordinate",
+        "rule": "given",
+        "sampling": "poisson",
+        "mask": None,
+        "steps": 8,
+        "clip_value": 0.02,
+    }
+    settings_ |= changes
+    mask = settings_["mask"]
+    k = d if mask is None else len(mask)  # type: ignore[arg-type]
+    sampling = settings_["sampling"]
+    relation = "add-remove" if sampling == "poisson" else "replace-one"
+    plan = Plan(
+        *(d, k, settings_["clip"], settings_["clip_value"], sampling, 6, len(y), settings_["steps"], 1),  # type: ignore[arg-type]
+        *(0.5, relation, 1e-3, settings_["rule"]),  # type: ignore[arg-type]
+    )
+    return LocalTask(x, y, mask, 1.5, sampling, 6, settings_["steps"], 0.02, plan, KEY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("clip", "rule", "sampling", "masked", "level"),
+    list(
+        itertools.product(
+            ["coordinate", "l2"], ["given", "quantile"], ["poisson", "fixed"], [False, True], library.LEVELS
+        )
+    ),
+)
+def test_whole_training_agrees_with_the_reference(
+    clip: str, rule: str, sampling: str, masked: bool, level: library.Level
+) -> None:
+    theta = FlatModel(small_net()).flatten()
+    mask = torch.arange(0, len(theta), 7) if masked else None
+    value = 0.02 if clip == "coordinate" else 0.5
+    task = small_task(clip=clip, rule=rule, sampling=sampling, mask=mask, clip_value=value)
+    ours = NativeEngine(small_net(), 1, level).train(theta, [task])[0]
+    truth = ReferenceEngine(small_net()).train(theta, [task])[0]
+    # Eight steps with noise: the same records and the same noise, or they would be apart by 1e-3 and more.
+    assert float(truth.delta.abs().max()) > 5e-3
+    assert float((ours.delta - truth.delta).abs().max()) < 2e-6
+    assert ours.clip_value == pytest.approx(truth.clip_value, rel=1e-4 if rule == "quantile" else 0)
+
+
+def test_fedavg_agrees_with_the_reference() -> None:
+    theta = FlatModel(small_net()).flatten()
+    private = small_task(steps=20)
+    task = LocalTask(private.x, private.y, None, 1.0, "poisson", 6, 20, 0.1, None, KEY)
+    ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
+    truth = ReferenceEngine(small_net()).train(theta, [task])[0]
+    assert float((ours.delta - truth.delta).abs().max()) < 5e-6
+    assert ours.clip_value == 0.0
+
+
+def test_batches_larger_than_a_chunk_and_empty_ones() -> None:
+    theta = FlatModel(small_net()).flatten()
+    base = small_task()
+    x, y = base.x.repeat(8, 1, 1, 1), base.y.repeat(8)
+    for batch in (300, 1):  # nearly all of 320 records, or one: a third of those Poisson batches are empty
+        plan = Plan(len(theta), len(theta), "l2", 0.5, "poisson", batch, len(y), 4, 1, 0.5, "add-remove", 1e-3)
+        task = LocalTask(x, y, None, 1.0, "poisson", batch, 4, 0.05, plan, KEY)
+        ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
+        truth = ReferenceEngine(small_net()).train(theta, [task])[0]
+        assert float((ours.delta - truth.delta).abs().max()) < 2e-6
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+def test_the_thread_count_changes_no_bit(level: library.Level) -> None:
+    theta = FlatModel(small_net()).flatten()
+    base = small_task()
+    tasks = [LocalTask(base.x[i:], base.y[i:], None, 1.0, "fixed", 6, 5, 0.05, None, bytes([i]) * 32) for i in range(7)]
+    alone = [NativeEngine(small_net(), 1, level).train(theta, [task])[0] for task in tasks]
+    for threads in (1, 2, 5):
+        together = NativeEngine(small_net(), threads, level).train(theta, tasks)
+        assert all(same(a, b) for a, b in zip(alone, together))
+
+
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38])
+def test_a_record_that_is_not_finite_counts_as_zero(clip: str, poison: float) -> None:
+    theta = FlatModel(small_net()).flatten()
+    base = small_task(clip=clip, sampling="fixed", steps=1)
+    x = base.x[:6].clone()
+    assert base.plan is not None
+    plan = base.plan.for_records(6)
+    task = LocalTask(x, base.y[:6], None, 1.0, "fixed", 6, 1, 1000.0, plan, KEY)
+    whole = NativeEngine(small_net(), 1).train(theta, [task])[0].delta
+    x[2, 0, 4, 4] = poison
+    without = NativeEngine(small_net(), 1).train(theta, [task])[0].delta
+    assert torch.isfinite(without).all()
+    assert not torch.equal(whole, without)
+    keep = torch.tensor([0, 1, 3, 4, 5])
+    model = FlatModel(small_net())
+    rows = model.per_example_gradients()(theta, base.x[:6], base.y[:6])
+    from fedspa.mechanism.clipping import clip_rows
+
+    # What left the sum is the poisoned record's clipped gradient, and nothing else.
+    gone = clip_rows(rows, plan.clip, plan.clip_value).sum(0) - clip_rows(rows[keep], plan.clip, plan.clip_value).sum(0)
+    assert float(((without - whole) * 6 / 1000 - gone).abs().max()) < 1e-5 * plan.clip_value + 1e-6
+
+
+def test_fedavg_shows_a_broken_record() -> None:
+    base = small_task()
+    x = base.x.clone()
+    x[:, 0, 4, 4] = math.nan
+    task = LocalTask(x, base.y, None, 1.0, "fixed", 6, 1, 0.1, None, KEY)
+    assert NativeEngine(small_net(), 1).train(FlatModel(small_net()).flatten(), [task])[0].delta.isnan().all()
+
+
+def test_no_example_can_weigh_more_than_the_bound() -> None:
+    """The privacy claim itself: one record more or less moves the sum by at most the plan's clip norm."""
+    theta = 30 * FlatModel(small_net()).flatten()  # gradients far above any bound
+    base = small_task()
+    for clip, value in (("coordinate", 0.013), ("l2", 0.37)):
+        d = len(theta)
+        plan = Plan(d, d, clip, value, "fixed", 1, 5, 1, 1, 1e-9, "replace-one", 1e-3)  # type: ignore[arg-type]
+        for seed in range(5):
+            task = LocalTask(base.x[:5], base.y[:5], None, 1.0, "fixed", 1, 1, 2.0**20, plan, bytes([seed]) * 32)
+            gradient = NativeEngine(small_net(), 1).train(theta, [task])[0].delta.double() / 2.0**20
+            assert 0 < float(gradient.norm()) <= plan.clip_norm * (1 + 1e-6)
+            if clip == "coordinate":
+                assert float(gradient.abs().max()) <= value * (1 + 1e-6)
+
+
+def test_functional_layers_and_nesting_are_traced() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Sequential(nn.Conv2d(1, 3, 3)), nn.Identity())
+            self.head = nn.Linear(3 * 5 * 5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = functional.max_pool2d(torch.relu(self.features(x)), 2)
+            return self.head(torch.flatten(h, 1))
+
+    module = Net()
+    base = small_task()
+    theta = FlatModel(module).flatten()
+    task = LocalTask(base.x, base.y % 4, None, 1.0, "poisson", 6, 3, 0.1, None, KEY)
+    ours = NativeEngine(module, 1).train(theta, [task])[0].delta
+    assert float((ours - ReferenceEngine(module).train(theta, [task])[0].delta).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("module", "word"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Sigmoid(), nn.Linear(8, 2)), "Sigmoid"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3, dilation=2), nn.Flatten(), nn.Linear(256, 2)), "dilation"),
+        (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(36, 2)), "ceil_mode"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(100, 2)), "does not fit"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3)), "score"),
+        (nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(144, 2)), "buffers"),
+    ],
+)
+def test_what_it_cannot_do_is_said(module: nn.Module, word: str) -> None:
+    assert word in (supports(module, (1, 12, 12)) or "")
+
+
+def test_shared_and_frozen_parameters_are_left_to_other_engines() -> None:
+    layer = nn.Linear(6, 6)
+    assert "twice" in (supports(nn.Sequential(layer, nn.ReLU(), layer), (6,)) or "")
+    frozen = nn.Sequential(nn.Linear(6, 2))
+    frozen[0].bias.requires_grad_(False)
+    assert "frozen" in (supports(frozen, (6,)) or "")
+
+
+def test_wrong_labels_masks_and_modes_are_refused() -> None:
+    theta = FlatModel(small_net()).flatten()
+    task = small_task()
+    engine = NativeEngine(small_net(), 2)
+    make = lambda **c: LocalTask(**{name: getattr(task, name) for name in LocalTask.__slots__} | c)  # noqa: E731
+    with pytest.raises(DataError, match="label"):
+        engine.train(theta, [make(y=task.y + 3)])
+    with pytest.raises(PrivacyError, match="must agree"):
+        engine.train(theta, [make(coordinates=torch.arange(5))])
+    with pytest.raises(PrivacyError, match="without replacement"):
+        engine.train(theta, [make(sampling="fixed", batch=99)])
+    with pytest.raises(ConfigError, match="exact"):
+        engine.train(theta, [make(exact=True)])
+    with pytest.raises(ConfigError, match="coordinates outside"):
+        engine.train(theta, [make(coordinates=torch.tensor([len(theta)]), plan=None)])
+    assert engine.can_run(task) is None
+    assert "exact" in (engine.can_run(make(exact=True)) or "")
