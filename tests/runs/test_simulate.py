@@ -194,7 +194,7 @@ def test_own_module_and_data(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_quickstart_learns_under_its_guarantee(tmp_path: Path) -> None:
     result = fedspa.run(load(None, [f'run.out="{tmp_path / "run"}"']))
-    assert result.summary["accuracy_last"] > 0.88
+    assert result.summary["accuracy_last"] > 0.84
     assert result.summary["epsilon"] <= load().privacy.epsilon  # type: ignore[operator]
 
 

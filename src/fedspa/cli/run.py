@@ -48,6 +48,7 @@ def _run_with_progress(settings: Any, screen: Console) -> RunResult:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fedspa.runs.simulate import RoundMetrics, simulate
+    from fedspa.runs.statement import shown
 
     bar = Progress(
         TextColumn("round"),
@@ -62,7 +63,7 @@ def _run_with_progress(settings: Any, screen: Console) -> RunResult:
         task = bar.add_task("", total=settings.federation.rounds)
 
         def advance(metrics: RoundMetrics) -> None:
-            spent = "" if metrics.epsilon is None else f"  ε {metrics.epsilon:.3f}"
+            spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}"
             bar.update(task, advance=1, description=f"accuracy {metrics.accuracy:.2%}{spent}")
 
         return simulate(settings, on_round=advance)
@@ -72,13 +73,13 @@ def show(result: RunResult, screen: Console) -> None:
     """The end of a run in a screenful."""
     from rich.table import Table
 
-    from fedspa.runs.statement import statement
+    from fedspa.runs.statement import shown, statement
 
     table = Table(title="Accuracy by round", box=None)
     for column in ("round", "accuracy", "loss", "ε so far", "uploaded"):
         table.add_column(column, justify="right")
     for metrics in _thinned(result.metrics):
-        spent = "–" if metrics.epsilon is None else f"{metrics.epsilon:.3f}"
+        spent = "–" if metrics.epsilon is None else shown(metrics.epsilon)
         table.add_row(
             str(metrics.round + 1),
             f"{metrics.accuracy:.2%}",

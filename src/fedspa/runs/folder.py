@@ -17,8 +17,8 @@ from fedspa.runs.config import Config, to_toml
 class RunFolder:
     """A fresh folder; `run.out`, or a dated one under runs/."""
 
-    def __init__(self, config: Config) -> None:
-        self.path = Path(config.run.out) if config.run.out is not None else _dated(config)
+    def __init__(self, config: Config, data_name: str) -> None:
+        self.path = Path(config.run.out) if config.run.out is not None else _dated(config, data_name)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if any(self.path.iterdir()):
@@ -44,9 +44,9 @@ class RunFolder:
         (self.path / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", "utf-8")
 
 
-def _dated(config: Config) -> Path:
+def _dated(config: Config, data_name: str) -> Path:
     """runs/<algorithm>-<data>-<UTC time>, with a number behind it where two start within one second."""
-    data = Path(config.data.name.replace(":", ".")).stem
+    data = Path(data_name.replace(":", ".")).stem
     stem = f"{config.algorithm.name}-{data}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     path, number = Path("runs", stem), 1
     while path.exists():

@@ -74,7 +74,7 @@ def simulate(
     job = prepare(config, data, module)
     refuse_over_budget(job)
     simulation = Simulation(job)
-    folder = RunFolder(config)
+    folder = RunFolder(config, job.data.name)
     started = time.monotonic()
     if on_start is not None:
         on_start(job, folder.path)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+
+def shown(epsilon: float) -> str:
+    """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it."""
+    return "∞" if math.isinf(epsilon) else f"{math.ceil(epsilon * 1000) / 1000:.3f}"
 
 
 def statement(summary: Mapping[str, Any]) -> str:
@@ -11,9 +17,9 @@ def statement(summary: Mapping[str, Any]) -> str:
         return "none: this algorithm has no differential privacy"
     other = ""
     if summary["neighbours"] != "replace-one":
-        other = f"; ε = {summary['epsilon_replace_one']:.3f} under replace-one (pld)"
+        other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
     return (
-        f"(ε = {summary['epsilon']:.3f}, δ = {summary['delta']:g}) for each record of each agent, against the server "
+        f"(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each record of each agent, against the server "
         f"and all others: {summary['neighbours']}, {summary['sampling']} sampling, accountant {summary['accountant']}, "
         f"at most {summary['participations_max']} participations{other}"
     )
