@@ -45,8 +45,9 @@ def margins(module: nn.Sequential, x: Tensor) -> Tensor:
             windows = padded.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1]).flatten(4)
             if windows.shape[-1] > 1:
                 top = windows.topk(2, dim=-1).values
-                # Two zeros behind a ReLU are a tie that carries no gradient.
-                gap = torch.where(top[..., 0] == 0, math.inf, top[..., 0] - top[..., 1])
+                # An exact tie (zeros behind a ReLU, windows in the padding) is one in float32, too: the first wins.
+                gap = top[..., 0] - top[..., 1]
+                gap = torch.where(gap == 0, math.inf, gap)
                 nearest = torch.minimum(nearest, gap.flatten(1).amin(1))
         h = _double(layer)(h)
     return nearest

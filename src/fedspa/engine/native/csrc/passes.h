@@ -198,8 +198,8 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
         const int64_t at = row + (int64_t)s * LANES;
         if (what == GRADIENT_ADD) ADD[n - 1](x, l, segment + s, w->sum + at);
         else if (what == GRADIENT_LOOK) LOOK[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
-        else
-            (one_each ? ADD_PRODUCTS : ADD_CLAMPED)[n - 1](x, l, segment + s, w->sum + at, bound);
+        else if (one_each) ADD_PRODUCTS[n - 1](x, l, segment + s, w->sum + at, bound);
+        else ADD_CLAMPED[n - 1](x, l, segment + s, w->sum + at, bound);
     }
     if (op->bias >= 0) bias_row(w, l, op->bias + r, what, bound);
 }
