@@ -171,6 +171,11 @@ def test_equal_mechanisms_are_one() -> None:
         assert epsilon({short: 5, long: 2}, 1e-5, **kind) == epsilon({short: 25}, 1e-5, **kind)
 
 
+def test_dropped_orders_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    assert one("poisson", "add-remove", noise=0.35, steps=10, delta=1e-5, accountant="rdp") > 0
+    assert not caplog.records
+
+
 def test_nothing_costs_nothing() -> None:
     event = GaussianEvent("poisson", 10, 600, 300, 1.0)
     for accountant in ("pld", "rdp"):

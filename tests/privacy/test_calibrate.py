@@ -149,6 +149,11 @@ def test_participations_undo_calibration() -> None:
     assert participations_within(event, 1.0, 1e-3, "replace-one", {event: 11}) == 0
 
 
+def test_participations_stop_at_a_million() -> None:
+    event = GaussianEvent("poisson", 1, 10**6, 1, 1000.0)
+    assert participations_within(event, 1.0, 1e-3, "add-remove", {}) == 10**6
+
+
 def test_spent_is_not_changed() -> None:
     event = GaussianEvent("poisson", 10, 600, 300, 3.0)
     spent = {event: 1}

@@ -167,6 +167,7 @@ def _rdp_epsilon(steps: Mapping[_Step, int], delta: float, neighbours: Neighbour
 def _rdp(step: _Step, order: float) -> float:
     """Rényi divergence of one step, whose noise is σ over the sensitivity under the accountant's own relation."""
     import dp_accounting
+    from absl import logging
     from dp_accounting.rdp import RdpAccountant
 
     gaussian = dp_accounting.GaussianDpEvent(step.noise)
@@ -180,5 +181,11 @@ def _rdp(step: _Step, order: float) -> float:
         accountant = RdpAccountant([order], relation.REPLACE_ONE)
         sample, records = step.rate.as_integer_ratio()
         event = dp_accounting.SampledWithoutReplacementDpEvent(records, sample, gaussian)
-    accountant.compose(event)
+    # At small noise it drops low orders, with a warning each: harmless, as other orders bound ε too.
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        accountant.compose(event)
+    finally:
+        logging.set_verbosity(verbosity)
     return float(accountant.rdp[0])

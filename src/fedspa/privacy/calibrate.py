@@ -17,7 +17,7 @@ from fedspa.privacy.event import GaussianEvent, Neighbours, Sampling
 
 _DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
-_MOST_PARTICIPATIONS = 10**9
+_MOST_PARTICIPATIONS = 10**6
 
 
 def noise_multiplier(
@@ -73,7 +73,7 @@ def participations_within(
     *,
     accountant: Accountant = "pld",
 ) -> int:
-    """How many more times `event` fits into the budget (`budget_epsilon` at `delta`) after what is `spent`."""
+    """How many more times `event` fits into `budget_epsilon` at `delta` after what is `spent`; a million at most."""
     _check_budget(budget_epsilon)
 
     def cost(more: int) -> float:
@@ -84,9 +84,9 @@ def participations_within(
         return 0
     fits, over = 0, 1
     while cost(over) <= budget_epsilon:
-        if over >= _MOST_PARTICIPATIONS:
+        if over == _MOST_PARTICIPATIONS:
             return over
-        fits, over = over, 4 * over
+        fits, over = over, min(4 * over, _MOST_PARTICIPATIONS)
     return _last_fitting(cost, budget_epsilon, fits, over, lambda more: math.log(more + 0.5))
 
 
