@@ -214,7 +214,7 @@ def evaluate(job: Job, theta: Tensor) -> tuple[float, float]:
     """Accuracy and mean loss on the held-out records, which belong to the server."""
     right, loss = 0, 0.0
     x, y = job.data.test_x, job.data.test_y
-    for x_part, y_part in zip(torch.split(x, 1000), torch.split(y, 1000)):
+    for x_part, y_part in zip(torch.split(x, 256), torch.split(y, 256)):
         logits = job.model.logits(theta, x_part.to(theta.device))
         labels = y_part.to(theta.device)
         right += int((logits.argmax(dim=1) == labels).sum())
