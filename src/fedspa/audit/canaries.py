@@ -105,6 +105,8 @@ def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor, *, 
 
         job = replace(
             job,
+            # One block of the Hadamard matrix to each agent.
+            holdings=list(np.arange(len(x)).reshape(-1, RECORDS)),
             engine=target.engine(module, tuple(x.shape[1:])),
             algorithm=replace(job.algorithm, respond=overheard),
         )

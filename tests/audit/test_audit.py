@@ -1,0 +1,115 @@
+"""The audit as a whole: holds on production, catches every plant, and cries wolf no oftener than it says."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from scipy import stats
+
+from fedspa.audit import plants
+from fedspa.audit.attacks import epsilon_check, mu_check
+from fedspa.audit.batches import sampler_checks
+from fedspa.audit.canaries import run_checks
+from fedspa.audit.noise import noise_checks
+from fedspa.audit.probe import engine_mu_check, engine_noise_checks, engine_sampler_checks, make_probe
+from fedspa.audit.run import COMMON, PER_RELATION, audit
+from fedspa.audit.setting import from_config, synthetic
+from fedspa.audit.target import production
+from fedspa.errors import ConfigError
+from fedspa.mechanism.release import noisy_mean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("mode", ["secure", "exact"])
+def test_production_holds(clip, sampling, mode):
+    """With the operating system's noise: fails without a fault once in 10,000 runs."""
+    setting = synthetic(clip=clip, sampling=sampling, noise_mode=mode, draws=1000)
+    report = audit(setting, production("auto", exact=setting.exact))
+    assert report.holds, [check for check in report.checks if not check.holds]
+    chance = [check for check in report.checks if check.confidence < 1]
+    exact_sizes = 2 if sampling == "fixed" else 0  # a fixed size leaves nothing to chance
+    assert len(chance) == COMMON - exact_sizes + PER_RELATION * len(setting.relations)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+@pytest.mark.parametrize("name", plants.PLANTS)
+def test_every_plant_is_caught(name, clip):
+    setting = synthetic(clip=clip, draws=1000)
+    report = audit(setting, plants.plant(name, production("auto", exact=False)))
+    assert not report.holds
+
+
+def test_an_unknown_plant_is_an_error():
+    with pytest.raises(ConfigError, match="sensitivity"):
+        plants.plant("sensitivty", production("auto", exact=False))
+
+
+def test_canaries_hold_on_production_and_see_noise_that_is_missing():
+    setting = synthetic(noise_mode="seeded")
+    target = production("auto", exact=False)
+    sound = run_checks(setting, target, 1e-5)
+    assert all(check.holds for check in sound)
+    assert sound[-1].lower_bound > 0.2
+
+    def faint(chunks, plan, noise, on_grid):
+        return noisy_mean(chunks, replace(plan, noise_multiplier=plan.noise_multiplier / 6), noise, on_grid=on_grid)
+
+    broken = run_checks(setting, plants._broken(target, release=faint), 1e-5)
+    assert broken[-1].lower_bound > broken[-1].claimed
+
+
+def test_noise_keyed_by_the_mask_is_seen_in_a_run():
+    setting = synthetic()
+    checks = run_checks(setting, plants.plant("seed", production("auto", exact=False)), 1e-5)
+    assert [check.name for check in checks if not check.holds] == ["run: keys"]
+
+
+@pytest.mark.slow
+def test_false_alarms_come_no_oftener_than_stated():
+    """200 audits with α = 0.05 for each question. A question alarms more often than 28 times with a chance below 1e-6,
+    and the union of all stays within the sum of their shares; the questions of fit must alarm now and then."""
+    repetitions, alpha = 200, 0.05
+    target = production("auto", exact=False)
+    alarms: Counter[str] = Counter()
+    for seed in range(repetitions):
+        setting = synthetic(noise_mode="seeded", seed=seed, draws=200)
+        probe = make_probe(setting, target)
+        checks = [
+            *(mu_check(setting, target, plan, alpha) for plan in setting.plans()),
+            *(epsilon_check(setting, target, plan, alpha) for plan in setting.plans()),
+            *noise_checks(setting, target, alpha),
+            *sampler_checks(setting, target, alpha),
+            *(engine_mu_check(setting, target, probe, plan, alpha) for plan in setting.plans()),
+            *engine_noise_checks(setting, target, probe, alpha),
+            *engine_sampler_checks(setting, probe, alpha),
+        ]
+        alarms.update(check.name for check in checks if not check.holds)
+    limit = stats.binom.isf(1e-6, repetitions, alpha)
+    assert all(count <= limit for count in alarms.values()), alarms
+    for name in ("noise: size", "noise: coordinates", "sampler: batch sizes", "engine: keys", "engine: steps"):
+        assert alarms[name] > 0, f"{name} never alarmed at 5 %: it cannot fail"
+
+
+@pytest.mark.slow
+def test_the_mechanism_of_a_config(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        "[federation]\nagents = 4\nrounds = 2\nper_round = 4\n[algorithm]\ncompression = 0.3\nbatch = 20\n"
+        '[privacy]\nnoise_multiplier = 1.3\nclip = "coordinate"\nclip_value = 0.02\nclip_rule = "quantile"\n'
+    )
+    setting = from_config(path, draws=500)
+    assert setting.plan.clip_rule == "quantile"
+    assert setting.plan.batch == 20
+    report = audit(setting, production(setting.engine, exact=setting.exact))
+    assert report.holds, [check for check in report.checks if not check.holds]
+    assert report.notes  # seeded is the simulator's default, and no protection
+
+
+def test_a_config_without_a_claim_is_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[algorithm]\nname = "fedavg"\n')
+    with pytest.raises(ConfigError, match="promises no privacy"):
+        from_config(path)

@@ -1,0 +1,53 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedspa.cli import app
+from fedspa.errors import ConfigError
+
+
+def _audit(*arguments):
+    return CliRunner().invoke(app, ["audit", "--noise-mode", "seeded", "--draws", "300", *arguments])
+
+
+def test_json_of_an_audit_that_holds():
+    result = _audit("--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["holds"] is True
+    assert 0 < answer["lower_bound"] <= answer["claimed"]
+    assert 0.9999 < answer["confidence"] < 1
+    assert all(check["holds"] for check in answer["checks"])
+
+
+def test_a_plant_gives_exit_code_1():
+    result = _audit("--plant", "sensitivity", "--neighbours", "replace-one", "--json")
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    assert answer["holds"] is False
+    assert answer["lower_bound"] > answer["claimed"]
+
+
+def test_the_table_names_what_failed():
+    result = _audit("--plant", "sampling", "--neighbours", "replace-one")
+    assert result.exit_code == 1
+    assert "Does not hold with 'sampling' planted" in result.output
+    assert "sampler: steps" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--clip", "norm"), "--clip is 'norm'; allowed: coordinate, l2"),
+        (("--plant", "all"), "--plant is 'all'"),
+        (("--draws", "5"), "--draws is 5"),
+        (("--plant", "sensitivity", "--neighbours", "add-remove"), "replace-one"),
+        (("--plant", "sampling-fixed", "--sampling", "fixed"), "no mistake"),
+        (("--config", "x.toml"), "--noise-mode and --config"),
+    ],
+)
+def test_bad_flags_say_what_is_allowed(arguments, words):
+    result = _audit(*arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)

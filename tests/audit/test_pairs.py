@@ -1,0 +1,83 @@
+"""The pair test holds on the production release, whatever the rows, and sees each mistake that it is made for."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspa.audit.pairs import TOLERANCE, pair_check, worst_row
+from fedspa.audit.plants import plant
+from fedspa.audit.setting import synthetic
+from fedspa.audit.target import production
+from fedspa.mechanism.release import noisy_mean
+from fedspa.mechanism.streams import Stream
+
+TARGET = production("generic", exact=False)
+
+
+@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
+def test_production_stays_within_its_sensitivity_and_attains_it(neighbours):
+    setting = synthetic(neighbours=neighbours, noise_mode="seeded")
+    check = pair_check(setting, TARGET, setting.plan)
+    assert check.holds, check
+    assert check.lower_bound == pytest.approx(check.claimed, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "neighbours"),
+    [
+        ("sensitivity", "replace-one"),
+        ("clip", "add-remove"),
+        ("clip", "replace-one"),
+        ("mean", "add-remove"),
+        ("mean", "replace-one"),
+    ],
+)
+def test_plants_pass_the_claim(name, neighbours):
+    setting = synthetic(neighbours=neighbours, noise_mode="seeded")
+    check = pair_check(setting, plant(name, TARGET), setting.plan)
+    assert check.lower_bound > 1.4 * check.claimed
+    assert not check.holds
+
+
+def test_a_release_that_clips_too_tight_has_lost_the_test_its_reach():
+    def tight(chunks, plan, noise, on_grid):
+        return noisy_mean((rows * 0 for rows in chunks), plan, noise, on_grid=on_grid)
+
+    setting = synthetic(noise_mode="seeded", neighbours="add-remove")
+    check = pair_check(setting, replace(TARGET, release=tight), setting.plan)
+    assert not check.holds
+    assert "reach" in check.detail
+
+
+def test_a_release_that_gives_nan_does_not_hold():
+    def broken(chunks, plan, noise, on_grid):
+        return torch.full((plan.active,), torch.nan, dtype=torch.float64), plan.clip_value
+
+    setting = synthetic(noise_mode="seeded", neighbours="add-remove")
+    assert not pair_check(setting, replace(TARGET, release=broken), setting.plan).holds
+
+
+@given(
+    clip=st.sampled_from(["coordinate", "l2"]),
+    clip_value=st.floats(1e-6, 1e6),
+    on_grid=st.booleans(),
+    rows=st.lists(st.lists(st.floats(width=32), min_size=16, max_size=16), min_size=1, max_size=5),
+    size=st.integers(1, 5),
+)
+def test_any_row_added_moves_the_release_by_no_more_than_the_sensitivity(clip, clip_value, on_grid, rows, size):
+    setting = synthetic(clip=clip, noise_mode="seeded", neighbours="add-remove")
+    plan = setting.plan.with_clip_value(clip_value)
+    batch = torch.tensor(rows, dtype=torch.float32)
+    whole, _ = noisy_mean(batch.split(size), plan, Stream(bytes(32)), on_grid=on_grid)
+    without, _ = noisy_mean([batch[1:]], plan, Stream(bytes(32)), on_grid=on_grid)
+    # Float64 sums around noise of this size: their own rounding is 1e-15 of it.
+    assert float((whole - without).norm()) * plan.batch <= plan.sensitivity * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+def test_the_worst_row_lies_on_the_bound(clip):
+    plan = synthetic(clip=clip).plan
+    assert float(worst_row(plan, torch.Generator()).norm()) == pytest.approx(plan.clip_norm, rel=1e-6)
