@@ -1,0 +1,126 @@
+"""Rounds on a GPU: tasks that fit one shape are stacked and run as one; what the kernels flag is done over, carefully.
+
+The kernels assume finite numbers and raise a flag where they meet others. A flagged agent is trained again from the
+start by the rules in torch, with the same batches and the same noise: then a row that is not finite counts as zero, as
+`clip_rows` has it. Only one of the two results is ever released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedspa.engine.stacked.batches import Batches, draw_batches
+from fedspa.engine.stacked.chacha import ChaChaNoise
+from fedspa.engine.stacked.describe import Layer, Weighted
+from fedspa.engine.stacked.engine import LayerGradients
+from fedspa.engine.stacked.stack import Shape, Stack
+from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.mechanism.release import noisy_mean
+from fedspa.mechanism.streams import Stream, derive_key
+
+# Bytes of activations and sums that a stack may take; more agents than fit run as several stacks.
+STACK_BUDGET = 8 * 2**30
+
+Key = tuple[object, ...]
+
+
+class Rounds:
+    """Keeps the stacks, and with them the graphs, from round to round."""
+
+    def __init__(self, gradients: LayerGradients, device: torch.device, tf32: bool) -> None:
+        self._gradients, self._device, self._tf32 = gradients, device, tf32
+        self._stacks: dict[Key, tuple[Shape, Stack]] = {}
+
+    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        batches = [draw_batches(task) for task in tasks]
+        results: dict[int, LocalResult] = {}
+        for members in self._groups(tasks, batches):
+            chosen, drawn = [tasks[i] for i in members], [batches[i] for i in members]
+            stack = self._stack(chosen, drawn)
+            stack.load(theta, chosen, drawn)
+            stack.run(chosen[0].local_steps)
+            deltas, clips, flags = stack.deltas(theta), stack.clips.tolist(), stack.flags.tolist()
+            for row, i in enumerate(members):
+                if flags[row]:
+                    results[i] = careful_steps(theta, tasks[i], batches[i], self._gradients)
+                else:
+                    results[i] = LocalResult(deltas[row], clips[row] if tasks[i].plan is not None else 0.0)
+        return [results[i] for i in range(len(tasks))]
+
+    def _groups(self, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> list[list[int]]:
+        """Tasks that can share a stack, as many as memory allows at a time."""
+        alike: dict[Key, list[int]] = {}
+        for i, task in enumerate(tasks):
+            alike.setdefault(_kind(task), []).append(i)
+        groups: list[list[int]] = []
+        for members in alike.values():
+            layers = self._gradients.layers(tuple(tasks[members[0]].x.shape[1:]))
+            rows = max(batches[i].largest for i in members)
+            records = max(len(tasks[i].y) for i in members)
+            at_once = max(1, STACK_BUDGET // _bytes_an_agent(layers, rows, records))
+            groups += [members[start : start + at_once] for start in range(0, len(members), at_once)]
+        return groups
+
+    def _stack(self, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> Stack:
+        task, d = tasks[0], self._gradients.dimension
+        shape = Shape(
+            agents=len(tasks),
+            rows=_room(max(b.largest for b in batches)),
+            records=max(len(t.y) for t in tasks),
+            steps=task.local_steps,
+            dimension=d,
+            active=d if task.coordinates is None else task.coordinates.numel(),
+            masked=task.coordinates is not None,
+            clip=None if task.plan is None else task.plan.clip,
+            quantile=task.plan is not None and task.plan.clip_rule == "quantile",
+        )
+        key = (len(tasks), *_kind(task))
+        if key not in self._stacks or not self._stacks[key][0].covers(shape):
+            self._stacks.pop(key, None)  # its memory goes before the new one's comes
+            layers = self._gradients.layers(tuple(task.x.shape[1:]))
+            self._stacks[key] = shape, Stack(layers, shape, self._device, self._tf32)
+        return self._stacks[key][1]
+
+
+def careful_steps(theta: Tensor, task: LocalTask, batches: Batches, gradients: LayerGradients) -> LocalResult:
+    """`local_steps` with a GPU's noise: slow, and exact about rows that are not finite."""
+    noise = ChaChaNoise(derive_key(task.key, "noise", "chacha20"))
+    everywhere = slice(None) if task.coordinates is None else task.coordinates
+    local, plan, end = theta.clone(), task.plan, 0
+    for step, size in enumerate(batches.sizes.tolist()):
+        index = torch.from_numpy(batches.records[end : end + size]).to(theta.device)
+        end += size
+        x, y = task.x[index], task.y[index]
+        noise.start_step(step)
+        if plan is not None:
+            rows = gradients.rows(local, x, y, task.coordinates) if size else iter(())
+            # ChaChaNoise has the one method of a Stream that this calls.
+            mean, clip_value = noisy_mean(rows, plan, cast(Stream, noise))
+            plan = plan.with_clip_value(clip_value)
+        else:
+            total = gradients.mean(local, x, y) * size if size else torch.zeros_like(local)
+            mean = (total / task.batch)[everywhere]
+        local[everywhere] -= (task.local_lr * task.scale * mean).to(local)
+    return LocalResult((local - theta)[everywhere], plan.clip_value if plan is not None else 0.0)
+
+
+def _kind(task: LocalTask) -> Key:
+    """What two tasks must have in common to be stacked; learning rate, scale, B, clip value and noise may differ."""
+    active = None if task.coordinates is None else task.coordinates.numel()
+    plan = None if task.plan is None else (task.plan.clip, task.plan.clip_rule == "quantile")
+    return tuple(task.x.shape[1:]), active, plan, task.local_steps
+
+
+def _room(rows: int) -> int:
+    """Rows to allocate for a largest batch: with some to spare, so that the next round's fits without a new graph."""
+    return max(8, -(-(rows + rows // 8) // 8) * 8)
+
+
+def _bytes_an_agent(layers: Sequence[Layer], rows: int, records: int) -> int:
+    weighted = [layer for layer in layers if isinstance(layer, Weighted)]
+    values = sum(2 * layer.inputs + 2 * layer.outputs * layer.positions for layer in weighted)
+    return 4 * (_room(rows) * values + records * weighted[0].inputs + 20 * sum(layer.size for layer in weighted))

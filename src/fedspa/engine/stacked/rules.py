@@ -1,0 +1,130 @@
+"""Rules per layer, in torch: forward, backward, and each example's own gradient of a layer's parameters.
+
+These are the twins of the kernels (`kernels.py`), and all there is on a CPU. A convolution is a product over patches:
+with δ [b, outputs, L] and patches [b, K, L], an example's weight gradient is δ·patchesᵀ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedspa.engine.stacked.describe import Activation, Layer, Pool, Weighted
+
+aten = torch.ops.aten
+
+
+def forward(layer: Weighted, theta: Tensor, x: Tensor) -> Tensor:
+    """x [b, inputs] → [b, outputs · L]."""
+    weight, bias = _parameters(layer, theta)
+    if layer.is_linear:
+        return functional.linear(x, weight, bias)
+    image = x.view(-1, layer.channels, layer.height, layer.width)
+    kernels = weight.view(layer.outputs, layer.channels, *layer.kernel)
+    return functional.conv2d(image, kernels, bias, layer.stride, layer.padding).flatten(1)
+
+
+def backward(layer: Weighted, theta: Tensor, delta: Tensor) -> Tensor:
+    """δ of the outputs → δ of the inputs [b, inputs]."""
+    weight, _ = _parameters(layer, theta)
+    if layer.is_linear:
+        return delta @ weight
+    shape = (len(delta), layer.channels, layer.height, layer.width)
+    kernels = weight.view(layer.outputs, layer.channels, *layer.kernel)
+    image = delta.view(-1, layer.outputs, *layer.out)
+    window = (layer.stride, layer.padding, (1, 1), False, (0, 0), 1)
+    back: Tensor = aten.convolution_backward(
+        image, image.new_empty(shape), kernels, None, *window, (True, False, False)
+    )[0]
+    return back.flatten(1)
+
+
+def rows(layer: Weighted, x: Tensor, delta: Tensor) -> Tensor:
+    """Each example's gradient of the layer's parameters, [b, layer.size]: the weight's, then the bias's."""
+    if layer.is_linear:
+        weights = delta.unsqueeze(2) * x.unsqueeze(1)
+        biases = delta
+    else:
+        image = x.view(-1, layer.channels, layer.height, layer.width)
+        patches = functional.unfold(image, layer.kernel, padding=layer.padding, stride=layer.stride)
+        delta = delta.view(-1, layer.outputs, layer.positions)
+        weights = torch.bmm(delta, patches.transpose(1, 2))
+        biases = delta.sum(dim=2)
+    flat = weights.flatten(1)
+    return flat if layer.bias is None else torch.cat([flat, biases], dim=1)
+
+
+def pool(layer: Pool, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """[b, inputs] → [b, outputs], and where each maximum was."""
+    image = x.view(-1, *layer.image)
+    if layer.kind == "max":
+        out, where = aten.max_pool2d_with_indices(image, layer.kernel, layer.stride, layer.padding)
+        return out.flatten(1), where
+    out = aten.avg_pool2d(image, layer.kernel, layer.stride, layer.padding, False, layer.count_padding)
+    return out.flatten(1), None
+
+
+def pool_backward(layer: Pool, x: Tensor, where: Tensor | None, delta: Tensor) -> Tensor:
+    image = x.view(-1, *layer.image)
+    delta = delta.view(-1, layer.image[0], *layer.out)
+    window = (layer.kernel, layer.stride, layer.padding)
+    if where is not None:
+        back: Tensor = aten.max_pool2d_with_indices_backward(delta, image, *window, (1, 1), False, where)
+    else:
+        back = aten.avg_pool2d_backward(delta, image, *window, False, layer.count_padding, None)
+    return back.flatten(1)
+
+
+def activate(layer: Activation, x: Tensor) -> Tensor:
+    return x.relu() if layer.kind == "relu" else x.tanh()
+
+
+def activate_backward(layer: Activation, out: Tensor, delta: Tensor) -> Tensor:
+    if layer.kind == "relu":
+        back: Tensor = aten.threshold_backward(delta, out, 0)
+        return back
+    return delta * (1 - out * out)
+
+
+def loss_gradient(logits: Tensor, y: Tensor) -> Tensor:
+    """δ of the cross-entropy of each example by itself."""
+    return logits.softmax(dim=1) - functional.one_hot(y, logits.shape[1])
+
+
+def gradient_rows(layers: Sequence[Layer], theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Gradients of the examples, [b, d]."""
+    x = x.flatten(1)
+    taped: list[tuple[Layer, Tensor, Tensor, Tensor | None]] = []
+    for layer in layers:
+        where = None
+        if isinstance(layer, Weighted):
+            out = forward(layer, theta, x)
+        elif isinstance(layer, Pool):
+            out, where = pool(layer, x)
+        else:
+            out = activate(layer, x)
+        taped.append((layer, x, out, where))
+        x = out
+    delta = loss_gradient(x, y)
+    first = next(layer for layer in layers if isinstance(layer, Weighted))
+    gradients = torch.empty(len(y), len(theta), dtype=theta.dtype, device=theta.device)
+    for layer, x, out, where in reversed(taped):
+        if isinstance(layer, Weighted):
+            gradients[:, layer.weight : layer.weight + layer.size] = rows(layer, x, delta)
+            if layer is first:
+                break
+            delta = backward(layer, theta, delta)
+        elif isinstance(layer, Pool):
+            delta = pool_backward(layer, x, where, delta)
+        else:
+            delta = activate_backward(layer, out, delta)
+    return gradients
+
+
+def _parameters(layer: Weighted, theta: Tensor) -> tuple[Tensor, Tensor | None]:
+    end = layer.weight + layer.outputs * layer.columns
+    weight = theta[layer.weight : end].view(layer.outputs, layer.columns)
+    return weight, None if layer.bias is None else theta[end : end + layer.outputs]

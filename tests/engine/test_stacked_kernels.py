@@ -1,0 +1,159 @@
+"""The GPU half of the stacked back end: kernels against their torch twins, whole rounds against the reference.
+
+Needs Triton, and a CUDA device or Triton's interpreter (TRITON_INTERPRET=1, on a CPU, slow). Skipped without.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("neither a CUDA device nor TRITON_INTERPRET=1", allow_module_level=True)
+
+from fedspa.engine.flat import FlatModel  # noqa: E402
+from fedspa.engine.stacked import step_kernels  # noqa: E402
+from fedspa.engine.stacked.batches import draw_batches  # noqa: E402
+from fedspa.engine.stacked.chacha import GROUP, LANES, ChaChaNoise  # noqa: E402
+from fedspa.engine.stacked.engine import LayerGradients  # noqa: E402
+from fedspa.engine.stacked.rounds import Rounds, careful_steps  # noqa: E402
+from fedspa.engine.task import LocalResult, LocalTask  # noqa: E402
+from fedspa.mechanism.mask import active_coordinates  # noqa: E402
+from fedspa.mechanism.streams import derive_key  # noqa: E402
+from fedspa.privacy.plan import Plan  # noqa: E402
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+NETS: dict[str, tuple[tuple[int, ...], Any]] = {
+    "mlp": ((6,), lambda: [nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)]),
+    "no bias": ((6,), lambda: [nn.Linear(6, 70, bias=False), nn.Tanh(), nn.Linear(70, 3, bias=False)]),
+    "fused": (
+        (2, 11, 9),
+        lambda: [
+            *(nn.Conv2d(2, 5, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(5, 7, 2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)),
+        ],
+    ),
+    "strided, padded": (
+        (3, 9, 8),
+        lambda: [
+            *(nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(1, 0)), nn.Tanh(), nn.AvgPool2d(2, stride=1)),
+            *(nn.Conv2d(4, 18, 3, stride=2, padding=1), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Flatten()),
+            *(nn.Linear(18 * 1 * 2, 5), nn.Tanh(), nn.Linear(5, 4)),
+        ],
+    ),
+}
+
+
+def make_net(name: str) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(*NETS[name][1]())
+
+
+def make_tasks(name: str, net: nn.Module, count: int, clip: Any, active: int | None, rule: Any) -> list[LocalTask]:
+    d = FlatModel(net).dimension
+    k = d if active is None else min(active, d)
+    tasks = []
+    for w in range(count):
+        records = 12 + w
+        generator = torch.Generator().manual_seed(w)
+        x = torch.randn(records, *NETS[name][0], generator=generator).to(DEVICE)
+        y = torch.randint(3, (records,), generator=generator).to(DEVICE)
+        omega = None if active is None else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).to(DEVICE)
+        plan = None
+        if clip is not None:
+            value = 0.02 if clip == "coordinate" else 0.5 + 0.1 * w
+            plan = Plan(d, k, clip, value, "poisson", 4, records, 3, 1, 0.7, "add-remove", 1e-3, rule)
+        key = derive_key(bytes(32), "task", w)
+        tasks.append(LocalTask(x, y, omega, d / k, "poisson", 4, 3, 0.05 + 0.01 * w, plan, key))
+    return tasks
+
+
+def both(name: str, tasks: list[LocalTask], net: nn.Module) -> tuple[list[LocalResult], list[LocalResult]]:
+    """By the kernels, and by the torch twins in float64 with the same batches and noise."""
+    theta = FlatModel(net).flatten().to(DEVICE)
+    rounds = Rounds(LayerGradients(net), DEVICE, tf32=False)
+    got = rounds.train(theta, tasks)
+    assert all(not stack.flags.any() for _, stack in rounds._stacks.values())
+    careful = LayerGradients(net.to(DEVICE, torch.float64))
+    wanted = []
+    for task in tasks:
+        exact = LocalTask(
+            task.x.double(), task.y, task.coordinates, task.scale, task.sampling, task.batch, task.local_steps,
+            task.local_lr, task.plan, task.key,
+        )  # fmt: skip
+        wanted.append(careful_steps(theta.double(), exact, draw_batches(task), careful))
+    return got, wanted
+
+
+@pytest.mark.parametrize("rule", ["given", "quantile"])
+@pytest.mark.parametrize("active", [None, 1, 40])
+@pytest.mark.parametrize("clip", [None, "coordinate", "l2"])
+@pytest.mark.parametrize("name", list(NETS))
+def test_a_round_matches_the_twins_in_float64(name: str, clip: Any, active: int | None, rule: Any) -> None:
+    if clip is None and rule == "quantile":
+        pytest.skip("nothing to clip")
+    net = make_net(name)
+    tasks = make_tasks(name, net, 3, clip, active, rule)
+    for got, wanted in zip(*both(name, tasks, net)):
+        size = float(wanted.delta.abs().max())
+        assert got.delta.shape == wanted.delta.shape
+        assert torch.allclose(got.delta.double(), wanted.delta, rtol=1e-5, atol=2e-5 * size)
+        assert got.clip_value == pytest.approx(wanted.clip_value, rel=1e-6)
+
+
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+def test_an_agents_bits_do_not_depend_on_its_company(clip: Any) -> None:
+    net = make_net("fused")
+    theta = FlatModel(net).flatten().to(DEVICE)
+    tasks = make_tasks("fused", net, 4, clip, 40, "quantile")
+    rounds = Rounds(LayerGradients(net), DEVICE, tf32=not INTERPRETED)
+    together = rounds.train(theta, tasks)
+    again = rounds.train(theta, tasks)
+    backwards = rounds.train(theta, tasks[::-1])[::-1]
+    alone = [rounds.train(theta, [task])[0] for task in tasks]
+    for one, two, three, four in zip(together, again, backwards, alone):
+        assert torch.equal(one.delta, two.delta)
+        assert torch.equal(one.delta, three.delta)
+        assert torch.equal(one.delta, four.delta)
+        assert one.clip_value == two.clip_value == three.clip_value == four.clip_value
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+def test_a_record_that_is_not_finite_counts_as_zero(clip: Any, broken: float) -> None:
+    """1e30 is finite and its gradients overflow."""
+    net = make_net("fused")
+    theta = FlatModel(net).flatten().to(DEVICE)
+    tasks = make_tasks("fused", net, 2, clip, 40, "given")
+    tasks[1].x[:6, 0, 4, 4] = broken
+    gradients = LayerGradients(net)
+    got = Rounds(gradients, DEVICE, tf32=False).train(theta, tasks)
+    wanted = careful_steps(theta, tasks[1], draw_batches(tasks[1]), gradients)
+    assert torch.isfinite(got[1].delta).all()
+    assert torch.allclose(got[1].delta, wanted.delta, rtol=1e-4, atol=1e-5)
+    tasks[1].x[:6, 0, 4, 4] = 0
+    undisturbed = Rounds(gradients, DEVICE, tf32=False).train(theta, tasks)
+    assert torch.equal(got[0].delta, undisturbed[0].delta)
+
+
+@pytest.mark.parametrize("active", [1, 63, GROUP, GROUP + 1, 3 * GROUP + 100])
+def test_the_noise_kernel_makes_the_twins_numbers(active: int) -> None:
+    keys = [derive_key(bytes(32), "noise", w) for w in range(3)]
+    words = np.frombuffer(b"".join(keys), dtype="<i4").reshape(3, 8).copy()
+    out = torch.full((3, active + 1), torch.nan, dtype=torch.float64, device=DEVICE)
+    step = torch.tensor([5], dtype=torch.int32, device=DEVICE)
+    grid = (-(-active // GROUP) + 1, 3)
+    step_kernels.noise[grid](torch.from_numpy(words).to(DEVICE), step, out, active, LANES=LANES, num_warps=2)
+    for w, key in enumerate(keys):
+        twin = ChaChaNoise(key)
+        twin.start_step(5)
+        wanted = np.concatenate([twin.gaussian(active), twin.gaussian(1)])
+        assert np.allclose(out[w].cpu().numpy(), wanted, rtol=1e-12, atol=1e-13)
