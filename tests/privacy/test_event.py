@@ -56,6 +56,7 @@ def test_rate() -> None:
         " " + TEXT,
         TEXT[:-1],
         TEXT * 2,
+        "[" * 100_000,
         TEXT.replace("gaussian", "laplace"),
         TEXT.replace('"kind":"gaussian",', ""),
         TEXT.replace('"steps":300', '"steps":300,"extra":1'),

@@ -111,11 +111,11 @@ def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor, *, 
             algorithm=replace(job.algorithm, respond=overheard),
         )
         simulation = Simulation(job)
-        start = simulation.state.theta.clone()
+        start = simulation.server.state.theta.clone()
         with Books(job, Path(folder)) as books:
             for cohort in simulation.cohorts():
                 simulation.round(cohort, books)
-    return Run(job, sent, simulation.state.theta - start)
+    return Run(job, sent, simulation.server.state.theta - start)
 
 
 def _config(setting: Setting, agents: int, compression: float, batch: int) -> Config:

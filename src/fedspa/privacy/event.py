@@ -66,5 +66,5 @@ class GaussianEvent:
             if event.to_json() != text:
                 raise PrivacyError(f"event text is not canonical: {text[:200]!r}")
             return event
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise PrivacyError(f"not an event: {text[:200]!r} ({error})") from None

@@ -1,0 +1,122 @@
+"""The server's half of a run: announce the terms of a round, take in payloads, move θ, evaluate.
+
+It sees terms, payloads and its own held-out records, and nothing of an agent. The simulator and a deployment drive the
+same object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedspa.algorithms import Terms
+from fedspa.errors import FedspaError
+from fedspa.mechanism.streams import derive_key, mask_seed, root_key
+from fedspa.runs.initial_clip import median_clip
+from fedspa.runs.setup import Job
+from fedspa.server.aggregate import Aggregator
+from fedspa.server.optimizers import ServerState, decayed
+from fedspa.wire.payload import Coding, Expected, decode
+
+
+class Intake:
+    """The payloads of one round, each validated and added as it comes; memory does not grow with their number."""
+
+    def __init__(self, terms: Terms, coding: Coding, most: int) -> None:
+        self._terms = terms
+        self._coding = coding
+        self.total = Aggregator(terms.dimension, terms.update_bound, max(1, most))
+        self.log_clips = 0.0
+        self.uplink_bytes = 0
+
+    @property
+    def count(self) -> int:
+        return self.total.count
+
+    def take(self, payload: bytes, *, seed: bytes | None = None, seen: Container[bytes] = frozenset()) -> None:
+        """Add one payload, or raise a PayloadError and add nothing.
+
+        `seed` is the mask seed that this agent was dealt; agents that draw their own are held against `seen`.
+        """
+        terms = self._terms
+        expected = Expected(
+            round=terms.round,
+            dimension=terms.dimension,
+            active=terms.active,
+            bound=terms.update_bound,
+            noise_std=terms.update_noise,
+            codings=frozenset({self._coding}),
+            seed=terms.mask_seed or seed,
+            seen=seen,
+        )
+        update = decode(payload, expected)
+        self.total.add(update)
+        self.log_clips += math.log(update.clip_value) if update.clip_value > 0 else 0.0
+        self.uplink_bytes += len(payload)
+
+
+class Coordinator:
+    """θ, the server's moments and the clip value, from round to round."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        theta = job.model.flatten()
+        self.state: ServerState = job.optimizer.start(theta)
+        self.public_key = derive_key(root_key("seeded", job.config.run.seed), "public")
+        self.clip_value = job.plan.clip_value if job.plan is not None else None
+        if job.plan is not None and job.plan.clip_rule == "median":
+            self.clip_value = median_clip(job, theta)
+
+    def terms(self) -> Terms:
+        """What is announced for the round that `state` is in."""
+        job, settings, t = self.job, self.job.config.algorithm, self.state.round
+        common = {"per-agent": None, "shared": t, "fixed": 0}[settings.mask]
+        return Terms(
+            round=t,
+            dimension=job.model.dimension,
+            active=job.active,
+            mask=settings.mask,
+            mask_seed=None if common is None else mask_seed(self.public_key, common, -1),
+            sampling=job.config.privacy.sampling,
+            batch=settings.batch,
+            local_steps=settings.local_steps,
+            local_lr=decayed(settings.local_lr, settings.lr_decay, t),
+            plan=None if job.plan is None or self.clip_value is None else job.plan.with_clip_value(self.clip_value),
+        )
+
+    def intake(self, terms: Terms, most: int) -> Intake:
+        """A fresh round's intake, for at most that many payloads."""
+        return Intake(terms, self.job.coding, most)
+
+    def close_round(self, intake: Intake) -> None:
+        """Move θ by what came in; a round in which nothing came leaves it where it is."""
+        if intake.count == 0:
+            self.state = replace(self.state, round=self.state.round + 1)
+            return
+        mean = torch.from_numpy(intake.total.mean()).to(self.state.theta)
+        self.state = self.job.optimizer.apply(self.state, mean)
+        if self.job.plan is not None and self.job.plan.clip_rule == "quantile":
+            # The next round starts from the geometric mean of where the agents' private quantiles ended.
+            self.clip_value = math.exp(intake.log_clips / intake.count)
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float]:
+        """Accuracy and mean loss on the held-out records, which belong to the server."""
+        theta, right, loss = self.state.theta, 0, 0.0
+        x, y = self.job.data.test_x, self.job.data.test_y
+        for x_part, y_part in zip(torch.split(x, 256), torch.split(y, 256)):
+            logits = self.job.model.logits(theta, x_part.to(theta.device))
+            labels = y_part.to(theta.device)
+            right += int((logits.argmax(dim=1) == labels).sum())
+            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        if not np.isfinite(loss):
+            raise FedspaError(
+                f"the model diverged in round {self.state.round - 1}: its loss is no longer finite; lower "
+                "algorithm.local_lr or algorithm.server_lr, or clip tighter"
+            )
+        return right / len(y), loss / len(y)
