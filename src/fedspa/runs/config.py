@@ -90,7 +90,10 @@ class Privacy(Section):
 
 
 class Run(Section):
-    """`out` defaults to a new folder under runs/, `ledger` to a new one in that folder. `policy` limits every agent."""
+    """`out` defaults to a new folder under runs/, `ledger` to a new one in that folder. `policy` limits every agent.
+
+    A checkpoint is saved every `checkpoint_every` rounds and the last `keep` stay: two, so that one may be damaged.
+    """
 
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
@@ -99,6 +102,8 @@ class Run(Section):
     out: str | None = None
     ledger: str | None = None
     policy: str | None = None
+    checkpoint_every: Count = 1
+    keep: Count = 2
 
 
 class Config(Section):

@@ -1,0 +1,252 @@
+"""A run's state on disk: enough to go on after a kill as if nothing had happened.
+
+One safetensors file a checkpoint (`round-000012.safetensors`: twelve rounds are done) with θ and the server's moments
+as tensors and everything else as JSON in the header; nothing is ever unpickled. Files are written whole or not at all.
+A digest finds damage, and a damaged newest file falls back to the one before it.
+
+No private key is in it: a stored key would let whoever reads the disk subtract the noise. Seeded noise follows from
+the config; for `secure` and `exact` a resumed run draws a new key and its ledger counts the interrupted round twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from fedspa.errors import FedspaError
+from fedspa.runs import durable
+from fedspa.runs.config import Config, Section
+from fedspa.server.optimizers import ServerState
+
+Fact = str | int
+# Where the files lie and how many there are decides nothing about a run.
+_FREE_KEYS = frozenset({"run.out", "run.checkpoint_every", "run.keep"})
+_NAME = re.compile(r"round-(\d{6,9})\.safetensors")
+_TENSORS = frozenset({"theta", "u", "v"})
+
+
+class CheckpointError(FedspaError):
+    """No checkpoint can be read, or none that belongs to this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The server's state after `state.round` rounds.
+
+    `run` is the run's name in ledgers, `metrics` one mapping a round, `seconds` what was spent so far. `facts` are what
+    must be the same on resume beside the config (the data's size, the engine); `extra` is the caller's own. `damaged`
+    names newer files that could not be read.
+    """
+
+    state: ServerState
+    clip_value: float | None
+    run: str
+    config: Config
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+
+
+class _Header(Section):
+    """The JSON part."""
+
+    format: Literal[1]
+    round: Annotated[int, Field(ge=0)]
+    clip_value: Annotated[float, Field(gt=0)] | None
+    run: Annotated[str, Field(min_length=1, max_length=200)]
+    config: Config
+    metrics: list[dict[str, int | float | None]]
+    seconds: Annotated[float, Field(ge=0)]
+    facts: dict[str, Fact]
+    extra: dict[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Write a checkpoint into `folder` (made if need be), durably; then remove all but the last `keep`.
+
+    OSError where the disk does not take it, CheckpointError where the state is not finite: what was there before is
+    still there.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(checkpoint.state).items()}
+    if (fault := _fault(tensors)) is not None:
+        raise CheckpointError(f"nothing was saved after round {checkpoint.state.round}: {fault}")
+    folder.mkdir(exist_ok=True)
+    header = json.dumps(
+        {
+            "format": 1,
+            "round": checkpoint.state.round,
+            "clip_value": checkpoint.clip_value,
+            "run": checkpoint.run,
+            "config": checkpoint.config.model_dump(exclude_none=True),
+            "metrics": checkpoint.metrics,
+            "seconds": checkpoint.seconds,
+            "facts": dict(checkpoint.facts),
+            "extra": dict(checkpoint.extra),
+        },
+        allow_nan=False,
+    )
+    path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
+    metadata = {"fedspa": header, "digest": _digest(header, tensors)}
+    durable.replace(path, lambda draft: save_file(tensors, draft, metadata))
+    _prune(folder, checkpoint.state.round, keep)
+    return path
+
+
+def load(path: Path) -> Checkpoint:
+    """The checkpoint in one file, or a CheckpointError that says what is wrong with it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            names = set(file.keys())
+            if not {"theta"} <= names <= _TENSORS:
+                raise CheckpointError(f"{path} is damaged: its tensors are {', '.join(sorted(names))[:80] or 'none'}")
+            # Copies: a tensor that stays mapped would change under the run if the file did.
+            tensors = {name: file.get_tensor(name).clone() for name in names}
+        header, digest = metadata["fedspa"], metadata["digest"]
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged: {_first_line(error)}") from None
+    if (fault := _fault(tensors)) is not None:
+        raise CheckpointError(f"{path} is damaged: {fault}")
+    if _digest(header, tensors) != digest:
+        raise CheckpointError(f"{path} is damaged: its digest does not fit its content")
+    try:
+        known = _Header.model_validate(json.loads(header))
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no checkpoint of this fedspa: {_first_line(error)}") from None
+    return Checkpoint(
+        state=ServerState(tensors.pop("theta"), known.round, tensors),
+        clip_value=known.clip_value,
+        run=known.run,
+        config=known.config,
+        metrics=list(known.metrics),
+        seconds=known.seconds,
+        facts=known.facts,
+        extra=known.extra,
+    )
+
+
+def load_latest(
+    folder: Path, config: Config | None = None, facts: Mapping[str, Fact] | None = None
+) -> Checkpoint | None:
+    """The newest whole checkpoint in `folder`; None where there never was one.
+
+    CheckpointError where all are damaged, or where `config` or `facts` are not those of the run.
+    """
+    damaged: list[str] = []
+    for path in _files(folder):
+        try:
+            found = load(path)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            continue
+        if config is not None:
+            refuse_differences(folder, found, config, facts or {})
+        return replace(found, damaged=tuple(damaged))
+    if damaged:
+        raise CheckpointError(f"no whole checkpoint in {folder} ({'; '.join(damaged)}); restore one from a backup")
+    return None
+
+
+def refuse_differences(folder: Path, checkpoint: Checkpoint, config: Config, facts: Mapping[str, Fact]) -> None:
+    """A resumed run must be the same run: name every key in which it would not be."""
+    then, now = _flat(checkpoint.config), _flat(config)
+    differences = [
+        f"{key} was {_shown(then.get(key))} and is {_shown(now.get(key))}"
+        for key in sorted(then.keys() | now.keys())
+        if key not in _FREE_KEYS and then.get(key) != now.get(key)
+    ]
+    differences += [
+        f"the {key} was {_shown(checkpoint.facts.get(key))} and is {_shown(value)}"
+        for key, value in facts.items()
+        if checkpoint.facts.get(key) != value
+    ]
+    if differences:
+        raise CheckpointError(
+            f"the checkpoint in {folder} belongs to another run: {'; '.join(differences)}; resume with what the run "
+            "was started with, or start a new run"
+        )
+
+
+def _tensors(state: ServerState) -> dict[str, Tensor]:
+    return {"theta": state.theta, **state.moments}
+
+
+def _fault(tensors: Mapping[str, Tensor]) -> str | None:
+    """Why these are not the tensors of a server that can go on."""
+    shape = tensors["theta"].shape
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or tensor.ndim != 1 or tensor.shape != shape or not len(tensor):
+            return f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}"
+        # Carries NaN and ∞ through, without a second tensor of this size.
+        if not all(math.isfinite(bound) for bound in torch.aminmax(tensor)):
+            return f"{name} holds NaN or ∞"
+    return None
+
+
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(header.encode(), digest_size=16)
+    for name in sorted(tensors):
+        digest.update(f"\0{name}\0{tensors[name].numel()}\0".encode())
+        digest.update(tensors[name].numpy().data)
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Newest first, by their number of rounds: a clock that jumped would mislead."""
+    if not folder.is_dir():
+        return []
+    try:
+        found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from None
+    return sorted(found, key=_rounds, reverse=True)
+
+
+def _rounds(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1])
+
+
+def _prune(folder: Path, newest: int, keep: int) -> None:
+    """Files beyond `newest` go too: a run that fell back behind them will write them anew."""
+    files = _files(folder)
+    kept = [path for path in files if _rounds(path) <= newest][:keep]
+    for path in (*(path for path in files if path not in kept), *folder.glob(f"*{durable.DRAFT}")):
+        path.unlink(missing_ok=True)
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, key, value in _items(config.model_dump(exclude_none=True))}
+
+
+def _items(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    for section, values in sections.items():
+        for key, value in values.items():
+            yield section, key, value
+
+
+def _shown(value: object) -> str:
+    return "unset" if value is None else repr(value)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

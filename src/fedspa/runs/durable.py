@@ -1,0 +1,45 @@
+"""Files that are there whole or not at all, whatever happens to the process, the disk or the power."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+# What a killed writer leaves behind; never read, and removed by the next write of the same name.
+DRAFT = ".new"
+
+
+def replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` make a draft beside `path`, force it to the disk, and give it the name in one step."""
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        write(draft)
+        _force(draft)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    force_folder(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    replace(path, lambda draft: _write_text(draft, text))
+
+
+def force_folder(folder: Path) -> None:
+    """Names live in the folder: a file's own fsync does not keep them."""
+    if os.name == "posix":
+        _force(folder)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8")
+
+
+def _force(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
