@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import operator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from fedspa.errors import PrivacyError
@@ -52,9 +53,11 @@ class GaussianEvent:
 
     def to_json(self) -> str:
         """Canonical text: equal events give equal text, so a ledger can count by it."""
-        return json.dumps({"kind": "gaussian", **asdict(self)}, sort_keys=True, separators=(",", ":"))
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps({"kind": "gaussian", **fields}, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
+    @lru_cache(maxsize=1024)  # a ledger reads the same few events again and again
     def from_json(text: str) -> GaussianEvent:
         """Inverse of `to_json`; anything that is not exactly such an event is a PrivacyError."""
         try:

@@ -7,7 +7,6 @@ total ε is composed from the stored events by a verified accountant, under the 
 
 from __future__ import annotations
 
-import operator
 import os
 import sqlite3
 from collections import Counter
@@ -117,7 +116,7 @@ class Ledger:
             for agent, event in events.items():
                 total_epsilon(self._after(agent, event, 1), cap.delta, cap.neighbours)
         with self._write():
-            return [self._reserve(agent, _exact(event), run, message, cap) for agent, event in events.items()]
+            return [self._reserve(agent, event, run, message, cap) for agent, event in events.items()]
 
     def _reserve(self, agent: str, event: GaussianEvent, run: str, message: str, cap: Cap | None) -> Reservation:
         found = self._find(agent, run, message)
@@ -278,15 +277,6 @@ def parsed(path: Path, text: str) -> GaussianEvent:
         return GaussianEvent.from_json(text)
     except PrivacyError as error:
         raise LedgerError(f"{path} holds what is no event: {error}; restore it from a backup") from error
-
-
-def _exact(event: GaussianEvent) -> GaussianEvent:
-    """The event with plain numbers: 1 and 1.0, or numpy's, would be stored as two texts or none."""
-    try:
-        batch, records, steps = (operator.index(n) for n in (event.batch, event.records, event.steps))
-    except TypeError:
-        raise LedgerError(f"{event}: batch, records and steps must be whole numbers") from None
-    return GaussianEvent(event.sampling, batch, records, steps, float(event.noise_multiplier))
 
 
 def _check_name(name: str, value: str) -> None:
