@@ -105,8 +105,13 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
                 const float *delta = w->delta[i + 1] + at;
                 const unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
                 const int32_t start = (int32_t)(e * in->example) + window_start(op, in, y, x);
-                if (alive)
+                if (rows == LIST_BLOCK)
                     UNROLLED(LIST_BLOCK, r) {
+                        *next[r] = (struct item){start + pixel[arg[r]], delta[r] * factor};
+                        next[r] += alive >> r & 1;
+                    }
+                else
+                    for (int r = 0; r < rows; r++) {
                         *next[r] = (struct item){start + pixel[arg[r]], delta[r] * factor};
                         next[r] += alive >> r & 1;
                     }
@@ -124,31 +129,36 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
 }
 
 /* For every pixel of the chunk with a delta in some channel: those channels, as items whose `at` is a row of weights.
- * Written first and counted if alive, as above. Returns the number of pixels. */
+ * Returns the number of pixels. */
 static int64_t build_spots(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
-    const int window = op->pool_h * op->pool_w, room = op->rows + 1;
-    struct item *next = w->spot_items;
+    const int window = op->pool_h * op->pool_w;
+    struct item *room = w->spot_items; /* of a unit: for each pixel of its window as many items as there are rows */
     struct spot *spot = w->spots;
     for (int e = 0; e < n; e++) {
         if (w->factor[e] == 0) continue;
         const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded : NULL;
         for (int y = 0; y < out->height; y++)
-            for (int x = 0; x < out->width; x++, arg += op->pool ? op->rows_padded : 0) {
+            for (int x = 0; x < out->width; x++, arg += op->pool ? op->rows_padded : 0, room += window * op->rows) {
                 const int64_t at = e * out->example + out->origin + (int64_t)y * out->row + x * out->channels;
                 const float *delta = w->delta[i + 1] + at, *unit = w->unit[i + 1] + at;
-                memset(w->counts, 0, 4 * (size_t)window);
-                for (int r = 0; r < op->rows; r++) {
-                    const int p = arg ? arg[r] : 0;
-                    w->of_pixel[p * room + w->counts[p]] = (struct item){r * op->row_length, delta[r]};
-                    w->counts[p] += (delta[r] != 0) & (!op->relu | (unit[r] > 0));
+                struct item **next = w->next;
+                for (int p = 0; p < window; p++) next[p] = room + p * op->rows;
+                for (int first = 0; first < op->rows; first += 8) {
+                    const int left = op->rows - first;
+                    unsigned alive = alive_of_8(delta + first, unit + first, op->relu);
+                    if (left < 8) alive &= (1u << left) - 1;
+                    for (; alive; alive &= alive - 1) {
+                        const int r = first + __builtin_ctz(alive), p = arg ? arg[r] : 0;
+                        *next[p]++ = (struct item){r * op->row_length, delta[r]};
+                    }
                 }
+                float *start = w->delta[i] + e * in->example + window_start(op, in, y, x);
                 for (int p = 0; p < window; p++) {
-                    if (w->counts[p] == 0) continue;
-                    memcpy(next, w->of_pixel + p * room, (size_t)w->counts[p] * sizeof *next);
-                    *spot++ = (struct spot){next, w->delta[i] + e * in->example + window_start(op, in, y, x) + w->pixel[i][p], w->counts[p]};
-                    next += w->counts[p];
+                    const int count = (int)(next[p] - room) - p * op->rows;
+                    *spot = (struct spot){room + p * op->rows, start + w->pixel[i][p], count};
+                    spot += count > 0;
                 }
             }
     }
@@ -160,8 +170,10 @@ static int64_t build_spots(struct work *w, int i, int n) {
 PHASE void spread(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
     const int64_t spots = build_spots(w, i, n);
+    /* The rows' pieces should fit the nearest cache together. */
+    const int piece = (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES ? PIECE : SPREAD_PIECE;
     for (int s = 0, length; s < segments_of(op); s += length) {
-        length = segments_of(op) - s < SPREAD_PIECE ? segments_of(op) - s : SPREAD_PIECE;
+        length = segments_of(op) - s < piece ? segments_of(op) - s : piece;
         const float *weights = w->theta + op->weights + (int64_t)s * LANES;
         for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
             SPREAD[length - 1](weights, spot->items, spot->count, w->segment[i] + s, spot->window);

@@ -18,14 +18,22 @@ PHASE void finish_conv(const struct op *op, const struct buffer *out, const floa
             const int bottom = above + op->pool_h < op->used_h ? above + op->pool_h : op->used_h;
             const int right = before + op->pool_w < op->used_w ? before + op->pool_w : op->used_w;
             const int top = above < 0 ? 0 : above, left = before < 0 ? 0 : before;
+            const int whole = op->pool_w == 2 && op->pool_h == 2 && bottom - top == 2 && right - left == 2;
             float *unit = to + out->origin + (int64_t)y * out->row + x * out->channels;
             for (int c = 0; c < op->rows; c += LANES) {
                 V best = load(scratch + ((int64_t)top * width + left) * channels + c);
                 I where = splat_int((top - above) * op->pool_w + left - before);
-                for (int i = top; i < bottom; i++)
-                    for (int j = left; j < right; j++)
-                        take_greater(&best, &where, load(scratch + ((int64_t)i * width + j) * channels + c),
-                                     splat_int((i - above) * op->pool_w + j - before));
+                if (whole) { /* the usual 2 x 2, without the loops */
+                    const float *p = scratch + ((int64_t)top * width + left) * channels + c;
+                    take_greater(&best, &where, load(p + channels), splat_int(1));
+                    take_greater(&best, &where, load(p + width * channels), splat_int(2));
+                    take_greater(&best, &where, load(p + (width + 1) * channels), splat_int(3));
+                } else {
+                    for (int i = top; i < bottom; i++)
+                        for (int j = left; j < right; j++)
+                            take_greater(&best, &where, load(scratch + ((int64_t)i * width + j) * channels + c),
+                                         splat_int((i - above) * op->pool_w + j - before));
+                }
                 if (bias) best += load(bias + c);
                 if (op->relu) best = rectify(best);
                 if (op->rows - c >= LANES) store(unit + c, best);

@@ -44,8 +44,9 @@ struct look {
 #define PIECE 6
 #endif
 
-/* Backward walks the weights of many rows: shorter pieces, so that those of all rows fit the nearest cache. */
+/* Backward walks the weights of many rows: shorter pieces where those of all rows would not fit the nearest cache. */
 #define SPREAD_PIECE 4
+#define NEAR_BYTES (28 << 10)
 
 #define PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) PIECES_MORE(DO)
 #if LEVEL == 2
@@ -164,12 +165,13 @@ PIECES(ROW_FUNCTIONS)
                            float *window) {                                                                            \
         spread_piece(N, weights, items, count, s, window);                                                             \
     }
-SPREAD_FUNCTION(1) SPREAD_FUNCTION(2) SPREAD_FUNCTION(3) SPREAD_FUNCTION(4)
+PIECES(SPREAD_FUNCTION)
 
 #define ADD_ENTRY(N) add_##N,
 #define CLAMPED_ENTRY(N) add_clamped_##N,
 #define PRODUCTS_ENTRY(N) add_products_##N,
 #define LOOK_ENTRY(N) look_##N,
+#define SPREAD_ENTRY(N) spread_##N,
 
 typedef void (*add_function)(const float *, const struct list *, const int32_t *, float *);
 typedef void (*clamped_function)(const float *, const struct list *, const int32_t *, float *, float);
@@ -181,7 +183,7 @@ static const add_function ADD[] = {PIECES(ADD_ENTRY)};
 static const clamped_function ADD_CLAMPED[] = {PIECES(CLAMPED_ENTRY)};
 static const clamped_function ADD_PRODUCTS[] = {PIECES(PRODUCTS_ENTRY)};
 static const look_function LOOK[] = {PIECES(LOOK_ENTRY)};
-static const spread_function SPREAD[SPREAD_PIECE] = {spread_1, spread_2, spread_3, spread_4};
+static const spread_function SPREAD[] = {PIECES(SPREAD_ENTRY)};
 
 INLINE int piece_length(int left) { return left < PIECE ? left : PIECE; }
 

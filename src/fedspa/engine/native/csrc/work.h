@@ -21,10 +21,8 @@ struct work {
     int32_t **arg, **segment; /* per operation */
     int32_t **pixel;          /* per operation: from a window's first pixel to each of those that pooling picks from */
     struct list lists[LIST_BLOCK];
-    struct item *of_pixel;    /* for each pixel of a pooling window, the channels that have it as their greatest */
-    int32_t *counts;          /* and how many they are */
     struct spot *spots;
-    struct item *spot_items;
+    struct item *spot_items, **next;
     struct look *looks;
     float *factor;            /* what an example's gradient is multiplied by: 0 where it is left out */
     int32_t *place, *active;
@@ -99,7 +97,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->sampling_words = take(w, 3 * 8 * stream_room(task->records, task->batch));
     w->chosen = take(w, 8 * (task->records + 1));
     w->seen = take(w, task->records);
-    int64_t scratch = 0, pixels = 1, windows = 1, window_items = 1, spots = 1, spot_items = 1;
+    int64_t scratch = 0, pixels = 1, windows = 1, spots = 1, spot_items = 1;
     for (int i = 0; i <= net->count && !w->failed; i++) {
         const struct buffer *b = net->buffers + i;
         w->unit[i] = take(w, 4 * (b->example * chunk + 2 * PAD));
@@ -116,19 +114,17 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         for (int p = 0; p < window && !w->failed; p++)
             w->pixel[i][p] = p / op->pool_w * op->stride_h * b->row + p % op->pool_w * op->stride_w * b->channels;
         windows = larger(windows, window);
-        window_items = larger(window_items, (int64_t)window * (op->rows + 1));
         if (i > 0) { /* the first operation's input needs no deltas */
-            spots = larger(spots, units * chunk * (window < op->rows ? window : op->rows));
-            spot_items = larger(spot_items, units * chunk * op->rows);
+            spots = larger(spots, units * chunk * window);
+            spot_items = larger(spot_items, units * chunk * window * op->rows);
         }
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);
         pixels = larger(pixels, units);
     }
     w->scratch = take(w, 4 * (scratch + PAD));
-    w->of_pixel = take(w, window_items * (int64_t)sizeof *w->of_pixel);
-    w->counts = take(w, 4 * windows);
-    w->spots = take(w, spots * (int64_t)sizeof *w->spots);
+    w->next = take(w, windows * (int64_t)sizeof *w->next);
+    w->spots = take(w, (spots + 1) * (int64_t)sizeof *w->spots);
     w->spot_items = take(w, spot_items * (int64_t)sizeof *w->spot_items);
     for (int i = 0; i < LIST_BLOCK; i++) {
         /* One item more than there can be: the place after the last is written to before it is known to be needed. */
