@@ -1,6 +1,8 @@
 """What the ledger costs: a reserve at 1,000 and at 1,000,000 entries, and a simulated round of ten agents.
 
     python benchmarks/ledger.py [--entries 1000000] [--folder DIR] [--json]
+    python benchmarks/ledger.py --run quickstart            # its share of a whole simulated run
+    python benchmarks/ledger.py --run experiments/mnist.toml --data DIR --rounds 6
 
 Both ledgers are measured in one run, turn by turn, so that the disk's moods hit them alike; the mean includes SQLite's
 checkpoints. The `fsync` line is the disk's own share: one append and fsync of what a reserve writes.
@@ -31,7 +33,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3000)
     parser.add_argument("--folder", type=Path, default=None, help="where to write; the disk to measure")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--run", help="measure the share of this run instead: a config, or `quickstart`")
+    parser.add_argument("--data", default="data", help="data.dir of that run")
+    parser.add_argument("--rounds", type=int, help="federation.rounds of that run")
     arguments = parser.parse_args()
+    if arguments.run is not None:
+        print(json.dumps(share_of_a_run(arguments.run, arguments.data, arguments.rounds)))
+        return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         result = measure(Path(folder), arguments.entries, arguments.repeats)
     if arguments.json:
@@ -69,6 +77,35 @@ def measure(folder: Path, entries: int, repeats: int) -> dict[str, float]:
         "spent_large_ms": 1e3 * spending,
         "bytes_an_entry": (folder / "large.sqlite").stat().st_size / (entries + repeats),
         "fill_entries_a_second": entries / filling,
+    }
+
+
+def share_of_a_run(config: str, data: str, rounds: int | None) -> dict[str, float | str]:
+    """Seconds in the simulator's books, in its whole run, and their ratio."""
+    import fedspa
+    from fedspa.runs.books import Books
+
+    spent = 0.0
+
+    def timed(method: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(*arguments: object) -> None:
+            nonlocal spent
+            spent += seconds(lambda: method(*arguments))
+
+        return wrapped
+
+    for name in ("reserve", "release"):
+        setattr(Books, name, timed(getattr(Books, name)))
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = [f"run.out={json.dumps(folder + '/run')}", f"data.dir={json.dumps(data)}"]
+        overrides += [f"federation.rounds={rounds}"] if rounds is not None else []
+        summary = fedspa.run(fedspa.load(None if config == "quickstart" else config, overrides)).summary
+    return {
+        "ledger_s": spent,
+        "run_s": summary["seconds"],
+        "share": spent / summary["seconds"],
+        "rounds": summary["rounds"],
+        "engine": summary["engine"],
     }
 
 

@@ -80,7 +80,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         epsilon = "–" if row["epsilon"] is None else f"{math.ceil(row['epsilon'] * 1000) / 1000:.3f}"
         lines.append(
             f"| {row['job']} | {row['dimension']:,} | {row['algorithm']} | {row['compression']:g} | {row['coding']} "
-            f"| {row['payload_bytes']:,.0f} | {dense[row['job']] / row['payload_bytes']:,.1f} | {accuracy} | {epsilon} |"
+            f"| {row['payload_bytes']:,.0f} | {dense[row['job']] / row['payload_bytes']:,.1f} "
+            f"| {accuracy} | {epsilon} |"
         )
     return "\n".join(lines)
 
