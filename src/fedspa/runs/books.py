@@ -2,60 +2,85 @@
 
 `run.ledger` names a ledger that outlives the run, so that several runs on the same records add up; `run.policy` gives
 every simulated agent the same limits. A run that would not fit is refused before it starts.
+
+Resumed after a crash, a run under seeded noise repeats the interrupted round to the bit: the same update released
+twice is one release. Noise that must not repeat makes it another update, so the round gets a new message name, both
+are counted, and agents that the first attempt brought to their cap sit out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fedspa.errors import LedgerError
+from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.setup import Job
 
 
-def refuse_over_budget(job: Job) -> None:
-    """Raise where the plan breaks the policy, or where some agent's ledger has no room for the whole run."""
-    run = job.config.run
-    if job.plan is None or run.policy is None:
+def refuse_over_budget(job: Job, run: str | None = None) -> None:
+    """Raise where the plan breaks the policy, or where some agent's ledger has no room for the rest of the run.
+
+    `run` is the name of a run that is resumed: what it spent before counts as part of its plan.
+    """
+    settings = job.config.run
+    if job.plan is None or settings.policy is None:
         return
-    policy = Policy.load(run.policy)
+    policy = Policy.load(settings.policy)
     policy.check(job.plan)
-    if run.ledger is None or not Path(run.ledger).exists():
+    if settings.ledger is None or not Path(settings.ledger).exists():
         return
-    with Ledger.open(run.ledger, create=False) as ledger:
+    with Ledger.open(settings.ledger, create=False) as ledger:
         for number, held in enumerate(job.holdings):
             event = job.plan.for_records(len(held)).event
-            ledger.require(agent_name(number), event, policy.cap, participations=job.plan.participations)
+            left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
+            if left > 0:
+                ledger.require(agent_name(number), event, policy.cap, participations=left)
 
 
 def agent_name(number: int) -> str:
     return f"agent-{number}"
 
 
-class Books:
-    """Ledger and guarantee of one run. Does nothing where the algorithm is not private."""
+def draw_run_name(folder: Path) -> str:
+    """Drawn, not named: two runs of one name would be one run to a ledger, and the second would cost nothing."""
+    readable = "".join(letter if letter.isprintable() else "_" for letter in folder.name)
+    return f"{readable[:100]}-{secrets.token_hex(8)}"
 
-    def __init__(self, job: Job, folder: Path) -> None:
+
+class Books:
+    """Ledger and guarantee of one run. Does nothing where the algorithm is not private.
+
+    `run` is the run's name in the ledger. A resumed run keeps the one it was started under and calls `catch_up`.
+    """
+
+    def __init__(self, job: Job, folder: Path, run: str | None = None, *, create: bool = True) -> None:
         self._job = job
-        # Drawn, not named: two runs of one name would be one run to a ledger, and the second would cost nothing.
-        self._run = f"{folder.name}-{secrets.token_hex(8)}"
+        self.run = run if run is not None else draw_run_name(folder)
         self._resources = ExitStack()
+        self._message = ""
+        self._resumed_with_new_noise = False
+        self._events: dict[int, GaussianEvent] = {}
         self.guarantee: Guarantee | None = None
         if job.plan is None:
             return
         self.guarantee = Guarantee(job.plan, [len(held) for held in job.holdings], job.config.privacy.accountant)
+        self._cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
         shared = job.config.run.ledger
         self._ledger = self._resources.enter_context(
-            Ledger.open(folder / "ledger.sqlite", simulated=True) if shared is None else Ledger.open(shared)
+            Ledger.open(folder / "ledger.sqlite", create=create, simulated=True)
+            if shared is None
+            else Ledger.open(shared, create=create)
         )
-        self._cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
 
     def __enter__(self) -> Self:
         return self
@@ -65,15 +90,38 @@ class Books:
     ) -> None:
         self._resources.close()
 
-    def reserve(self, t: int, cohort: Sequence[int]) -> None:
-        """Durable before any of them trains."""
-        if self._job.plan is None or self.guarantee is None:
+    def catch_up(self, cohorts: Iterable[Sequence[int]], uploads: int) -> None:
+        """Count what was done before the checkpoint (`cohorts`, with so many uploads), and in vain after it."""
+        if self.guarantee is None:
             return
-        events = {
-            agent_name(number): self._job.plan.for_records(len(self._job.holdings[number])).event for number in cohort
-        }
-        self._ledger.reserve_many(events, self._run, f"round-{t}", cap=self._cap)
+        agents = range(len(self._job.holdings))
+        spent = {number: self._ledger.participations(agent_name(number), self.run) for number in agents}
+        if sum(spent.values()) < uploads:
+            raise LedgerError(
+                f"{self._ledger.path} holds {sum(spent.values())} entries of this run, whose checkpoint counts "
+                f"{uploads}: it is an old copy or another ledger; put the newest one back"
+            )
+        if self._job.config.privacy.noise == "seeded":
+            for cohort in cohorts:
+                self.guarantee.took_part(cohort)
+            return
+        self._resumed_with_new_noise = True
+        for number, times in spent.items():
+            if times:
+                self.guarantee.took_part([number], times)
+
+    def reserve(self, t: int, cohort: Sequence[int]) -> list[int]:
+        """Durable before any of them trains. Returns who takes part: after a resume, those with a turn left."""
+        if self.guarantee is None:
+            return list(cohort)
+        self._message = f"round-{t}"
+        if self._resumed_with_new_noise:
+            cohort = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
+            self._message = self._unused_name(t, cohort)
+        events = {agent_name(number): self._event(number) for number in cohort}
+        self._ledger.reserve_many(events, self.run, self._message, cap=self._cap)
         self.guarantee.took_part(cohort)
+        return list(cohort)
 
     def release(self, t: int, payloads: Mapping[int, bytes]) -> None:
         """Marked as sent, each by the digest of its bytes."""
@@ -83,10 +131,26 @@ class Books:
             agent_name(number): hashlib.blake2b(payload, digest_size=16).hexdigest()
             for number, payload in payloads.items()
         }
-        self._ledger.release_many(digests, self._run, f"round-{t}")
+        self._ledger.release_many(digests, self.run, self._message)
 
     def epsilon(self) -> float | None:
         """Largest verified ε over agents so far, under the plan's relation."""
         if self._job.plan is None or self.guarantee is None:
             return None
         return self.guarantee.epsilon_max(self._job.plan.neighbours)
+
+    def _event(self, number: int) -> GaussianEvent:
+        assert self._job.plan is not None
+        records = len(self._job.holdings[number])
+        if records not in self._events:
+            self._events[records] = self._job.plan.for_records(records).event
+        return self._events[records]
+
+    def _unused_name(self, t: int, cohort: Sequence[int]) -> str:
+        """The first name for round t under which none of them has an entry."""
+        names = (f"round-{t}" if attempt == 1 else f"round-{t}-attempt-{attempt}" for attempt in count(1))
+        return next(
+            name
+            for name in names
+            if all(self._ledger.find(agent_name(number), self.run, name) is None for number in cohort)
+        )

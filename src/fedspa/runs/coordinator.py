@@ -21,7 +21,17 @@ from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.setup import Job
 from fedspa.server.aggregate import Aggregator
 from fedspa.server.optimizers import ServerState, decayed
-from fedspa.wire.payload import Coding, Expected, decode
+from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, decode
+
+
+class Diverged(FedspaError):
+    """The model is beyond saving; what was saved before the round is not."""
+
+    def __init__(self, t: int, sign: str) -> None:
+        super().__init__(
+            f"the model diverged in round {t + 1}: {sign}; lower algorithm.local_lr or algorithm.server_lr, "
+            "or clip tighter (privacy.clip_value)"
+        )
 
 
 class Intake:
@@ -72,6 +82,19 @@ class Coordinator:
         if job.plan is not None and job.plan.clip_rule == "median":
             self.clip_value = median_clip(job, theta)
 
+    def restore(self, state: ServerState, clip_value: float | None) -> None:
+        """Go on from a checkpoint of this run."""
+        moments = {name: moment.to(self.state.theta) for name, moment in state.moments.items()}
+        if state.theta.shape != self.state.theta.shape or moments.keys() != self.state.moments.keys():
+            raise FedspaError(
+                f"the checkpoint holds {len(state.theta)} parameters and the moments {sorted(moments)}; this model and "
+                f"server step have {len(self.state.theta)} and {sorted(self.state.moments)}: resume with the same"
+            )
+        if (clip_value is None) != (self.clip_value is None):
+            raise FedspaError("the checkpoint and this run disagree on whether gradients are clipped")
+        self.state = ServerState(state.theta.to(self.state.theta), state.round, moments)
+        self.clip_value = clip_value
+
     def terms(self) -> Terms:
         """What is announced for the round that `state` is in."""
         job, settings, t = self.job, self.job.config.algorithm, self.state.round
@@ -91,6 +114,8 @@ class Coordinator:
 
     def intake(self, terms: Terms, most: int) -> Intake:
         """A fresh round's intake, for at most that many payloads."""
+        if not terms.update_bound * max(1, most) <= FLOAT32_MAX:
+            raise Diverged(terms.round, "its updates have no bound within float32")
         return Intake(terms, self.job.coding, most)
 
     def close_round(self, intake: Intake) -> None:
@@ -115,8 +140,5 @@ class Coordinator:
             right += int((logits.argmax(dim=1) == labels).sum())
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
         if not np.isfinite(loss):
-            raise FedspaError(
-                f"the model diverged in round {self.state.round - 1}: its loss is no longer finite; lower "
-                "algorithm.local_lr or algorithm.server_lr, or clip tighter"
-            )
+            raise Diverged(self.state.round - 1, "its loss is no longer finite")
         return right / len(y), loss / len(y)

@@ -1,47 +1,152 @@
-"""The run's folder: config.toml, metrics.jsonl (a line a round), summary.json, model.safetensors, ledger.sqlite."""
+"""The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/, summary.json, model.safetensors, ledger.
+
+A folder is one run's and is locked while that runs. The lock is the kernel's and ends with the process, however that
+ends, so nothing stale is left to clear away.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from torch import nn
 
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, FedspaError
+from fedspa.runs import checkpoint, durable
+from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
+
+log = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """A fresh folder; `run.out`, or a dated one under runs/."""
+    """A fresh folder: `run.out`, or a dated one under runs/. `reopen` is for a run that was interrupted."""
 
     def __init__(self, config: Config, data_name: str) -> None:
         self.path = Path(config.run.out) if config.run.out is not None else _dated(config, data_name)
-        try:
+        self._lock = -1
+        with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
             if any(self.path.iterdir()):
-                raise ConfigError(f"run.out is {self.path}, which is not empty; name a new folder")
-            (self.path / "config.toml").write_text(to_toml(config), "utf-8")
-            self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"run.out is {self.path}: {error.strerror or error}; name a folder to write to") from None
+                self.close()
+                raise ConfigError(
+                    f"run.out is {self.path}, which is not empty; name a new folder, or go on with the run in it by "
+                    f"`fedspa run --resume {self.path}`"
+                )
+            durable.replace_text(self.path / "config.toml", to_toml(config))
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """The folder of an interrupted run, locked."""
+        self = cls.__new__(cls)
+        self.path, self._lock = path, -1
+        if not (path / "config.toml").is_file():
+            raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
+        with _starting(path):
+            self._take_lock()
+        return self
 
     @property
     def ledger(self) -> Path:
         return self.path / "ledger.sqlite"
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoint"
+
+    def started(self) -> bool:
+        """Whether anything can have been spent: the first checkpoint is saved before the first file of these."""
+        return self.ledger.exists() or (self.path / "metrics.jsonl").exists()
+
+    def rewind(self, metrics: Sequence[Mapping[str, Any]]) -> None:
+        """Bring metrics.jsonl to these rounds: later lines, and a last one that was torn, belong to no checkpoint."""
+        text, file = "".join(_line(line) for line in metrics), self.path / "metrics.jsonl"
+        with self._writing():
+            found = file.read_bytes() if file.exists() else b""
+            if not found.startswith(text.encode()):
+                log.warning("%s was damaged and is written anew from the checkpoint", file)
+            if found != text.encode():
+                durable.replace_text(file, text)
+
     def add_round(self, metrics: Mapping[str, Any]) -> None:
-        self._metrics.write(json.dumps(metrics, allow_nan=False) + "\n")
-        self._metrics.flush()
+        with self._writing(), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(metrics))
+
+    def save(self, state: Checkpoint, keep: int) -> None:
+        with self._writing():
+            checkpoint.save(self.checkpoints, state, keep)
 
     def finish(self, summary: Mapping[str, Any], module: nn.Module) -> None:
+        """The model, and last of all the summary: where there is one, the run is done."""
         from safetensors.torch import save_model
 
-        self._metrics.close()
-        save_model(module, str(self.path / "model.safetensors"))
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", "utf-8")
+        with self._writing():
+            durable.replace(self.path / "model.safetensors", lambda draft: save_model(module, str(draft)))
+            durable.replace_text(
+                self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+            )
+        self.close()
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_lock(self) -> None:
+        if os.name != "posix":
+            return
+        import fcntl
+
+        self._lock = os.open(self.path, os.O_RDONLY)  # the folder itself: a lock file would outlive its process
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise ConfigError(
+                    f"{self.path} is in use by another run; wait for its end or name another folder"
+                ) from None
+            raise
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FedspaError(
+                f"{self.path} cannot be written: {error.strerror or error}; nothing is lost up to the last checkpoint: "
+                f"mend that, then `fedspa run --resume {self.path}`"
+            ) from None
+
+
+@contextmanager
+def _starting(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"run.out is {path}: {error.strerror or error}; name a folder to write to") from None
+
+
+def _line(metrics: Mapping[str, Any]) -> str:
+    return json.dumps(metrics, allow_nan=False) + "\n"
 
 
 def _dated(config: Config, data_name: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fedspa.privacy.accounting import SOUND, Accountant, epsilon
 from fedspa.privacy.event import Neighbours
@@ -18,15 +18,22 @@ class Guarantee:
         self._records = records
         self._accountant = accountant
         self._counts: dict[int, int] = {}
+        # Records → most participations of an agent that holds so many: kept, so that a round costs its own agents only.
+        self._most: dict[int, int] = {}
         self._known: dict[tuple[int, int, Neighbours], float] = {}
 
     @property
     def participations_max(self) -> int:
-        return max(self._counts.values(), default=0)
+        return max(self._most.values(), default=0)
 
-    def took_part(self, agents: Sequence[int]) -> None:
+    def participations(self, agent: int) -> int:
+        return self._counts.get(agent, 0)
+
+    def took_part(self, agents: Iterable[int], times: int = 1) -> None:
         for agent in agents:
-            self._counts[agent] = self._counts.get(agent, 0) + 1
+            count, m = self._counts.get(agent, 0) + times, self._records[agent]
+            self._counts[agent] = count
+            self._most[m] = max(count, self._most.get(m, 0))
 
     def epsilon_max(self, neighbours: Neighbours) -> float:
         """The largest ε over agents under this relation, at the plan's δ; 0 before anyone took part."""
@@ -49,14 +56,10 @@ class Guarantee:
 
     def _worst_cases(self) -> list[tuple[int, int]]:
         """(records, participations) pairs that no other pair makes worse: ε grows with q = B/m and with I."""
-        most: dict[int, int] = {}
-        for agent, count in self._counts.items():
-            m = self._records[agent]
-            most[m] = max(count, most.get(m, 0))
         worst: list[tuple[int, int]] = []
-        for m in sorted(most):
-            if not worst or most[m] > worst[-1][1]:
-                worst.append((m, most[m]))
+        for m in sorted(self._most):
+            if self._most[m] and (not worst or self._most[m] > worst[-1][1]):
+                worst.append((m, self._most[m]))
         return worst
 
     def _epsilon(self, records: int, count: int, neighbours: Neighbours) -> float:

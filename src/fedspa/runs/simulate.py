@@ -1,7 +1,8 @@
 """The simulated federation: every agent of every round in this process, through the code that a deployment runs.
 
 Each update is encoded to a payload and decoded again, so the bytes that are reported are the bytes that would travel,
-and each participation is written into a ledger before it trains.
+and each participation is written into a ledger before it trains. Killed at any instant and resumed, a run ends as if it
+had never been killed: who takes part and (seeded) noise follow from the seed, and all else is in its checkpoint.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +19,21 @@ import torch
 from torch import nn
 
 from fedspa.algorithms import Agent
+from fedspa.errors import FedspaError, PayloadError
 from fedspa.federation.datasets import Dataset
 from fedspa.federation.participation import schedule
 from fedspa.mechanism.streams import agent_key, mask_seed, root_key
 from fedspa.runs import config as configs
-from fedspa.runs.books import Books, refuse_over_budget
+from fedspa.runs.books import Books, draw_run_name, refuse_over_budget
+from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
-from fedspa.runs.coordinator import Coordinator
+from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.folder import RunFolder
+from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.resume import facts, history, saved
 from fedspa.runs.setup import Job, prepare
 from fedspa.runs.summary import summarise
 from fedspa.wire.payload import encode
-
-
-@dataclass(frozen=True, slots=True)
-class RoundMetrics:
-    """What is known after a round. `epsilon` is the largest over agents so far, verified; None without privacy."""
-
-    round: int
-    accuracy: float
-    loss: float
-    agents: int
-    uplink_bytes: int
-    epsilon: float | None
-    clip_value: float | None
 
 
 @dataclass(frozen=True)
@@ -53,39 +46,70 @@ class RunResult:
     folder: Path = field(default_factory=Path)
 
 
+class Stopped(FedspaError):
+    """A run that was asked to stop did, after a whole round, and can be resumed."""
+
+    def __init__(self, folder: Path, done: int, rounds: int) -> None:
+        super().__init__(f"stopped after round {done} of {rounds}; to go on: fedspa run --resume {folder}")
+
+
 def simulate(
     config: Config | Mapping[str, Any] | Path | str | None = None,
     *,
     data: Dataset | None = None,
     module: nn.Module | None = None,
+    resume: Path | str | None = None,
     on_start: Callable[[Job, Path], None] | None = None,
     on_round: Callable[[RoundMetrics], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Simulate a whole federation.
 
     `config` is a `Config`, a nested mapping, the path of a TOML file, or None for the packaged quickstart. `data` and
     `module` are used in place of what the config names. Nothing is written before everything was checked.
+
+    `resume` is the folder of an interrupted run: without a `config`, its own is used; with one that differs, the run is
+    refused. `stop` is asked after each round; where it says so, the run is saved and raises `Stopped`.
     """
+    started = time.monotonic()
+    if resume is not None and config is None:
+        config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)
     job = prepare(config, data, module)
-    refuse_over_budget(job)
+    if resume is None:
+        refuse_over_budget(job)
     simulation = Simulation(job)
-    folder = RunFolder(config, job.data.name)
-    started = time.monotonic()
-    if on_start is not None:
-        on_start(job, folder.path)
-    history: list[RoundMetrics] = []
-    with Books(job, folder.path) as books, torch_threads(1):
-        for cohort in simulation.cohorts():
-            metrics = simulation.round(cohort, books)
-            history.append(metrics)
-            folder.add_round(asdict(metrics))
-            if on_round is not None:
-                on_round(metrics)
-        job.model.load(simulation.server.state.theta)
-        summary = summarise(job, history, books, time.monotonic() - started)
-    folder.finish(summary, job.model.module)
-    return RunResult(summary, history, job.model.module, folder.path)
+    with RunFolder(config, job.data.name) if resume is None else RunFolder.reopen(Path(resume)) as folder:
+        begun = saved(folder, job) if resume is not None else None
+        if begun is not None:
+            refuse_over_budget(job, begun.run)
+            simulation.server.restore(begun.state, begun.clip_value)
+            folder.rewind(begun.metrics)
+        else:
+            begun = simulation.checkpoint(draw_run_name(folder.path), [], 0.0)
+            folder.save(begun, config.run.keep)
+        done = history(begun)
+        if on_start is not None:
+            on_start(job, folder.path)
+        with Books(job, folder.path, begun.run, create=not done) as books, torch_threads(1):
+            if resume is not None:
+                books.catch_up(islice(simulation.cohorts(), len(done)), sum(metrics.agents for metrics in done))
+            for cohort in islice(simulation.cohorts(), len(done), None):
+                metrics = simulation.round(cohort, books)
+                done.append(metrics)
+                folder.add_round(asdict(metrics))
+                stopping = stop is not None and stop()
+                if stopping or len(done) % config.run.checkpoint_every == 0 or len(done) == config.federation.rounds:
+                    seconds = begun.seconds + time.monotonic() - started
+                    folder.save(simulation.checkpoint(begun.run, done, seconds), config.run.keep)
+                if on_round is not None:
+                    on_round(metrics)
+                if stopping:
+                    raise Stopped(folder.path, len(done), config.federation.rounds)
+            job.model.load(simulation.server.state.theta)
+            summary = summarise(job, done, books, begun.seconds + time.monotonic() - started)
+        folder.finish(summary, job.model.module)
+    return RunResult(summary, done, job.model.module, folder.path)
 
 
 class Simulation:
@@ -94,6 +118,7 @@ class Simulation:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.server = Coordinator(job)
+        self._facts = facts(job)
         self._private = root_key(job.config.privacy.noise, job.config.run.seed)
 
     def cohorts(self) -> Iterator[list[int]]:
@@ -107,19 +132,34 @@ class Simulation:
             seed=self.job.config.run.seed,
         )
 
+    def checkpoint(self, run: str, history: list[RoundMetrics], seconds: float) -> Checkpoint:
+        return Checkpoint(
+            state=self.server.state,
+            clip_value=self.server.clip_value,
+            run=run,
+            config=self.job.config,
+            metrics=[asdict(metrics) for metrics in history],
+            seconds=seconds,
+            facts=self._facts,
+        )
+
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
         terms = self.server.terms()
-        books.reserve(terms.round, cohort)
-        agents = [self._agent(number, terms.round) for number in cohort]
-        updates = self.job.algorithm.respond(self.server.state.theta, terms, agents, self.job.engine)
-        payloads = {
-            agent.number: encode(update, self.job.coding, terms.update_noise) for agent, update in zip(agents, updates)
-        }
-        books.release(terms.round, payloads)
         intake = self.server.intake(terms, len(cohort))
-        for agent in agents:
-            intake.take(payloads[agent.number], seed=agent.mask_seed)
+        agents = [self._agent(number, terms.round) for number in books.reserve(terms.round, cohort)]
+        updates = self.job.algorithm.respond(self.server.state.theta, terms, agents, self.job.engine)
+        try:
+            payloads = {
+                agent.number: encode(update, self.job.coding, terms.update_noise)
+                for agent, update in zip(agents, updates)
+            }
+            books.release(terms.round, payloads)
+            for agent in agents:
+                intake.take(payloads[agent.number], seed=agent.mask_seed)
+        except PayloadError as error:
+            # Nobody lies in a simulation: an update that no server would take is what a diverged model gives.
+            raise Diverged(terms.round, f"an update would be refused ({error})") from error
         self.server.close_round(intake)
         with torch_threads(self.job.config.run.threads):
             accuracy, loss = self.server.evaluate()

@@ -20,6 +20,6 @@ def statement(summary: Mapping[str, Any]) -> str:
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
     return (
         f"(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each record of each agent, against the "
-        f"server and all others: {summary['neighbours']}, {summary['sampling']} sampling, accountant {summary['accountant']}, "
-        f"at most {summary['participations_max']} participations{other}"
+        f"server and all others: {summary['neighbours']}, {summary['sampling']} sampling, "
+        f"accountant {summary['accountant']}, at most {summary['participations_max']} participations{other}"
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedspa.runs.books import Books
+from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
-
-if TYPE_CHECKING:
-    from fedspa.runs.simulate import RoundMetrics
 
 
 def summarise(job: Job, history: Sequence[RoundMetrics], books: Books, seconds: float) -> dict[str, Any]:
