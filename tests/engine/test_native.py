@@ -172,6 +172,31 @@ def test_one_step_agrees_with_the_reference(
     assert float((ours - truth).abs().max()) <= tolerance
 
 
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (20, 24), (33, 50), (64, 72)])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: int, outputs: int, pooled: bool) -> None:
+    """16 input channels and more, stride 1, an even output: where the forward pass takes Winograd's way."""
+    generator = torch.Generator().manual_seed(inputs)
+    behind = [nn.MaxPool2d(2), nn.ReLU()] if pooled else [nn.Tanh()]
+    side = 3 if pooled else 6
+    module = nn.Sequential(
+        *(nn.Conv2d(2, inputs, 1), nn.Tanh(), nn.Conv2d(inputs, outputs, 3, padding=1), *behind, nn.Flatten()),
+        nn.Linear(outputs * side * side, 4),
+    )
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / math.sqrt(p[0].numel() if p.dim() > 1 else 4))
+    x, y = records(module, (2, 6, 6), 7, inputs)
+    theta = FlatModel(module).flatten()
+    bound = gradient_scale(module, x, y, "coordinate")
+    plan = Plan(len(theta), len(theta), "coordinate", bound, "fixed", 7, 7, 1, 1, 1e-3, "replace-one", 1e-3)
+    task = LocalTask(x, y, None, 1.0, "fixed", 7, 1, 7 * 2.0**12, plan, KEY)
+    ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
+    truth = ReferenceEngine(module).train(theta, [task])[0].delta
+    assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * bound
+
+
 def test_records_near_a_kink_are_rare() -> None:
     module = small_net()
     x = torch.randn(2000, 1, 12, 12, generator=torch.Generator().manual_seed(1))

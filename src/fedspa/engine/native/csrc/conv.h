@@ -32,13 +32,13 @@ INLINE int panel_at(int rows, int start, int *width) {
     DO(8, a2[k]) DO(9, a2[k + s1]) DO(10, a2[k + s2]) DO(11, a2[k + s3])
 
 #define TILE(NAME, TYPE, LOAD, STORE, WIDTH, COUNT)                                                                   \
-    PHASE void NAME(const float *const *in, int64_t spacing, const struct op *op, int64_t row, const float *w,        \
+    PHASE void NAME(const float *const *in, int64_t spacing, int runs, int64_t run, int64_t row, const float *w,       \
                      float *const *out, int64_t out_spacing) {                                                         \
         TYPE acc[12][COUNT];                                                                                           \
         UNROLLED(12, p) for (int v = 0; v < COUNT; v++) acc[p][v] = (TYPE){0};                                         \
         const float *a0 = in[0], *a1 = in[1], *a2 = in[2];                                                             \
-        const int64_t s1 = spacing, s2 = 2 * spacing, s3 = 3 * spacing, run = op->run;                                 \
-        for (int r = 0; r < op->runs; r++, a0 += row, a1 += row, a2 += row)                                            \
+        const int64_t s1 = spacing, s2 = 2 * spacing, s3 = 3 * spacing;                                                \
+        for (int r = 0; r < runs; r++, a0 += row, a1 += row, a2 += row)                                                \
             for (int64_t k = 0; k < run; k++, w += WIDTH * COUNT) {                                                    \
                 TYPE w0 = LOAD(w), w1 = COUNT > 1 ? LOAD(w + WIDTH * (COUNT - 1)) : w0;                                \
                 EACH_PIXEL(TILE_STEP_##COUNT)                                                                          \
@@ -62,6 +62,17 @@ TILE(tile_two, V, load, store, LANES, 2)
 TILE(tile_half, H, load_half, store_half, 8, 1)
 #endif
 #pragma GCC diagnostic pop
+
+INLINE void tile(int panel, const float *const *in, int64_t spacing, int runs, int64_t run, int64_t row,
+                 const float *w, float *const *out, int64_t out_spacing) {
+#if LEVEL == 2
+    if (panel == PANEL_TWO) tile_two(in, spacing, runs, run, row, w, out, out_spacing);
+    else if (panel == PANEL_HALF) tile_half(in, spacing, runs, run, row, w, out, out_spacing);
+    else
+#endif
+    tile_one(in, spacing, runs, run, row, w, out, out_spacing);
+    (void)panel;
+}
 
 PHASE void pack_weights(const struct op *op, const float *theta, float *packed) {
     for (int start = 0, width; start < op->rows; start += width) {
@@ -102,14 +113,8 @@ PHASE void conv_forward(const struct op *op, const struct buffer *buffer, const 
                 a[j] = in + example * buffer->example + (int64_t)y * op->stride_h * buffer->row + x * spacing;
                 c[j] = scratch + example * size + ((int64_t)y * width + x) * op->rows_padded + start;
             }
-#if LEVEL == 2
-            if (panel == PANEL_TWO) tile_two(a, spacing, op, buffer->row, packed, c, op->rows_padded);
-            else if (panel == PANEL_HALF) tile_half(a, spacing, op, buffer->row, packed, c, op->rows_padded);
-            else
-#endif
-            tile_one(a, spacing, op, buffer->row, packed, c, op->rows_padded);
+            tile(panel, a, spacing, op->runs, op->run, buffer->row, packed, c, op->rows_padded);
         }
-        (void)panel;
         packed += (int64_t)panel_width * op->runs * op->run;
     }
 }

@@ -6,6 +6,8 @@
 
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+static int larger(int a, int b) { return a > b ? a : b; }
+
 static int pooled(int size, int kernel, int stride, int pad) {
     return size + 2 * pad < kernel ? 0 : (size + 2 * pad - kernel) / stride + 1;
 }
@@ -53,7 +55,8 @@ static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_
     op->bias = l->bias_offset < 0 ? -1 : net->layout;
     net->layout += l->bias_offset < 0 ? 0 : op->rows_padded;
     op->packed = net->packed;
-    net->packed += op->linear ? 0 : (int64_t)op->rows_padded * op->runs * op->run + PAD;
+    /* Room for the weights as they are or, for 3 x 3, as winograd.h wants them: 16 points instead of 9. */
+    net->packed += op->linear ? 0 : (int64_t)op->rows_padded * in->channels * larger(op->kernel_h * op->kernel_w, 16) + PAD;
 
     for (int r = 0; r < op->rows; r++) {
         int64_t row = op->weights + (int64_t)r * op->row_length;
@@ -91,6 +94,13 @@ static int fuse(struct op *op, const struct fedspa_layer *l, struct buffer *out)
     op->used_w = last_w < out->width ? last_w : out->width;
     shape_buffer(out, out->channels, height, width);
     return 1;
+}
+
+/* Winograd's transforms pay from some channels on; its windows come in whole pairs of rows and columns. */
+static void choose_forward(struct op *op, const struct buffer *in) {
+    op->winograd = op->kind == OP_ROWS && !op->linear && op->kernel_h == 3 && op->kernel_w == 3 && op->stride_h == 1 &&
+                   op->stride_w == 1 && in->channels >= 16 && op->rows >= 16 && op->used_h % 2 == 0 &&
+                   op->used_w % 2 == 0 && op->used_w >= 4;
 }
 
 static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int64_t count) {
@@ -143,6 +153,7 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
         }
         net->count++;
     }
+    for (int i = 0; i < net->count; i++) choose_forward(net->ops + i, net->buffers + i);
     for (int i = 0; i <= net->count; i++) {
         struct op *next = i < net->count && net->ops[i].kind == OP_ROWS ? net->ops + i : NULL;
         /* The forward kernel takes pixels in fours: up to three beyond a row's end are read and forgotten. */

@@ -36,7 +36,9 @@ static void forward_rows(struct work *w, int i, int n) {
     const int64_t args = (int64_t)out->height * out->width * op->rows_padded;
     for (int64_t e = 0; e < n; e += block) {
         int64_t count = n - e < block ? n - e : block;
-        conv_forward(op, in, w->unit[i] + e * in->example, count, w->packed + op->packed, w->scratch);
+        const float *from = w->unit[i] + e * in->example, *packed = w->packed + op->packed;
+        if (op->winograd) winograd_forward(op, in, from, count, packed, w->scratch, w->space);
+        else conv_forward(op, in, from, count, packed, w->scratch);
         for (int64_t j = 0; j < count; j++)
             finish_conv(op, out, w->scratch + j * size, w->theta, w->unit[i + 1] + (e + j) * out->example,
                         op->pool ? w->arg[i] + (e + j) * args : NULL);

@@ -8,6 +8,7 @@
 #include "gauss.h"
 #include "net.h"
 #include "rows.h"
+#include "winograd.h"
 
 #define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
 #define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: about what a core's cache holds */
@@ -16,7 +17,7 @@
 struct work {
     const struct fedspa_net *net;
     int chunk;                /* examples at most */
-    float *theta, *sum, *packed, *scratch;
+    float *theta, *sum, *packed, *scratch, *space;
     float **unit, **delta;    /* per buffer: values, and the loss's derivatives */
     int32_t **arg, **segment; /* per operation */
     int32_t **pixel;          /* per operation: from a window's first pixel to each of those that pooling picks from */
@@ -97,7 +98,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->sampling_words = take(w, 3 * 8 * stream_room(task->records, task->batch));
     w->chosen = take(w, 8 * (task->records + 1));
     w->seen = take(w, task->records);
-    int64_t scratch = 0, pixels = 1, windows = 1, spots = 1, spot_items = 1;
+    int64_t scratch = 0, space = 0, pixels = 1, windows = 1, spots = 1, spot_items = 1;
     for (int i = 0; i <= net->count && !w->failed; i++) {
         const struct buffer *b = net->buffers + i;
         w->unit[i] = take(w, 4 * (b->example * chunk + 2 * PAD));
@@ -120,9 +121,11 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         }
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);
+        if (op->winograd) space = larger(space, winograd_size(op, examples_per_scratch(op, chunk)));
         pixels = larger(pixels, units);
     }
     w->scratch = take(w, 4 * (scratch + PAD));
+    w->space = take(w, 4 * (space + PAD));
     w->next = take(w, windows * (int64_t)sizeof *w->next);
     w->spots = take(w, (spots + 1) * (int64_t)sizeof *w->spots);
     w->spot_items = take(w, spot_items * (int64_t)sizeof *w->spot_items);
