@@ -210,8 +210,8 @@ class Stack:
         if s.quantile:
             step_kernels.move_clip[(s.agents,)](
                 *(self._shares, self._noise, self.clips, self._count_sigmas, self._batches, self._counts, self._step),
-                *(s.agents, s.rows, s.active, CLIP_RATE, CLIP_QUANTILE),
-                BLOCK=64, num_warps=1,
+                *(s.agents, s.rows, s.active),
+                RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, BLOCK=64, num_warps=1,
             )  # fmt: skip
         self._step.add_(1)
 
@@ -227,21 +227,24 @@ class Stack:
         for i, unit in enumerate(self._units):
             where = None
             if isinstance(unit, Unit):
-                out = self._out[i]
-                layer, (bm, bn, bk) = unit.weighted, self._tiles[i].forward
-                grid = (math.ceil(s.rows * unit.rows_a_record / bm), math.ceil(layer.outputs / bn), s.agents)
-                kernels.forward[grid](
-                    *(x, self.theta, out, self._winner[i], self._counts, self._step),
-                    *(s.agents, s.rows, s.dimension, layer.weight),
-                    **_geometry(layer), BIAS=int(layer.bias is not None), POOLED=unit.pooled,
-                    ACT=_code(unit.activation), PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=4,
-                )  # fmt: skip
+                out = self._ahead(i, unit, x)
             elif isinstance(unit, Pool):
                 out, where = rules.pool(unit, x.flatten(0, 1))
             else:
                 out = rules.activate(unit, x.flatten(0, 1))
             self._tape.append((x, out, where))
             x = out.view(s.agents, s.rows, -1)
+
+    def _ahead(self, i: int, unit: Unit, x: Tensor) -> Tensor:
+        s, layer, (bm, bn, bk, warps) = self._shape, unit.weighted, self._tiles[i].forward
+        grid = (math.ceil(s.rows * unit.rows_a_record / bm), math.ceil(layer.outputs / bn), s.agents)
+        kernels.forward[grid](
+            *(x, self.theta, self._out[i], self._winner[i], self._counts, self._step),
+            *(s.agents, s.rows, s.dimension, layer.weight),
+            **_geometry(layer), BIAS=int(layer.bias is not None), POOLED=unit.pooled, ACT=_code(unit.activation),
+            PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
+        )  # fmt: skip
+        return self._out[i]
 
     def _backward(self, mode: Any) -> list[tuple[int, Tensor, Tensor]]:
         """Runs `mode` on every layer's gradients; returns what the layers' gradients are made of."""
@@ -277,7 +280,7 @@ class Stack:
         return used
 
     def _back(self, i: int, unit: Unit, x: Tensor, delta: Tensor, before: Unit | Pool | Activation | None) -> Tensor:
-        s, layer, (bm, bn, bk) = self._shape, unit.weighted, self._tiles[i].backward
+        s, layer, (bm, bn, bk, warps) = self._shape, unit.weighted, self._tiles[i].backward
         back = self._delta[i - 1] if isinstance(before, Unit) else torch.empty_like(x)
         activation = before.activation if isinstance(before, Unit) else None
         grid = (math.ceil(s.rows * layer.height * layer.width / bm), math.ceil(layer.channels / bn), s.agents)
@@ -285,7 +288,7 @@ class Stack:
             *(delta, self._winner[i], self.theta, x, back, self._counts, self._step),
             *(s.agents, s.rows, s.dimension, layer.weight),
             **_geometry(layer), POOLED=unit.pooled, ACT=_code(activation),
-            PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=4,
+            PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
         )  # fmt: skip
         return back
 
@@ -295,19 +298,20 @@ class Stack:
         layer = unit.weighted
         common = (self._sums[i], self._masks, self.clips, self._factors, self._first, self._second)
         numbers = (s.agents, s.rows, s.dimension, layer.weight, self._first_tile[i], self._tile_count)
-        bo, bj, bq = shape.sums
+        bo, bj, bq, warps = shape.sums
         grid = (shape.sum_tiles(layer), shape.split, s.agents)
         bias, masked = int(layer.bias is not None), s.masked and mode != kernels.SUM and mode != kernels.CLAMP
         if layer.is_linear:
             kernels.linear_sums[grid](
                 *(delta, x, *common, self._counts, self._step, *numbers),
-                C=layer.channels, N=layer.outputs, BIAS=bias, MASKED=masked, MODE=mode, SPLIT=shape.split, BO=bo, BJ=bj,
+                C=layer.channels, N=layer.outputs, BIAS=bias, MASKED=masked, MODE=mode,
+                SPLIT=shape.split, BO=bo, BJ=bj, num_warps=warps,
             )  # fmt: skip
             return
         kernels.conv_sums[grid](
             *(delta, self._winner[i], x, *common, self._counts, self._step, *numbers),
             **_geometry(layer), BIAS=bias, POOLED=unit.pooled, MASKED=masked, MODE=mode,
-            PRECISION=self._precision, SPLIT=shape.split, BO=bo, BJ=bj, BQ=bq, num_warps=4,
+            PRECISION=self._precision, SPLIT=shape.split, BO=bo, BJ=bj, BQ=bq, num_warps=warps,
         )  # fmt: skip
 
     @contextmanager

@@ -121,10 +121,10 @@ def take_step(
 
 @triton.jit
 def move_clip(
-    shares, noise, clips, count_sigmas, batches, counts, step, agents, rows, active, rate, quantile,
-    BLOCK: tl.constexpr,
+    shares, noise, clips, count_sigmas, batches, counts, step, agents, rows, active,
+    RATE: tl.constexpr, QUANTILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The private quantile (`noisy_mean`): log C moves by −rate · (noisy share below C − quantile)."""
+    """The private quantile (`noisy_mean`): log C moves by −RATE · (noisy share below C − QUANTILE)."""
     agent = tl.program_id(0)
     count = tl.load(counts + tl.load(step) * agents + agent)
     total = tl.zeros([BLOCK], dtype=tl.float64)
@@ -134,4 +134,4 @@ def move_clip(
     drawn = tl.load(noise + agent.to(tl.int64) * (active + 1) + active)
     noisy = tl.sum(total, 0) + tl.load(count_sigmas + agent) * drawn
     share = 0.5 + noisy / tl.load(batches + agent)
-    tl.store(clips + agent, tl.load(clips + agent) * tl.exp(-rate * (share - quantile)))
+    tl.store(clips + agent, tl.load(clips + agent) * tl.exp(-RATE * (share - QUANTILE)))

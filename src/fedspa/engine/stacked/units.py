@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedspa.engine.stacked.describe import Activation, Layer, Pool, Weighted
 
@@ -30,12 +30,14 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Block sizes; `split` programs share an agent's examples. They depend on the layer alone, so that the order of
-    every sum, and with it every bit, is the same in any company."""
+    """Block sizes of a unit's kernels (rows, columns, inner, warps); `split` programs share an agent's examples.
 
-    forward: tuple[int, int, int]
-    backward: tuple[int, int, int]
-    sums: tuple[int, int, int]
+    They depend on the layer alone, so that the order of every sum, and with it every bit, is the same in any company.
+    """
+
+    forward: tuple[int, int, int, int]
+    backward: tuple[int, int, int, int]
+    sums: tuple[int, int, int, int]
     split: int
 
     def sum_tiles(self, layer: Weighted) -> int:
@@ -76,16 +78,15 @@ def tiles(unit: Unit) -> Tiles:
     columns = layer.columns + (layer.bias is not None)
     wide = layer.outputs >= 64
     if layer.is_linear:
-        shape = Tiles((32, 32, 64), (32, 32, 64), (_power(layer.outputs, 8, 16), _power(columns, 32, 128), 0), 1)
+        forward = backward = (32, 32, 64, 4)
+        sums = (_power(layer.outputs, 8, 16), _power(columns, 32, 128), 0, 4)
     else:
-        shape = Tiles(
-            forward=(128 if wide else 64, _power(layer.outputs, 16, 64), 32),
-            backward=(128 if layer.channels >= 64 else 64, _power(layer.channels, 16, 64), 32),
-            sums=(_power(layer.outputs, 16, 64), _power(columns, 32, 64), _power(unit.rows_a_record, 16, 64)),
-            split=1,
-        )
-    split = _power(math.ceil(48 / shape.sum_tiles(layer)), 1, 16 if not layer.is_linear else 4)
-    return Tiles(shape.forward, shape.backward, shape.sums, split)
+        forward = (128 if wide else 64, _power(layer.outputs, 16, 64), 32, 4)
+        backward = (128 if layer.channels >= 64 else 64, _power(layer.channels, 16, 64), 32, 4)
+        sums = (_power(layer.outputs, 16, 64), _power(columns, 32, 64), _power(unit.rows_a_record, 16, 64), 4)
+    shape = Tiles(forward, backward, sums, 1)
+    split = _power(math.ceil(48 / shape.sum_tiles(layer)), 1, 4 if layer.is_linear else 16)
+    return replace(shape, split=split)
 
 
 def _power(value: int, low: int, high: int) -> int:

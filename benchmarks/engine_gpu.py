@@ -1,0 +1,237 @@
+"""Local training on one GPU: the stacked engine against per-agent vmap(grad) with the same mechanism, and plain SGD.
+
+    python benchmarks/engine_gpu.py [--json] [--repeats N]
+
+Milliseconds per agent-step of a whole round (10 agents, drawing the batches and loading the records included), median
+with the smallest and largest of N rounds, the contenders taking turns. "steps only" is the replay of the graphs, by
+CUDA events. Beside it the floor: the step's multiplications at the rate of a large TF32 product measured here, and the
+fewest bytes (θ and the batch read once, θ written once) at the rate of a large copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.stacked import StackedEngine
+from fedspa.engine.stacked.batches import draw_batches
+from fedspa.engine.stacked.describe import Weighted, describe
+from fedspa.engine.task import LocalTask
+from fedspa.federation.models import build
+from fedspa.mechanism.clipping import clip_rows
+from fedspa.mechanism.mask import active_coordinates
+from fedspa.mechanism.streams import derive_key
+from fedspa.privacy.plan import Plan
+
+AGENTS = 10
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    model: str
+    shape: tuple[int, int, int]
+    compression: float
+    batch: int
+    records: int
+    steps: int
+    clip: Any
+    rule: Any = "given"
+
+
+JOBS = [
+    Job("MNIST p=.05 coordinate", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "coordinate"),
+    Job("MNIST p=1 coordinate", "mnist-cnn", (1, 28, 28), 1.0, 10, 600, 300, "coordinate"),
+    Job("MNIST p=.05 l2", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "l2"),
+    Job("MNIST p=.05 l2 quantile", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "l2", "quantile"),
+    Job("CIFAR p=.1 coordinate", "cifar10-cnn", (3, 32, 32), 0.1, 50, 500, 50, "coordinate"),
+    Job("CIFAR p=.1 l2", "cifar10-cnn", (3, 32, 32), 0.1, 50, 500, 50, "l2"),
+]
+
+
+def make_tasks(job: Job, d: int, private: bool) -> list[LocalTask]:
+    k = max(1, round(job.compression * d)) if private else d
+    tasks = []
+    for w in range(AGENTS):
+        x = torch.randn(job.records, *job.shape, device="cuda")
+        y = torch.randint(10, (job.records,), device="cuda")
+        omega = None if k == d else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).cuda()
+        value = 1e-3 if job.clip == "coordinate" else 1.0
+        plan = Plan(
+            d, k, job.clip, value, "poisson", job.batch, job.records, job.steps, 1, 1.0, "add-remove", 1e-4, job.rule
+        )  # fmt: skip
+        key = derive_key(bytes(32), "benchmark", w)
+        tasks.append(LocalTask(x, y, omega, 1.0, "poisson", job.batch, job.steps, 0.01, plan if private else None, key))
+    return tasks
+
+
+def one_by_one(model: FlatModel, theta: Tensor, tasks: list[LocalTask], steps: int) -> None:
+    """What Opacus and its like do: agents in turn, all per-example gradients, then the same mechanism. The noise is
+    torch's generator on the GPU, which is not cryptographic and costs less than ours."""
+    gradients = model.per_example_gradients()
+    for task in tasks:
+        assert task.plan is not None
+        local, batches = theta.clone(), draw_batches(task)
+        active = slice(None) if task.coordinates is None else task.coordinates
+        for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist())[:steps]:
+            rows = gradients(local, task.x[index], task.y[index])[:, active]
+            total = clip_rows(rows, task.plan.clip, task.plan.clip_value).sum(dim=0)
+            noise = torch.randn_like(total) * (task.plan.sigma * task.batch)
+            local[active] -= task.local_lr * (total + noise) / task.batch
+
+
+def plain_sgd(module: nn.Module, tasks: list[LocalTask], steps: int) -> None:
+    """No clipping, no noise: autograd and torch's SGD, agents in turn."""
+    for task in tasks:
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
+        batches = draw_batches(task)
+        for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist())[:steps]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(task.x[index]), task.y[index]).backward()
+            optimizer.step()
+
+
+def timed(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak_mib(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def steps_only(engine: StackedEngine, steps: int, repeats: int) -> list[float]:
+    """Milliseconds of the graphs of the last round's stack, replayed."""
+    assert engine._rounds is not None
+    (_, stack) = next(reversed(engine._rounds._stacks.values()))
+    times = []
+    for _ in range(repeats):
+        stack._step.zero_()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        stack.run(steps)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return times
+
+
+def ceilings() -> dict[str, float]:
+    """Bytes and float operations a second, of a large copy and a large TF32 product on random data."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    source = torch.randn(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    a, b = torch.randn(8192, 8192, device="cuda"), torch.randn(8192, 8192, device="cuda")
+    for _ in range(3):
+        target.copy_(source)
+        _ = a @ b
+    copy = statistics.median(timed(lambda: target.copy_(source)) for _ in range(10))
+    product = statistics.median(timed(lambda: a @ b) for _ in range(10))
+    return {"bytes_per_s": 8 * source.numel() / copy, "tf32_flops": 2 * 8192**3 / product}
+
+
+def floor(job: Job, module: nn.Module, d: int, rates: dict[str, float]) -> dict[str, float]:
+    """Per agent-step. Positions that a pooling discards count too: that is what the layers are."""
+    macs, first = 0, True
+    for layer in describe(module, job.shape):
+        if isinstance(layer, Weighted):
+            macs += layer.outputs * layer.columns * layer.positions * (2 if first else 3)
+            first = False
+    flops = 2 * macs * job.batch
+    size = 4 * (2 * d + job.batch * job.shape[0] * job.shape[1] * job.shape[2])
+    return {
+        "flops": flops,
+        "bytes": size,
+        "floor_flops_ms": 1e3 * flops / rates["tf32_flops"],
+        "floor_bytes_ms": 1e3 * size / rates["bytes_per_s"],
+    }
+
+
+def spread(times: list[float], agent_steps: int) -> dict[str, float]:
+    per = [1e3 * t / agent_steps for t in times]
+    return {"median": statistics.median(per), "least": min(per), "most": max(per)}
+
+
+def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool) -> dict[str, Any]:
+    module = build(job.model, job.shape, 10, 0).cuda()
+    model = FlatModel(module)
+    theta = model.flatten()
+    tasks, open_tasks = make_tasks(job, model.dimension, True), make_tasks(job, model.dimension, False)
+    engines = {tf32: StackedEngine(module, "cuda", tf32=tf32) for tf32 in (True, False)}
+    free = StackedEngine(module, "cuda", tf32=True)
+    few = max(5, job.steps // 10)
+    work: dict[str, tuple[Callable[[], object], int]] = {
+        "stacked": (lambda: engines[True].train(theta, tasks), AGENTS * job.steps),
+        "stacked, full float32": (lambda: engines[False].train(theta, tasks), AGENTS * job.steps),
+        "stacked, FedAvg": (lambda: free.train(theta, open_tasks), AGENTS * job.steps),
+    }
+    if rivals:
+        work["vmap(grad), agents in turn"] = (lambda: one_by_one(model, theta, tasks, few), AGENTS * few)
+        work["plain SGD, agents in turn"] = (lambda: plain_sgd(module, open_tasks, few), AGENTS * few)
+    torch.backends.cudnn.allow_tf32 = True
+    memory = {name: peak_mib(run) for name, (run, _) in work.items()}
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(repeats):
+        for name, (run, _) in work.items():
+            times[name].append(timed(run))
+    result: dict[str, Any] = {
+        "job": job.name,
+        "dimension": model.dimension,
+        "ms": {name: spread(times[name], work[name][1]) for name in work},
+        "peak_mib": memory,
+        **floor(job, module, model.dimension, rates),
+    }
+    graph = steps_only(engines[True], job.steps, repeats)
+    result["ms"]["stacked, steps only"] = spread([t / 1e3 for t in graph], AGENTS * job.steps)
+    result["draw_ms"] = 1e3 * statistics.median(timed(lambda: [draw_batches(t) for t in tasks]) for _ in range(3))
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", default="", help="jobs whose name contains this")
+    parser.add_argument("--no-rivals", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rates = ceilings()
+    torch.cuda.empty_cache()
+    results = [measure(job, options.repeats, rates, not options.no_rivals) for job in JOBS if options.only in job.name]
+    if options.json:
+        print(
+            json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **rates, "jobs": results})
+        )
+        return
+    print(f"{torch.cuda.get_device_name()}: {rates['tf32_flops'] / 1e12:.0f} TFLOP/s TF32, "
+          f"{rates['bytes_per_s'] / 1e12:.2f} TB/s copied")  # fmt: skip
+    for result in results:
+        print(f"{result['job']} (d = {result['dimension']}): floor {result['floor_flops_ms']:.4f} ms by operations, "
+              f"{result['floor_bytes_ms']:.4f} by bytes; drawing a round takes {result['draw_ms']:.1f} ms")  # fmt: skip
+        for name, ms in result["ms"].items():
+            memory = result["peak_mib"].get(name)
+            room = "" if memory is None else f"  peak {memory:.0f} MiB"
+            print(f"  {ms['median']:8.4f} ms ({ms['least']:.4f} to {ms['most']:.4f})  {name}{room}")
+
+
+if __name__ == "__main__":
+    main()

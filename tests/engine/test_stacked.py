@@ -1,0 +1,304 @@
+"""The stacked back end on a CPU: rules against the float64 reference on random nets, batches, refusals, ChaCha20."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.stacked import StackedEngine, supports
+from fedspa.engine.stacked.batches import draw_batches
+from fedspa.engine.stacked.chacha import GROUP, ChaChaNoise, block_words
+from fedspa.engine.stacked.describe import Activation, Pool, Weighted, describe
+from fedspa.engine.stacked.engine import LayerGradients
+from fedspa.engine.stacked.units import Unit, fuse, tiles
+from fedspa.engine.task import LocalTask
+from fedspa.errors import ConfigError, DataError, PrivacyError
+from fedspa.mechanism.clipping import clip_rows
+from fedspa.mechanism.mask import active_coordinates
+from fedspa.mechanism.sampling import draw_batch
+from fedspa.mechanism.streams import Stream, derive_key
+from fedspa.privacy.plan import Plan
+
+CLASSES = 3
+
+
+@st.composite
+def nets(draw: st.DrawFn, smooth: bool = True) -> tuple[nn.Sequential, tuple[int, ...]]:
+    """A random net and the shape of its records; smooth nets have no kinks, so float32 and float64 branch alike."""
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    activations = [nn.Tanh] if smooth else [nn.Tanh, nn.ReLU]
+    layers: list[nn.Module] = []
+    if draw(st.booleans()):
+        shape: tuple[int, ...] = (draw(st.integers(1, 3)), draw(st.integers(5, 9)), draw(st.integers(5, 9)))
+        start = shape
+        for _ in range(draw(st.integers(1, 2))):
+            channels, down, across = shape
+            kernel = (draw(st.integers(1, min(3, down))), draw(st.integers(1, min(3, across))))
+            stride, padding = (draw(st.integers(1, 2)), draw(st.integers(1, 2))), draw(st.integers(0, 1))
+            layers.append(
+                nn.Conv2d(channels, draw(st.integers(1, 4)), kernel, stride, padding, bias=draw(st.booleans()))
+            )
+            layers.append(draw(st.sampled_from(activations))())
+            shape = tuple(nn.Sequential(*layers)(torch.zeros(1, *start)).shape[1:])
+            if min(shape[1:]) >= 2 and draw(st.booleans()):
+                pools = [nn.AvgPool2d(2), nn.AvgPool2d(2, 1, 1, count_include_pad=draw(st.booleans()))]
+                layers.append(draw(st.sampled_from(pools if smooth else [*pools, nn.MaxPool2d(2), nn.MaxPool2d(2, 1)])))
+                shape = tuple(nn.Sequential(*layers)(torch.zeros(1, *start)).shape[1:])
+        layers.append(nn.Flatten())
+        width = math.prod(shape)
+    else:
+        width = draw(st.integers(1, 8))
+        start = (width,)
+    if draw(st.booleans()):
+        hidden = draw(st.integers(1, 6))
+        layers += [nn.Linear(width, hidden, bias=draw(st.booleans())), draw(st.sampled_from(activations))()]
+        width = hidden
+    layers.append(nn.Linear(width, CLASSES))
+    split = draw(st.integers(0, len(layers)))
+    return nn.Sequential(nn.Sequential(*layers[:split]), nn.Identity(), *layers[split:]), start
+
+
+def records(count: int, shape: tuple[int, ...], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, *shape, generator=generator), torch.randint(CLASSES, (count,), generator=generator)
+
+
+def make_task(net: nn.Module, shape: tuple[int, ...], active: int | None, clip: Any, **changes: Any) -> LocalTask:
+    d = FlatModel(net).dimension
+    k = d if active is None else min(active, d)
+    sampling = changes.pop("sampling", "poisson")
+    rule, seed = changes.pop("clip_rule", "given"), changes.pop("seed", 0)
+    relation: Any = "add-remove" if sampling == "poisson" else "replace-one"
+    x, y = records(20, shape, seed)
+    plan = Plan(d, k, clip, 0.3, sampling, 5, 20, 4, 1, 1.0, relation, 1e-3, rule) if clip else None
+    omega = None if active is None else torch.from_numpy(active_coordinates(seed.to_bytes(16, "little"), d, k))
+    task = LocalTask(x, y, omega, d / k, sampling, 5, 4, 0.1, plan, derive_key(bytes(32), "task", seed))
+    return replace(task, **changes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    made=nets(),
+    batch=st.integers(0, 7),
+    active=st.none() | st.integers(1, 50),
+    clip=st.sampled_from(["coordinate", "l2"]),
+    value=st.sampled_from([0.05, 0.2, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_clipped_sums_are_within_1e_5_of_the_clip_of_the_reference(
+    made: tuple[nn.Sequential, tuple[int, ...]], batch: int, active: int | None, clip: Any, value: float, seed: int
+) -> None:
+    net, shape = made
+    theta = FlatModel(net).flatten()
+    x, y = records(batch, shape, seed)
+    k = len(theta) if active is None else min(active, len(theta))
+    omega = None if active is None else torch.from_numpy(active_coordinates(bytes(16), len(theta), k))
+    got, wanted = torch.zeros(k, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
+    for rows in LayerGradients(net).rows(theta, x, y, omega) if batch else ():
+        got += clip_rows(rows, clip, value).sum(dim=0, dtype=torch.float64)
+    for rows in ReferenceEngine(net).rows(theta.double(), x, y, omega):
+        wanted += clip_rows(rows, clip, value).sum(dim=0)
+    assert float((got - wanted).abs().max()) <= max(1, batch) * 1e-5 * value
+
+
+@settings(max_examples=40, deadline=None)
+@given(made=nets(smooth=False), seed=st.integers(0, 1000))
+def test_rules_match_autograd_in_float64_kinks_included(made: tuple[nn.Sequential, tuple[int, ...]], seed: int) -> None:
+    """In one precision both sides of a kink are the same side."""
+    net, shape = made
+    x, y = records(4, shape, seed)
+    theta = FlatModel(net).flatten().double()
+    got = torch.cat(list(LayerGradients(net.double()).rows(theta, x.double(), y, None)))
+    wanted = torch.cat(list(ReferenceEngine(net).rows(theta, x, y, None)))
+    assert torch.allclose(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    made=nets(),
+    active=st.none() | st.integers(1, 50),
+    clip=st.sampled_from(["coordinate", "l2", None]),
+    sampling=st.sampled_from(["poisson", "fixed"]),
+    rule=st.sampled_from(["given", "quantile"]),
+    seed=st.integers(0, 1000),
+)
+def test_a_whole_training_matches_the_reference(
+    made: tuple[nn.Sequential, tuple[int, ...]], active: int | None, clip: Any, sampling: Any, rule: Any, seed: int
+) -> None:
+    """Same key, same batches, same noise: only float32's rounding differs."""
+    net, shape = made
+    task = make_task(net, shape, active, clip, sampling=sampling, clip_rule=rule, seed=seed)
+    theta = FlatModel(net).flatten()
+    got = StackedEngine(net, "cpu", tf32=True).train(theta, [task])[0]
+    wanted = ReferenceEngine(net).train(theta, [task])[0]
+    assert torch.allclose(got.delta.double(), wanted.delta, rtol=1e-4, atol=1e-4 * float(wanted.delta.abs().max()))
+    assert got.clip_value == pytest.approx(wanted.clip_value, rel=1e-5)
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.Tanh()),
+        nn.Linear(5, CLASSES),
+    )
+
+
+def test_an_agents_bits_do_not_depend_on_its_company() -> None:
+    net = small_net()
+    theta = FlatModel(net).flatten()
+    tasks = [make_task(net, (1, 7, 7), 20, "l2", seed=seed) for seed in range(3)]
+    engine = StackedEngine(net, "cpu", tf32=False)
+    together, backwards = engine.train(theta, tasks), engine.train(theta, tasks[::-1])[::-1]
+    for task, one, two in zip(tasks, together, backwards):
+        assert torch.equal(one.delta, two.delta)
+        assert torch.equal(one.delta, engine.train(theta, [task])[0].delta)
+    assert not torch.equal(together[0].delta, together[1].delta)
+    assert torch.equal(theta, FlatModel(small_net()).flatten())
+
+
+def test_tf32_is_a_gpus_affair() -> None:
+    assert StackedEngine(small_net(), "cpu", tf32=True).tf32 is False
+    assert StackedEngine(small_net(), "cpu", tf32=True).name == "stacked"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sampling=st.sampled_from(["poisson", "fixed"]),
+    count=st.integers(1, 40),
+    share=st.floats(0.02, 1),
+    steps=st.integers(1, 30),
+    seed=st.integers(0, 1000),
+)
+def test_batches_in_advance_are_those_of_the_loop(
+    sampling: Any, count: int, share: float, steps: int, seed: int
+) -> None:
+    batch = max(1, int(count * share))
+    key = derive_key(bytes(32), seed)
+    x, y = torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64)
+    made = draw_batches(LocalTask(x, y, None, 1.0, sampling, batch, steps, 0.1, None, key))
+    stream = Stream(derive_key(key, "sampling"))
+    wanted = [draw_batch(sampling, batch, count, stream) for _ in range(steps)]
+    assert made.sizes.tolist() == [len(w) for w in wanted]
+    assert made.records.tolist() == np.concatenate(wanted).tolist()
+    table = made.table(made.largest + 2)
+    for line, one in zip(table, wanted):
+        assert line[: len(one)].tolist() == one.tolist()
+
+
+def test_empty_batches_are_batches() -> None:
+    x, y = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
+    task = LocalTask(x, y, None, 1.0, "poisson", 0, 5, 0.1, None, derive_key(bytes(32), "none"))
+    made = draw_batches(task)
+    assert made.sizes.tolist() == [0] * 5
+    assert made.largest == 0
+    assert made.table(8).shape == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "word"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.GroupNorm(1, 3)), (4,), "GroupNorm"),
+        (nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Flatten()), (2, 1, 3), "groups"),
+        (nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), nn.Flatten()), (1, 3, 3), "zeros"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), (4,), "Flatten"),
+        (nn.Sequential(nn.Linear(5, 3)), (4,), "5 features"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3)), (1, 5, 5), "one score a class"),
+        (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(4, 3)), (1, 3, 3), "ceil_mode"),
+        (nn.TransformerEncoderLayer(4, 1), (4,), "Sequential"),
+        (nn.Sequential(nn.Conv2d(1, 2, 5)), (1, 3, 3), "does not fit"),
+    ],
+)
+def test_what_has_no_rule_is_refused_by_name(net: nn.Module, shape: tuple[int, ...], word: str) -> None:
+    why = supports(net, shape)
+    assert why is not None
+    assert word in why
+
+
+def test_frozen_shared_and_buffered_are_refused() -> None:
+    frozen = small_net()
+    frozen[0].weight.requires_grad_(False)
+    layer = nn.Linear(3, 3)
+    buffered = nn.Sequential(nn.Linear(3, 3))
+    buffered[0].register_buffer("mean", torch.zeros(1))
+    assert "frozen" in str(supports(frozen, (1, 7, 7)))
+    assert "more than one" in str(supports(nn.Sequential(layer, nn.Tanh(), layer), (3,)))
+    assert "buffers" in str(supports(buffered, (3,)))
+    assert supports(small_net(), (1, 7, 7)) is None
+    with pytest.raises(ConfigError, match="does not fit"):
+        StackedEngine(small_net(), "cpu", tf32=False).train(
+            FlatModel(small_net()).flatten(), [make_task(small_net(), (49,), None, "l2")]
+        )
+
+
+def test_bad_tasks_are_refused() -> None:
+    net = small_net()
+    theta = FlatModel(net).flatten()
+    engine = StackedEngine(net, "cpu", tf32=False)
+    task = make_task(net, (1, 7, 7), 20, "l2")
+    assert task.coordinates is not None
+    with pytest.raises(DataError, match="label"):
+        engine.train(theta, [replace(task, y=task.y + 1)])
+    with pytest.raises(PrivacyError, match="k = 20"):
+        engine.train(theta, [replace(task, coordinates=task.coordinates[:-1])])
+    with pytest.raises(ConfigError, match="outside"):
+        engine.train(theta, [replace(task, coordinates=task.coordinates + len(theta))])
+    with pytest.raises(ConfigError, match="theta has"):
+        engine.train(theta[1:], [task])
+
+
+def test_layers_are_fused_where_one_kernel_can_run_them() -> None:
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.Tanh(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16, 3), nn.ReLU()),
+    )
+    units = fuse(describe(net, (1, 12, 12)))
+    assert [type(unit) for unit in units] == [Unit, Unit, Pool, Unit, Activation]
+    first, second, _, third, _ = units
+    assert isinstance(first, Unit) and first.pooled and first.activation == Activation("relu")  # noqa: PT018
+    assert isinstance(second, Unit) and not second.pooled  # noqa: PT018
+    assert second.activation == Activation("tanh")
+    assert isinstance(third, Unit) and third.activation is None  # noqa: PT018
+    assert (first.outputs, first.rows_a_record) == (4 * 5 * 5, 100)
+    assert tiles(first).sum_tiles(first.weighted) >= 1
+    assert isinstance(first.weighted, Weighted)
+
+
+def test_chacha_gives_rfc_8439s_block() -> None:
+    """RFC 8439, section 2.3.2."""
+    nonce = (0x09000000, 0x4A000000, 0x00000000)
+    words = block_words(bytes(range(32)), np.array([1, 7], dtype=np.uint32), nonce)
+    wanted = (
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    )
+    assert words[:, 0].astype("<u4").tobytes().hex() == wanted
+    assert not np.array_equal(words[:, 0], words[:, 1])
+
+
+def test_chacha_noise_is_standard_normal_and_never_repeats() -> None:
+    """A fixed key: the bounds are 4.5 standard errors, a false alarm would have had a chance of 3e-5."""
+    noise = ChaChaNoise(derive_key(bytes(32), "chacha"))
+    n = 200_000
+    first, count = noise.gaussian(n), noise.gaussian(1)
+    noise.start_step(1)
+    second = noise.gaussian(n)
+    both = np.concatenate([first, second])
+    assert abs(both.mean()) < 4.5 / math.sqrt(2 * n)
+    assert abs((both**2).mean() - 1) < 4.5 * math.sqrt(2 / (2 * n))
+    assert abs((both**4).mean() - 3) < 4.5 * math.sqrt(96 / (2 * n))
+    assert abs(np.mean(first * second)) < 4.5 / math.sqrt(n)
+    assert abs(np.mean(first[1:] * first[:-1])) < 4.5 / math.sqrt(n)
+    assert len(np.unique(both)) == 2 * n
+    assert count[0] not in first
+    noise.start_step(0)
+    assert np.array_equal(noise.gaussian(GROUP + 3), first[: GROUP + 3])
