@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedspa.cli import interrupt
+from fedspa.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedspa.runs.config import Config
     from fedspa.runs.simulate import RunResult
 
 
@@ -22,6 +27,9 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with the interrupted run in this folder.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")
     ] = False,
@@ -29,25 +37,32 @@ def run(
     """Train a federation in this process, under a stated privacy guarantee.
 
     Example: fedspa run --set algorithm.compression=0.1 --set privacy.epsilon=2
+
+    Ctrl-C stops after the round, twice at once; either way, and after any crash, --resume goes on.
     """
     from fedspa.runs.config import load
 
+    if resume is not None:
+        if out is not None:
+            raise ConfigError("--out and --resume: both given; a resumed run stays in its folder")
+        config = config or resume / "config.toml"
     settings = load(config, [*(overrides or ()), *([f"run.out={json.dumps(str(out))}"] if out is not None else ())])
 
     from rich.console import Console
 
     screen = Console(stderr=True)
-    result = _run_with_progress(settings, screen)
+    result = _run_with_progress(settings, resume, screen)
     if as_json:
         print(json.dumps(result.summary, allow_nan=False))
     else:
         show(result, Console())
 
 
-def _run_with_progress(settings: Any, screen: Console) -> RunResult:
+def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -> RunResult:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fedspa.runs.simulate import RoundMetrics, simulate
+    from fedspa.runs.metrics import RoundMetrics
+    from fedspa.runs.simulate import Stopped, simulate
     from fedspa.runs.statement import shown
 
     bar = Progress(
@@ -59,14 +74,23 @@ def _run_with_progress(settings: Any, screen: Console) -> RunResult:
         console=screen,
         disable=not screen.is_terminal,
     )
-    with bar:
+
+    def advance(metrics: RoundMetrics) -> None:
+        spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}"
+        bar.update(task, completed=metrics.round + 1, description=f"accuracy {metrics.accuracy:.2%}{spent}")
+
+    def stopping() -> None:
+        screen.show_cursor(True)  # the bar hid it, and a second Ctrl-C leaves no time to show it
+        screen.print("Stopping after this round; Ctrl-C again stops at once.")
+
+    with interrupt.watched(stopping) as asked, bar:
         task = bar.add_task("", total=settings.federation.rounds)
-
-        def advance(metrics: RoundMetrics) -> None:
-            spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}"
-            bar.update(task, advance=1, description=f"accuracy {metrics.accuracy:.2%}{spent}")
-
-        return simulate(settings, on_round=advance)
+        try:
+            return simulate(settings, resume=resume, on_round=advance, stop=asked)
+        except Stopped as stopped:
+            bar.stop()
+            print(f"fedspa: {stopped}", file=sys.stderr)
+            raise typer.Exit(interrupt.EXIT_CODE) from None
 
 
 def show(result: RunResult, screen: Console) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,10 +28,12 @@ from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, decode
 class Diverged(FedspaError):
     """The model is beyond saving; what was saved before the round is not."""
 
-    def __init__(self, t: int, sign: str) -> None:
+    def __init__(self, t: int, sign: str, kept: Path | None = None) -> None:
+        self.round, self.sign = t, sign
         super().__init__(
-            f"the model diverged in round {t + 1}: {sign}; lower algorithm.local_lr or algorithm.server_lr, "
-            "or clip tighter (privacy.clip_value)"
+            f"the model diverged in round {t + 1}: {sign}; start again with a lower algorithm.local_lr or "
+            "algorithm.server_lr, or a lower privacy.clip_value"
+            + (f" (the last good parameters are in {kept})" if kept is not None else "")
         )
 
 
@@ -124,7 +127,10 @@ class Coordinator:
             self.state = replace(self.state, round=self.state.round + 1)
             return
         mean = torch.from_numpy(intake.total.mean()).to(self.state.theta)
-        self.state = self.job.optimizer.apply(self.state, mean)
+        moved = self.job.optimizer.apply(self.state, mean)
+        if not all(_finite(tensor) for tensor in (moved.theta, *moved.moments.values())):
+            raise Diverged(self.state.round, "its parameters are no longer finite")
+        self.state = moved
         if self.job.plan is not None and self.job.plan.clip_rule == "quantile":
             # The next round starts from the geometric mean of where the agents' private quantiles ended.
             self.clip_value = math.exp(intake.log_clips / intake.count)
@@ -142,3 +148,8 @@ class Coordinator:
         if not np.isfinite(loss):
             raise Diverged(self.state.round - 1, "its loss is no longer finite")
         return right / len(y), loss / len(y)
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """Through the extremes, which carry NaN along: no second tensor of this size is made."""
+    return all(bool(bound.isfinite()) for bound in torch.aminmax(tensor))

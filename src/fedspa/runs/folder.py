@@ -36,7 +36,8 @@ class RunFolder:
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            if any(self.path.iterdir()):
+            # A start that was killed may have left a draft; nothing is in it that anyone needs.
+            if any(not file.name.endswith(durable.DRAFT) for file in self.path.iterdir()):
                 self.close()
                 raise ConfigError(
                     f"run.out is {self.path}, which is not empty; name a new folder, or go on with the run in it by "

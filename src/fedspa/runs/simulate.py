@@ -95,11 +95,15 @@ def simulate(
             if resume is not None:
                 books.catch_up(islice(simulation.cohorts(), len(done)), sum(metrics.agents for metrics in done))
             for cohort in islice(simulation.cohorts(), len(done), None):
-                metrics = simulation.round(cohort, books)
+                try:
+                    metrics = simulation.round(cohort, books)
+                except Diverged as error:
+                    raise Diverged(error.round, error.sign, folder.checkpoints) from error
                 done.append(metrics)
                 folder.add_round(asdict(metrics))
-                stopping = stop is not None and stop()
-                if stopping or len(done) % config.run.checkpoint_every == 0 or len(done) == config.federation.rounds:
+                last = len(done) == config.federation.rounds
+                stopping = not last and stop is not None and stop()
+                if last or stopping or len(done) % config.run.checkpoint_every == 0:
                     seconds = begun.seconds + time.monotonic() - started
                     folder.save(simulation.checkpoint(begun.run, done, seconds), config.run.keep)
                 if on_round is not None:
