@@ -24,7 +24,7 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcard src/fedspa/engine/native/*.c) $(wildcard src/fedspa/engine/native/*.h)
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcard src/fedspa/engine/native/csrc/*)
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
