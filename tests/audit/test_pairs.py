@@ -81,3 +81,14 @@ def test_any_row_added_moves_the_release_by_no_more_than_the_sensitivity(clip, c
 def test_the_worst_row_lies_on_the_bound(clip):
     plan = synthetic(clip=clip).plan
     assert float(worst_row(plan, torch.Generator()).norm()) == pytest.approx(plan.clip_norm, rel=1e-6)
+
+
+@pytest.mark.parametrize("clip_value", [1.0, 1e-3, 1e-6])
+def test_the_largest_floats_are_clipped_to_the_bound_too(clip_value):
+    """The factor that shrinks such a row may fall among the subnormal floats, which have few digits."""
+    setting = synthetic(clip="l2", noise_mode="seeded", neighbours="add-remove")
+    plan = setting.plan.with_clip_value(clip_value)
+    nothing, _ = noisy_mean([], plan, Stream(bytes(32)))
+    for size in torch.linspace(3e37, 3e38, 50).tolist():
+        moved, _ = noisy_mean([torch.full((1, plan.active), size)], plan, Stream(bytes(32)))
+        assert float((moved - nothing).norm()) * plan.batch <= plan.sensitivity * (1 + TOLERANCE)
