@@ -39,6 +39,16 @@ def test_no_row_passes_the_bound_whatever_it_holds(clip: Clipping, rows: np.ndar
 
 
 @pytest.mark.parametrize("clip", CLIPPINGS)
+@pytest.mark.parametrize("value", [0.1, 1e-3, 1e-6, 1e-7])
+def test_the_bound_holds_for_rows_at_the_end_of_float32(clip: Clipping, value: float) -> None:
+    """There value/norm is a subnormal number, with so few digits that the clipped norm came to twice the bound."""
+    rows = torch.logspace(30, 38.5, 200).unsqueeze(1) * torch.ones(1, K)
+    clipped = clip_rows(rows, clip, value).to(torch.float64)
+    limit = value if clip == "l2" else math.sqrt(K) * value
+    assert clipped.norm(dim=1).max() <= limit * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("clip", CLIPPINGS)
 @given(rows=any_rows, value=bounds)
 def test_rows_within_the_bound_are_left_alone(clip: Clipping, rows: np.ndarray, value: float) -> None:
     clipped = clip_rows(torch.from_numpy(rows), clip, value)

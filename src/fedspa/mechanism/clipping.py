@@ -20,6 +20,8 @@ def clip_rows(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     # A norm in float64: float32 loses digits over 10⁵ coordinates, and they would be missing from the bound.
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     factors = value / norms.clamp(min=value)
+    # Below the smallest normal number a factor has too few digits to keep the bound: such a row counts as zero.
+    factors = torch.where(factors >= torch.finfo(rows.dtype).tiny, factors, 0.0)
     return rows * factors.to(rows.dtype).unsqueeze(1)
 
 
