@@ -47,6 +47,8 @@ static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_
     op->run = op->linear ? in->channels * in->height * in->width : op->kernel_w * in->channels;
     op->run_padded = (int)round_up(op->run, PAD);
     op->row_length = op->runs * op->run_padded;
+    /* Rows a large power of two apart would share few sets of the nearest cache. */
+    if (op->rows > 1 && op->row_length % (8 * PAD) == 0) op->row_length += 4 * PAD;
     op->rows_padded = (int)round_up(op->rows, PAD);
     op->full_h = op->used_h = op->linear ? 1 : pooled(in->height, op->kernel_h, op->stride_h, op->pad_h);
     op->full_w = op->used_w = op->linear ? 1 : pooled(in->width, op->kernel_w, op->stride_w, op->pad_w);

@@ -31,7 +31,7 @@ struct op {
     int pool, pool_h, pool_w, pool_stride_h, pool_stride_w, pool_pad_h, pool_pad_w;
     int winograd; /* forward by winograd.h */
     int relu, include_pad;
-    int rows, runs, run, run_padded, row_length; /* row_length = runs * run_padded */
+    int rows, runs, run, run_padded, row_length; /* row_length: from row to row */
     int used_h, used_w;                          /* the convolution's pixels that anything reads */
     int full_h, full_w;
     int64_t weights, bias;                       /* in the row layout; bias -1: none */

@@ -45,7 +45,7 @@ struct look {
 #endif
 
 /* Backward walks the weights of many rows: shorter pieces where those of all rows would not fit the nearest cache. */
-#define SPREAD_PIECE 4
+#define SPREAD_PIECE 6
 #define NEAR_BYTES (28 << 10)
 
 #define PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) PIECES_MORE(DO)
