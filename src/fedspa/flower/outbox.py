@@ -1,0 +1,62 @@
+"""The last payload that an agent made in each run, kept until the next one takes its place.
+
+A server that was restored from its checkpoint asks again for the round it had been in. Its agents have already paid for
+that round, and may send the same bytes again at no cost, if they still have them. Drawing noise anew would be a new
+spend. One file a run, beside the ledger; it holds nothing but what was about to leave anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedspa.errors import LedgerError
+
+_HEADER = struct.Struct("<4sI")
+_MAGIC = b"FSPO"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was made for `round`."""
+
+    round: int
+    payload: bytes
+
+
+class Outbox:
+    """The folder `<ledger>.outbox`."""
+
+    def __init__(self, ledger: Path) -> None:
+        self._folder = ledger.with_name(ledger.name + ".outbox")
+
+    def last(self, run: str) -> Sent | None:
+        """The newest of `run`, or None where there is none that can be read."""
+        try:
+            data = self._path(run).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LedgerError(f"cannot read {self._path(run)}: {error.strerror or error}; mend that first") from error
+        if len(data) < _HEADER.size or data[:4] != _MAGIC:
+            return None
+        return Sent(_HEADER.unpack_from(data)[1], data[_HEADER.size :])
+
+    def put(self, run: str, sent: Sent) -> None:
+        """Durable on return, and whole or absent whatever happens in between."""
+        path = self._path(run)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with fresh.open("wb") as file:
+                file.write(_HEADER.pack(_MAGIC, sent.round) + sent.payload)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+        except OSError as error:
+            raise LedgerError(f"cannot write {path}: {error.strerror or error}; make room or mend rights") from error
+
+    def _path(self, run: str) -> Path:
+        return self._folder / f"{run}.payload"

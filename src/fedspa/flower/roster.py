@@ -1,0 +1,48 @@
+"""Which node is which agent, who is there, and who is not asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Roster:
+    """Numbers 0 … agents − 1 for Flower's node ids, given once and kept over restarts.
+
+    An authenticated node keeps its id when it comes back; one without a key comes back as a stranger, and gets a number
+    only while some are free.
+    """
+
+    def __init__(self, agents: int) -> None:
+        self._agents = agents
+        self._numbers: dict[int, int] = {}
+        self._online: dict[int, int] = {}
+        self.refused: dict[int, str] = {}
+
+    def meet(self, nodes: Iterable[int]) -> int:
+        """Note who is online; newcomers get the free numbers in the order of their ids. Returns how many are there."""
+        online = sorted(nodes)
+        for node in online:
+            if node not in self._numbers and len(self._numbers) < self._agents:
+                self._numbers[node] = len(self._numbers)
+        self._online = {self._numbers[node]: node for node in online if node in self._numbers}
+        return len(self._online)
+
+    def willing(self, cohort: Iterable[int]) -> list[int]:
+        """Those of `cohort` who did not refuse for good, there or not."""
+        return [number for number in cohort if number not in self.refused]
+
+    def reachable(self, cohort: Iterable[int]) -> dict[int, int]:
+        """Node id → number, of those of `cohort` who are willing and online."""
+        return {self._online[number]: number for number in self.willing(cohort) if number in self._online}
+
+    def to_json(self) -> dict[str, Any]:
+        # As texts: node ids have 64 bits, and not every reader of JSON keeps them.
+        return {
+            "nodes": {str(node): number for node, number in self._numbers.items()},
+            "refused": {str(number): code for number, code in self.refused.items()},
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self._numbers = {int(node): int(number) for node, number in saved["nodes"].items()}
+        self.refused = {int(number): str(code) for number, code in saved["refused"].items()}

@@ -1,0 +1,122 @@
+"""The server's app: `serverapp = "fedspa.flower.server_app:app"`.
+
+It holds the config, θ and held-out records; of the agents' records it knows nothing. Where `flower.records` is set the
+agents are real, and stand-ins of that size take the place of their records, so that the same `prepare` checks the
+config and calibrates the noise for the smallest agent that may take part.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from logging import INFO
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log
+
+from fedspa.errors import ConfigError, FedspaError
+from fedspa.federation.datasets import Dataset, load
+from fedspa.flower.polling import PollingGrid
+from fedspa.flower.settings import FlowerSettings, read_config
+from fedspa.flower.strategy import FedSpa
+from fedspa.runs.books import Books, refuse_over_budget
+from fedspa.runs.checkpoint import Checkpoint
+from fedspa.runs.config import Config
+from fedspa.runs.coordinator import Coordinator
+from fedspa.runs.folder import RunFolder
+from fedspa.runs.resume import facts, saved
+from fedspa.runs.setup import Job, prepare
+from fedspa.runs.statement import statement
+from fedspa.runs.summary import summarise
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, evaluate and report; with `flower.resume`, from the last checkpoint in `run.out` on."""
+    config, settings = read_config(context.run_config)
+    serve(PollingGrid(grid, settings.poll), config, settings)
+
+
+def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[str, Any]:
+    """A whole run over `grid`; returns its summary."""
+    job = prepare(config) if settings.records is None else deployed(config, settings.records)
+    if settings.records is None:
+        refuse_over_budget(job)
+    with _folder(job, settings) as folder:
+        begun = saved(folder, job) if settings.resume else None
+        if begun is None:
+            begun = _first_checkpoint(job)
+            folder.save(begun, config.run.keep)
+        folder.rewind(begun.metrics)
+        strategy = FedSpa(job, folder, settings, begun)
+        _gather(grid, strategy, settings.start_timeout)
+        strategy.start(grid, strategy.initial_arrays(), num_rounds=strategy.rounds_left, timeout=settings.round_timeout)
+        job.model.load(strategy.coordinator.state.theta)
+        if grid.late:
+            strategy.dropped["late"] += grid.late
+        # A summary asks the books for nothing but their guarantee, which is here the server's own bound.
+        summary = summarise(job, strategy.history, cast(Books, strategy), strategy.seconds)
+        summary["dropped"] = dict(sorted(strategy.dropped.items()))
+        folder.finish(summary, job.model.module)
+    log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))
+    return summary
+
+
+def deployed(config: Config, records: int) -> Job:
+    """The job of a server whose agents hold at least `records` records each."""
+    if config.private and config.privacy.noise == "seeded":
+        raise ConfigError(
+            "privacy.noise is 'seeded', which the server could subtract; a deployment takes secure or exact"
+        )
+    if config.privacy.clip_rule == "median":
+        raise ConfigError("privacy.clip_rule is 'median', which reads the agents' records; allowed: given, quantile")
+    held_out = load(config.data.name, Path(config.data.dir))
+    total = config.federation.agents * records
+    stand_ins = Dataset(
+        train_x=torch.zeros(1, *held_out.input_shape).expand(total, *held_out.input_shape),
+        train_y=torch.zeros(1, dtype=torch.int64).expand(total),
+        test_x=held_out.test_x,
+        test_y=held_out.test_y,
+        classes=held_out.classes,
+        name=held_out.name,
+    )
+    return prepare(config, stand_ins)
+
+
+def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
+    out = job.config.run.out
+    if not settings.resume:
+        return RunFolder(job.config, job.data.name)
+    if out is None:
+        raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to go on with")
+    return RunFolder.reopen(Path(out))
+
+
+def _first_checkpoint(job: Job) -> Checkpoint:
+    start = Coordinator(job)
+    return Checkpoint(
+        state=start.state,
+        clip_value=start.clip_value,
+        run=secrets.token_hex(16),
+        config=job.config,
+        facts=facts(job),
+    )
+
+
+def _gather(grid: PollingGrid, strategy: FedSpa, timeout: float) -> None:
+    """Wait for the agents: all of them, or a quorum when the time is over."""
+    end, wanted = time.monotonic() + timeout, strategy.job.config.federation.agents
+    while (present := strategy.roster.meet(grid.get_node_ids())) < wanted and time.monotonic() < end:
+        time.sleep(0.2)
+    if present < strategy.quorum:
+        raise FedspaError(
+            f"{present} agents of this run are online after {timeout:g} s, and the quorum is {strategy.quorum}; start "
+            "SuperNodes (a resumed run knows its nodes by their keys), or raise flower.start_timeout"
+        )
+    log(INFO, "%d of %d agents are online", present, wanted)

@@ -1,0 +1,176 @@
+"""An agent's own side: who it is, its records, its model, its policy and its ledger, from its node-config.
+
+    agent="clinic-a"               its name in the ledger; names the data, never changes
+    data="clinic.npz"              or "package.module:function"
+    policy="policy.toml"           its limits (docs/ledger.md)
+    ledger="ledger.sqlite"         made once, by `python -m fedspa.flower.site --create-ledger '<node-config>'`
+    model="package.module:build"   needed where the model is not one of fedspa's own
+    simulation=true                plays agents of a simulation: seeded noise is then allowed, policy and ledger are not
+                                   needed, and nothing that it sends is private
+
+The server's words decide none of these. In Flower's simulation engine there is no node-config to write; a process that
+it started is a simulation by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedspa.engine.choose import EngineName, choose
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.task import Engine
+from fedspa.errors import ConfigError, DataError
+from fedspa.federation import models
+from fedspa.flower import records
+from fedspa.flower.settings import read_config
+from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.policy import Policy
+from fedspa.runs.config import Config
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node's configuration, read and checked. `config` is the simulated run's; None in a deployment."""
+
+    agent: str
+    data: str
+    model: str | None
+    policy: Policy | None
+    ledger: Path | None
+    config: Config | None
+    node: Mapping[str, Any]
+
+    @property
+    def simulated(self) -> bool:
+        return self.config is not None
+
+    def records(self, number: int) -> tuple[Tensor, Tensor]:
+        """The agent's x and y; in a simulation those of agent `number`."""
+        if self.config is not None:
+            return _share(self.config.model_dump_json(), number)
+        return _own_records(self.data, tuple(sorted(self.node.items())))
+
+    def name(self, number: int) -> str:
+        return f"agent-{number}" if self.simulated else self.agent
+
+    def engine(self, model: str, shape: tuple[int, ...], classes: int, exact: bool) -> tuple[Engine, int]:
+        """What trains the model, and its number of parameters. The server may name fedspa's own models only."""
+        if self.model is None and self.config is None and model not in models.NAMES:
+            raise ConfigError(
+                f"the server trains the model {model[:100]!r}, which is its own code; review it, install it here and "
+                'name it in the node-config: model="package.module:function"'
+            )
+        run = self.config.run if self.config is not None else None
+        return _engine(
+            self.model or model,
+            shape,
+            classes,
+            run.engine if run is not None else "auto",
+            run.threads if run is not None else 1,
+            exact,
+        )
+
+
+def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
+    """The site of a node-config. `run_config` is the server's: it is looked at in simulations only."""
+    if node.get("simulation") is True or in_simulation_engine():
+        config, _ = read_config(run_config)
+        policy = node.get("policy", config.run.policy)
+        ledger = node.get("ledger", config.run.ledger)
+        return Site(
+            agent="",
+            data=config.data.name,
+            model=config.model.name,
+            policy=None if policy is None else Policy.load(str(policy)),
+            ledger=None if ledger is None else Path(str(ledger)),
+            config=config,
+            node=node,
+        )
+    for key in ("agent", "data", "policy", "ledger"):
+        if not isinstance(node.get(key), str) or not node[key]:
+            raise ConfigError(
+                f'node-config: {key} is missing; an agent needs agent, data, policy and ledger, as {key}="…"'
+            )
+    model = node.get("model")
+    if model is not None and not isinstance(model, str):
+        raise ConfigError(f'node-config: model is {model!r}; it must be a text, as model="package.module:function"')
+    return Site(node["agent"], node["data"], model, Policy.load(node["policy"]), Path(node["ledger"]), None, dict(node))
+
+
+def in_simulation_engine() -> bool:
+    """Whether this process is a worker of Flower's simulation engine (a Ray actor): a fact that no message can fake."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+
+
+# Processes that serve several messages load records and build models once.
+@lru_cache(maxsize=4)
+def _own_records(name: str, node: tuple[tuple[str, Any], ...]) -> tuple[Tensor, Tensor]:
+    return records.load(name, dict(node))
+
+
+@lru_cache(maxsize=2)
+def _federation(config_json: str) -> tuple[Any, Any]:
+    from fedspa.federation.datasets import load
+    from fedspa.federation.partition import partition
+
+    config = Config.model_validate_json(config_json)
+    data = load(config.data.name, Path(config.data.dir))
+    rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
+    return data, partition(data.train_y.numpy(), config.federation.agents, rule, alpha=alpha, seed=seed)
+
+
+def _share(config_json: str, number: int) -> tuple[Tensor, Tensor]:
+    import torch
+
+    data, holdings = _federation(config_json)
+    if not 0 <= number < len(holdings):
+        raise DataError(f"agent {number} of a federation of {len(holdings)}; the server's config is another one")
+    held = torch.from_numpy(holdings[number])
+    return data.train_x[held], data.train_y[held]
+
+
+@lru_cache(maxsize=4)
+def _engine(
+    name: str, shape: tuple[int, ...], classes: int, engine: EngineName, threads: int, exact: bool
+) -> tuple[Engine, int]:
+    module = models.build(name, shape, classes, seed=0)  # θ comes from the server: the initial values are not used
+    return choose(engine, module, shape, "cpu", threads, exact), FlatModel(module).dimension
+
+
+def main(arguments: list[str]) -> int:
+    """Check a node-config before a SuperNode is started with it; with --create-ledger, make its ledger."""
+    from flwr.common.config import parse_config_args
+
+    create = "--create-ledger" in arguments
+    texts = [argument for argument in arguments if argument != "--create-ledger"]
+    if len(texts) != 1:
+        print("usage: python -m fedspa.flower.site [--create-ledger] '<node-config>'", file=sys.stderr)
+        return 2
+    site = read_site(parse_config_args(texts), {})
+    x, y = site.records(0)
+    assert site.ledger is not None
+    assert site.policy is not None
+    with Ledger.open(site.ledger, create=create) as ledger:
+        spent = ledger.epsilon(site.agent, site.policy.delta, site.policy.neighbours)
+    print(f"agent    {site.agent}")
+    print(f"records  {len(y)} of shape {tuple(x.shape[1:])}")
+    print(f"ledger   {site.ledger}: ε = {spent:.4g} spent of {site.policy.epsilon:g} (δ = {site.policy.delta:g})")
+    return 0
+
+
+if __name__ == "__main__":
+    from fedspa.errors import FedspaError
+
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except FedspaError as error:
+        print(f"fedspa: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,272 @@
+"""Fed-SPA as a Flower strategy: the coordinator that the simulator drives, fed by messages.
+
+Each agent of the round's cohort that is online and willing gets θ and its terms; what comes back is validated, each
+agent is taken once, and θ moves by the uniform mean if a quorum came. Replies that are none, or not this round's, are
+dropped and counted. Masks are dealt by the server: a payload under any other seed is a replay or a forgery.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore import log
+
+from fedspa.algorithms import Terms
+from fedspa.errors import FedspaError, PayloadError
+from fedspa.federation.participation import schedule
+from fedspa.flower.agent import CODES, FINAL_CODES
+from fedspa.flower.asked import Asked
+from fedspa.flower.roster import Roster
+from fedspa.flower.settings import FlowerSettings
+from fedspa.flower.terms import Announcement, to_record
+from fedspa.mechanism.streams import mask_seed
+from fedspa.runs.checkpoint import Checkpoint
+from fedspa.runs.coordinator import Coordinator, Intake
+from fedspa.runs.folder import RunFolder
+from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.resume import facts, history
+from fedspa.runs.setup import Job
+from fedspa.runs.simulate import torch_threads
+
+
+class FedSpa(Strategy):
+    """A run's server: everything between two rounds is in `coordinator`, `roster` and the run's folder.
+
+    `start(grid, fedspa.initial_arrays(), num_rounds=fedspa.rounds_left, timeout=…)` trains; then `finish()`.
+    """
+
+    def __init__(self, job: Job, folder: RunFolder, settings: FlowerSettings, begun: Checkpoint) -> None:
+        self.job = job
+        self.coordinator = Coordinator(job)
+        self.coordinator.restore(begun.state, begun.clip_value)
+        self.history = history(begun)
+        self.roster = Roster(job.config.federation.agents)
+        if "roster" in begun.extra:
+            self.roster.restore(begun.extra["roster"])
+        self.dropped: Counter[str] = Counter(begun.extra.get("dropped", {}))
+        self.guarantee: Guarantee | None = None
+        self._folder = folder
+        self._settings = settings
+        self._begun = begun
+        self._started = time.monotonic()
+        self._facts = facts(job)
+        self._cohorts = islice(_cohorts(job), begun.state.round, None)
+        self._asked = Asked(folder.path / "asked.jsonl")
+        self._round: tuple[Terms, dict[int, int]] | None = None
+        if job.plan is not None:
+            agents = range(job.config.federation.agents)
+            records = [len(held) for held in job.holdings]
+            self.guarantee = Guarantee(job.plan, records, job.config.privacy.accountant)
+            for number in agents:
+                if times := self._asked.count(number):
+                    self.guarantee.took_part([number], times)
+
+    @property
+    def rounds_left(self) -> int:
+        return self.job.config.federation.rounds - self.coordinator.state.round
+
+    @property
+    def quorum(self) -> int:
+        per_round = self.job.config.federation.per_round
+        return self._settings.quorum or -(-per_round // 2)
+
+    @property
+    def seconds(self) -> float:
+        return self._begun.seconds + time.monotonic() - self._started
+
+    def initial_arrays(self) -> ArrayRecord:
+        return ArrayRecord({"theta": Array(self.coordinator.state.theta.cpu().numpy())})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Announce the round. The spend of everyone asked is written down before the first message leaves."""
+        agents = self.job.config.federation.agents
+        if agents - len(self.roster.refused) < self.quorum:
+            codes = ", ".join(sorted(set(self.roster.refused.values())))
+            raise FedspaError(
+                f"{len(self.roster.refused)} of {agents} agents refuse this run ({codes}), and the quorum is "
+                f"{self.quorum}; offer stricter terms, or lower flower.quorum"
+            )
+        terms, cohort = self.coordinator.terms(), next(self._cohorts)
+        asked = self._reachable(grid, [number for number in cohort if self._may_be_asked(terms.round, number)])
+        fresh = self._asked.add(terms.round, list(asked.values()))
+        if self.guarantee is not None:
+            self.guarantee.took_part(fresh)
+        self._round = (terms, asked)
+        theta = self.initial_arrays()
+        return [
+            Message(
+                content=RecordDict({"theta": theta, "terms": self._record(terms, number)}),
+                dst_node_id=node,
+                message_type="train",
+                ttl=self._settings.round_timeout,
+                group_id=str(terms.round),
+            )
+            for node, number in asked.items()
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Take what is valid, move θ if that is a quorum, evaluate, write everything down."""
+        assert self._round is not None
+        (terms, asked), self._round = self._round, None
+        intake = self.coordinator.intake(terms, len(asked))
+        silent, dropped = dict(asked), Counter[str]()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in silent:
+                dropped["duplicate-reply" if node in asked else "stranger"] += 1
+                continue
+            fault = self._take(reply, silent.pop(node), terms, intake)
+            if fault is not None:
+                dropped[fault] += 1
+        if silent:
+            dropped["silent"] += len(silent)
+        taken, uplink = intake.count, intake.uplink_bytes
+        if taken < self.quorum:
+            if taken:
+                dropped["below-quorum"] += taken
+            taken, uplink, intake = 0, 0, self.coordinator.intake(terms, 1)
+        self.coordinator.close_round(intake)
+        self._write(terms, taken, uplink, len(asked), dropped)
+        return self.initial_arrays(), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody is asked: an accuracy on an agent's records would leave it without noise."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        config = self.job.config
+        log(INFO, "\t├──> %s, run %s", config.algorithm.name, self._begun.run)
+        log(
+            INFO,
+            "\t├──> %d of %d agents a round, quorum %d",
+            config.federation.per_round,
+            config.federation.agents,
+            self.quorum,
+        )
+        log(INFO, "\t└──> folder %s", self._folder.path)
+
+    def _may_be_asked(self, t: int, number: int) -> bool:
+        """The plan's cap holds for the server too; a round asked again after a crash is no new participation."""
+        return self._asked.was(t, number) or self._asked.count(number) < self.job.cap
+
+    def _reachable(self, grid: Grid, cohort: list[int]) -> dict[int, int]:
+        """Wait, for a round's time at most, until a quorum of the cohort is online. Without one nobody is asked:
+        an update that moves nothing would cost its agent all the same."""
+        wanted = min(self.quorum, len(self.roster.willing(cohort)))
+        end = time.monotonic() + self._settings.round_timeout
+        while True:
+            self.roster.meet(grid.get_node_ids())
+            found = self.roster.reachable(cohort)
+            if len(found) >= wanted or time.monotonic() >= end:
+                break
+            time.sleep(self._settings.poll)
+        return found if len(found) >= self.quorum else {}
+
+    def _record(self, terms: Terms, number: int) -> ConfigRecord:
+        config = self.job.config
+        return to_record(
+            Announcement(
+                run=self._begun.run,
+                number=number,
+                algorithm=config.algorithm.name,
+                model=config.model.name,
+                classes=self.job.data.classes,
+                coding=self.job.coding,
+                mask_seed=self._seed(terms, number),
+                noise=None if terms.plan is None else config.privacy.noise,
+                terms=terms,
+            )
+        )
+
+    def _seed(self, terms: Terms, number: int) -> bytes:
+        return terms.mask_seed or mask_seed(self.coordinator.public_key, terms.round, number)
+
+    def _take(self, reply: Message, number: int, terms: Terms, intake: Intake) -> str | None:
+        """None where the reply's payload was added; else what it is counted as. Its text is never looked at."""
+        if reply.has_error():
+            return "error"
+        found = _only_value(reply.content)
+        if isinstance(found, str):
+            if found in FINAL_CODES:
+                self.roster.refused[number] = found
+                log(WARNING, "agent %d refused (%s) and is not asked again", number, found)
+            return f"refused-{found}"
+        if found is None:
+            return "malformed"
+        try:
+            intake.take(found, seed=self._seed(terms, number))
+        except PayloadError as error:
+            return f"payload-{error.code}"
+        return None
+
+    def _write(self, terms: Terms, taken: int, uplink: int, asked: int, dropped: Counter[str]) -> None:
+        with torch_threads(self.job.config.run.threads):
+            accuracy, loss = self.coordinator.evaluate()
+        plan = self.job.plan
+        metrics = RoundMetrics(
+            round=terms.round,
+            accuracy=accuracy,
+            loss=loss,
+            agents=taken,
+            uplink_bytes=uplink,
+            epsilon=None if plan is None or self.guarantee is None else self.guarantee.epsilon_max(plan.neighbours),
+            clip_value=self.coordinator.clip_value,
+        )
+        self.history.append(metrics)
+        self.dropped += dropped
+        self._folder.add_round(asdict(metrics))
+        with (self._folder.path / "replies.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"round": terms.round, "asked": asked, "taken": taken, "dropped": dropped}) + "\n")
+        self._folder.save(self.checkpoint(), self.job.config.run.keep)
+        lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
+        log(INFO, "round %d: accuracy %.4f, %d of %d updates%s", terms.round, accuracy, taken, asked, lost)
+
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            state=self.coordinator.state,
+            clip_value=self.coordinator.clip_value,
+            run=self._begun.run,
+            config=self.job.config,
+            metrics=[asdict(metrics) for metrics in self.history],
+            seconds=self.seconds,
+            facts=self._facts,
+            extra={"roster": self.roster.to_json(), "dropped": dict(self.dropped)},
+        )
+
+
+def _only_value(content: RecordDict) -> bytes | str | None:
+    """The payload or the code of a well-formed reply; None for anything else."""
+    record: Any = content.get("update")
+    if set(content) != {"update"} or not isinstance(record, ConfigRecord) or len(record) != 1:
+        return None
+    payload, code = record.get("payload"), record.get("refusal")
+    if isinstance(payload, bytes):
+        return payload
+    return code if isinstance(code, str) and code in CODES else None
+
+
+def _cohorts(job: Job) -> Iterator[list[int]]:
+    federation, seed = job.config.federation, job.config.run.seed
+    return schedule(
+        federation.participation, federation.agents, federation.per_round, federation.rounds, job.cap, seed=seed
+    )

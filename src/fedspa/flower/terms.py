@@ -1,0 +1,171 @@
+"""What the server announces to one agent for one round, as one flat Flower record, and its strict reading.
+
+The agent does not trust the server. Every key must be there, no other may be, every value has exactly its type, and the
+plan is derived again from what was read: a number that decides privacy is stated once, so it cannot contradict itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final, cast, get_args
+
+from flwr.app import ConfigRecord
+
+from fedspa.algorithms import ALGORITHMS, Terms
+from fedspa.errors import FedspaError, PrivacyError
+from fedspa.mechanism.mask import DIMENSION_LIMIT
+from fedspa.mechanism.philox import SEED_BYTES
+from fedspa.mechanism.sparsify import MaskMode
+from fedspa.mechanism.streams import NoiseMode
+from fedspa.privacy.event import Neighbours, Sampling
+from fedspa.privacy.plan import Clipping, ClipRule, Plan
+from fedspa.wire.payload import ROUND_LIMIT, Coding
+
+VERSION: Final = 1
+_RUN = re.compile(r"[0-9a-f]{32}")
+# Key → type. A record without privacy (FedAvg) has none of the second group.
+_KEYS: Final[dict[str, type]] = {
+    "version": int,
+    "run": str,
+    "number": int,
+    "round": int,
+    "algorithm": str,
+    "model": str,
+    "classes": int,
+    "dimension": int,
+    "active": int,
+    "mask": str,
+    "mask_seed": bytes,
+    "coding": str,
+    "sampling": str,
+    "batch": int,
+    "local_steps": int,
+    "local_lr": float,
+    "private": bool,
+}
+_PLAN_KEYS: Final[dict[str, type]] = {
+    "records": int,
+    "participations": int,
+    "clip": str,
+    "clip_value": float,
+    "clip_rule": str,
+    "noise_multiplier": float,
+    "neighbours": str,
+    "delta": float,
+    "noise": str,
+}
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "algorithm": tuple(ALGORITHMS),
+    "mask": get_args(MaskMode),
+    "coding": get_args(Coding),
+    "sampling": get_args(Sampling),
+    "clip": get_args(Clipping),
+    "clip_rule": get_args(ClipRule),
+    "neighbours": get_args(Neighbours),
+    "noise": get_args(NoiseMode),
+}
+
+
+class TermsError(FedspaError):
+    """A record that claims to be a round's terms is not one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """`terms` for all, and what is this agent's alone: its mask seed, and its number in the federation.
+
+    `run` is drawn by the server at random once a run. `number` is only used in simulations, where it says which agent
+    is played; a deployed agent has a name of its own. `noise` is None where nothing is private.
+    """
+
+    run: str
+    number: int
+    algorithm: str
+    model: str
+    classes: int
+    coding: Coding
+    mask_seed: bytes
+    noise: NoiseMode | None
+    terms: Terms
+
+
+def to_record(announcement: Announcement) -> ConfigRecord:
+    terms, plan = announcement.terms, announcement.terms.plan
+    values: dict[str, Any] = {
+        "version": VERSION,
+        "run": announcement.run,
+        "number": announcement.number,
+        "algorithm": announcement.algorithm,
+        "model": announcement.model,
+        "classes": announcement.classes,
+        "coding": announcement.coding,
+        "mask_seed": announcement.mask_seed,
+        "private": plan is not None,
+        **{key: getattr(terms, key) for key in ("round", "dimension", "active", "mask", "sampling", "batch")},
+        **{key: getattr(terms, key) for key in ("local_steps", "local_lr")},
+    }
+    if plan is not None:
+        values |= {key: getattr(plan, key) for key in _PLAN_KEYS if key != "noise"}
+        values["noise"] = announcement.noise
+    return ConfigRecord(values)
+
+
+def from_record(record: ConfigRecord) -> Announcement:
+    """The announcement in `record`, or a TermsError. Any record may be handed in."""
+    values: dict[str, Any] = dict(record)
+    if values.get("version") != VERSION:
+        raise TermsError(f"terms of version {values.get('version')!r}; this agent reads {VERSION}: install one fedspa")
+    private = values.get("private")
+    expected = _KEYS | (_PLAN_KEYS if private is True else {})
+    if values.keys() != expected.keys():
+        strange = sorted(map(str, values.keys() ^ expected.keys()))
+        raise TermsError(f"terms with missing or unknown keys: {', '.join(strange)[:200]}")
+    for key, kind in expected.items():
+        _check(key, values[key], kind)
+    if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
+        raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
+    if values["round"] >= ROUND_LIMIT or values["dimension"] >= DIMENSION_LIMIT:
+        raise TermsError(f"round {values['round']} or d = {values['dimension']} is beyond 2^31")
+    if not 1 <= values["active"] <= values["dimension"] or min(values["batch"], values["local_steps"]) < 1:
+        raise TermsError("k must lie between 1 and d, and batch and local steps must be at least 1")
+    if values["local_lr"] == 0 or values["classes"] < 2 or len(values["model"]) > 200:
+        raise TermsError("the local rate must be positive, the classes at least 2, the model's name short")
+    if private is not ALGORITHMS[values["algorithm"]].private:
+        raise TermsError(f"algorithm {values['algorithm']!r} with private = {private}")
+    return Announcement(
+        **{key: values[key] for key in ("run", "number", "algorithm", "model", "classes", "coding", "mask_seed")},
+        noise=values.get("noise"),
+        terms=Terms(
+            round=values["round"],
+            dimension=values["dimension"],
+            active=values["active"],
+            mask=cast(MaskMode, values["mask"]),
+            mask_seed=None if values["mask"] == "per-agent" else values["mask_seed"],
+            sampling=cast(Sampling, values["sampling"]),
+            batch=values["batch"],
+            local_steps=values["local_steps"],
+            local_lr=values["local_lr"],
+            plan=_plan(values) if private else None,
+        ),
+    )
+
+
+def _check(key: str, value: Any, kind: type) -> None:
+    if type(value) is not kind:
+        raise TermsError(f"{key} is a {type(value).__name__}; it must be a {kind.__name__}")
+    if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+        raise TermsError(f"{key} is {value}; it must be finite and not negative")
+    if isinstance(value, int) and value < 0:
+        raise TermsError(f"{key} is {value}; it must not be negative")
+    if isinstance(value, str) and key in _NAMES and value not in _NAMES[key]:
+        raise TermsError(f"{key} is {value[:50]!r}; allowed: {', '.join(_NAMES[key])}")
+
+
+def _plan(values: dict[str, Any]) -> Plan:
+    shared = ("dimension", "active", "sampling", "batch", "local_steps")
+    try:
+        return Plan(**{key: values[key] for key in (*shared, *_PLAN_KEYS) if key != "noise"})
+    except PrivacyError as error:
+        raise TermsError(f"terms that make no plan: {error}") from error

@@ -1,0 +1,327 @@
+"""Whole runs over a grid in this process: the simulator's twin, and every fault that a reply can have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+import fedspa
+from fedspa.errors import FedspaError
+from fedspa.flower.settings import read_config
+from fedspa.privacy.ledger import Ledger
+from fedspa.wire.payload import Update, encode
+
+
+def theta(folder: Path) -> torch.Tensor:
+    from safetensors.torch import load_file
+
+    return torch.cat([value.reshape(-1) for _, value in sorted(load_file(folder / "model.safetensors").items())])
+
+
+def reply(question: Message, **values: Any) -> Message:
+    return Message(RecordDict({"update": ConfigRecord(values)}), reply_to=question)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"algorithm.mask": "shared", "algorithm.server": "adam"},
+        {"privacy.clip_rule": "quantile", "algorithm.coding": "f32"},
+        {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "federation.participation": "uniform"},
+    ],
+)
+def test_same_bits_as_the_simulator(simulation, train, tmp_path, overrides):
+    simulation.run_config |= overrides
+    summary = train(simulation)
+    config, _ = read_config(simulation.run_config | {"run.out": str(tmp_path / "twin")})
+    twin = fedspa.run(config)
+    assert torch.equal(theta(tmp_path / "run"), theta(tmp_path / "twin"))
+    assert (tmp_path / "run/metrics.jsonl").read_text() == (tmp_path / "twin/metrics.jsonl").read_text()
+    same = twin.summary.keys() - {"seconds"}
+    assert {key: summary[key] for key in same} == {key: twin.summary[key] for key in same}
+    assert summary["dropped"] == {}
+
+
+def test_a_reply_is_the_payload_and_nothing_else(deployment, train):
+    train(deployment)
+    assert len(deployment.replies) == 12
+    for message in deployment.replies:
+        assert list(message.content) == ["update"]
+        record = message.content["update"]
+        assert list(record) == ["payload"]
+        assert record["payload"][:4] == b"FSPA"
+
+
+def test_agents_draw_their_own_noise(deployment, train, tmp_path):
+    train(deployment)
+    deployment.run_config["run.out"] = str(tmp_path / "second")
+    train(deployment)
+    assert not torch.equal(theta(tmp_path / "run"), theta(tmp_path / "second"))
+
+
+def test_every_round_is_in_every_ledger(deployment, train, tmp_path):
+    summary = train(deployment)
+    for i in range(4):
+        with Ledger.open(tmp_path / f"site-{i}/ledger.sqlite", create=False) as ledger:
+            # Its own 360 or 361 records, not the 100 that the server plans for: the server's ε is an upper bound.
+            (event,) = ledger.spent(f"site-{i}")
+            assert event.records in (360, 361)
+            assert ledger.spent(f"site-{i}")[event] == 3
+            assert 0 < ledger.epsilon(f"site-{i}", 1e-3, "add-remove") < summary["epsilon"]
+
+
+def garbage(question: Message) -> Message:
+    return reply(question, payload=bytes(50_000_000))
+
+
+def not_a_number(question: Message) -> Message:
+    honest = _honest_update(question)
+    values = honest.values.copy()
+    values[3] = np.nan
+    # `encode` refuses NaN, as it should: spoil the bytes of an f32 payload and mend its checksum.
+    data = bytearray(encode(honest, "f32"))
+    data[48 + 12 : 48 + 16] = values[3:4].tobytes()
+    return reply(question, payload=_sealed(data))
+
+
+def wrong_k(question: Message) -> Message:
+    honest = _honest_update(question)
+    fewer = Update(honest.round, honest.dimension, honest.mask_seed, honest.values[:-1])
+    return reply(question, payload=encode(fewer, "f32"))
+
+
+def other_round(question: Message) -> Message:
+    honest = _honest_update(question)
+    return reply(question, payload=encode(Update(7, honest.dimension, honest.mask_seed, honest.values), "f32"))
+
+
+def other_mask(question: Message) -> Message:
+    honest = _honest_update(question)
+    return reply(question, payload=encode(Update(honest.round, honest.dimension, bytes(16), honest.values), "f32"))
+
+
+def too_large(question: Message) -> Message:
+    honest = _honest_update(question)
+    huge = Update(honest.round, honest.dimension, honest.mask_seed, honest.values + np.float32(1e6))
+    return reply(question, payload=encode(huge, "f32"))
+
+
+def _honest_update(question: Message) -> Update:
+    terms = question.content["terms"]
+    return Update(terms["round"], terms["dimension"], terms["mask_seed"], np.zeros(terms["active"], np.float32))
+
+
+def _sealed(data: bytearray) -> bytes:
+    import zlib
+
+    data[44:48] = zlib.crc32(data[48:], zlib.crc32(data[:44])).to_bytes(4, "little")
+    return bytes(data)
+
+
+HOSTILE = {
+    "payload-magic": garbage,
+    "payload-not-finite": not_a_number,
+    "payload-active": wrong_k,
+    "payload-round": other_round,
+    "payload-seed": other_mask,
+    "payload-bound": too_large,
+    "error": lambda question: Message(Error(2, "ZeroDivisionError: patient 17"), reply_to=question),
+    "malformed": lambda question: Message(RecordDict({"m": MetricRecord({"loss": 0.1})}), reply_to=question),
+    "refused-internal": lambda question: reply(question, refusal="internal"),
+}
+
+
+@pytest.mark.parametrize(("fault", "forge"), HOSTILE.items())
+def test_a_bad_reply_is_dropped_and_counted(simulation, train, tmp_path, fault, forge):
+    """θ is what the three others give: the same as if node 102 had not been there at all."""
+    simulation.run_config["algorithm.coding"] = "f32"
+    simulation.run_config["federation.per_round"] = 4
+    simulation.fault = lambda node, question, answer: [forge(question) if node == 102 else answer()]
+    summary = train(simulation)
+    assert summary["dropped"] == {fault: 3}
+    spoilt = theta(tmp_path / "run")
+    simulation.fault = lambda node, question, answer: [] if node == 102 else [answer()]
+    absent = train(simulation, run__out=str(tmp_path / "absent"))
+    assert absent["dropped"] == {"silent": 3}
+    assert torch.equal(spoilt, theta(tmp_path / "absent"))
+    assert spoilt.isfinite().all()
+    lines = [json.loads(line) for line in (tmp_path / "run/replies.jsonl").read_text().splitlines()]
+    assert [(line["asked"], line["taken"]) for line in lines] == [(4, 3)] * 3
+
+
+def test_what_a_client_raises_stays_with_it(deployment, train, tmp_path, caplog):
+    (tmp_path / "site-2/records.npz").write_bytes(b"patient 17 is no zip file")
+    summary = train(deployment)
+    assert summary["dropped"] == {"refused-data": 1}  # and not asked again
+    told = [message.content["update"] for message in deployment.replies if "refusal" in message.content["update"]]
+    assert [dict(record) for record in told] == [{"refusal": "data"}]
+    assert "records.npz" in caplog.text  # the agent's own log says what it was
+
+
+def test_unforeseen_exceptions_become_a_code(deployment, train, monkeypatch, caplog):
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("patient 17")
+
+    monkeypatch.setattr("fedspa.flower.client_app.participate", broken)
+    summary = train(deployment)
+    assert summary["dropped"] == {"refused-internal": 12}
+    assert all(dict(message.content["update"]) == {"refusal": "internal"} for message in deployment.replies)
+    assert "patient 17" in caplog.text
+
+
+def test_duplicates_and_strangers(simulation, train, tmp_path):
+    def twice(node: int, question: Message, answer: Any) -> list[Message]:
+        honest = answer()
+        if node != 101:
+            return [honest]
+        stranger = answer()
+        stranger.metadata.__dict__["_src_node_id"] = 999
+        return [honest, honest, stranger]
+
+    simulation.fault = twice
+    asked = sum(node == 101 for node in [])  # counted below from what was really sent
+    summary = train(simulation)
+    asked = sum(message.metadata.dst_node_id == 101 for message in simulation.sent)
+    assert summary["dropped"] == {"duplicate-reply": asked, "stranger": asked}
+    config, _ = read_config(simulation.run_config | {"run.out": str(tmp_path / "twin")})
+    fedspa.run(config)
+    assert torch.equal(theta(tmp_path / "run"), theta(tmp_path / "twin"))
+
+
+def test_a_replay_of_an_older_round_is_dropped(simulation, train):
+    kept: list[bytes] = []
+
+    def replay(node: int, question: Message, answer: Any) -> list[Message]:
+        if node != 101:
+            return [answer()]
+        kept.append(answer().content["update"]["payload"])
+        return [reply(question, payload=kept[0])]
+
+    simulation.fault = replay
+    summary = train(simulation, federation__per_round=4)
+    assert summary["dropped"] == {"payload-round": 2}
+
+
+def test_someone_elses_update_is_dropped(simulation, train):
+    first: dict[str, bytes] = {}
+
+    def copy(node: int, question: Message, answer: Any) -> list[Message]:
+        honest = answer()
+        mine = honest.content["update"]["payload"]
+        return [reply(question, payload=first.setdefault(question.metadata.group_id, mine))]
+
+    simulation.fault = copy
+    summary = train(simulation)
+    assert summary["dropped"] == {"payload-seed": 6}  # of three agents in three rounds, one a round is honest
+
+
+def test_late_replies_are_fetched_and_counted(simulation, train):
+    held: list[Message] = []
+
+    def slow(node: int, question: Message, answer: Any) -> list[Message]:
+        if node == 101 and question.metadata.group_id == "0":
+            held.append(answer())
+            simulation_late(question, held)
+            return []
+        return [answer()]
+
+    def simulation_late(question: Message, replies: list[Message]) -> None:
+        original = simulation.pull_messages
+
+        def pull(ids: Any) -> Any:
+            ids = list(ids)
+            out = list(original(ids))
+            asked_later = any(message.metadata.group_id == "1" for message in simulation.sent)
+            if asked_later and question.metadata.message_id in ids and replies:
+                out.append(replies.pop())
+            return out
+
+        simulation.pull_messages = pull  # type: ignore[method-assign]
+
+    simulation.fault = slow
+    summary = train(simulation, federation__per_round=4, flower__round_timeout=0.2)
+    assert summary["dropped"] == {"late": 1, "silent": 1}
+
+
+def test_below_quorum_the_model_stays(simulation, train, tmp_path):
+    simulation.fault = lambda node, question, answer: [answer()] if node < 102 else []
+    summary = train(simulation, federation__per_round=4, flower__quorum=3)
+    assert summary["dropped"] == {"below-quorum": 6, "silent": 6}
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert len({line["accuracy"] for line in lines}) == 1
+    assert [line["agents"] for line in lines] == [0, 0, 0]
+
+
+def test_too_few_online_and_nobody_is_asked(simulation, train):
+    """A question that cannot lead to a step would spend the agents' budget for nothing."""
+
+    def leave(node: int, question: Message, answer: Any) -> list[Message]:
+        simulation.online = {100}
+        return [answer()]
+
+    simulation.fault = leave
+    train(simulation, federation__per_round=4, flower__quorum=2)
+    assert {message.metadata.group_id for message in simulation.sent} == {"0"}
+
+
+def test_nobody_there(simulation, train):
+    simulation.online = set()
+    with pytest.raises(FedspaError, match="0 agents of this run are online"):
+        train(simulation)
+
+
+def test_who_refuses_for_budget_is_not_asked_again(deployment, train, tmp_path):
+    policy = tmp_path / "site-1/policy.toml"
+    policy.write_text(policy.read_text().replace("epsilon = 8.0", "epsilon = 0.1"))
+    summary = train(deployment)
+    asked = [message.metadata.dst_node_id for message in deployment.sent]
+    assert (asked.count(100), asked.count(101)) == (3, 1)
+    assert summary["dropped"] == {"refused-budget": 1}
+    with Ledger.open(tmp_path / "site-1/ledger.sqlite", create=False) as ledger:
+        assert not ledger.spent("site-1")
+
+
+def test_when_too_few_are_willing_the_run_ends(deployment, train, tmp_path):
+    for i in range(4):
+        policy = tmp_path / f"site-{i}/policy.toml"
+        policy.write_text(policy.read_text().replace("min_noise_multiplier = 0.8", "min_noise_multiplier = 5"))
+    with pytest.raises(FedspaError, match=r"4 of 4 agents refuse this run \(noise-too-small\)"):
+        train(deployment)
+
+
+def test_ttl_is_the_rounds_time(simulation, train):
+    train(simulation, flower__round_timeout=0.7)
+    assert {message.metadata.ttl for message in simulation.sent} == {0.7}
+    assert {message.metadata.message_type for message in simulation.sent} == {"train"}
+
+
+def test_no_agent_is_asked_beyond_the_plan(deployment, train):
+    train(deployment, federation__participation="uniform", federation__cap=2, federation__rounds=5)
+    asked = [message.metadata.dst_node_id for message in deployment.sent]
+    assert max(asked.count(node) for node in set(asked)) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("flower.qorum", 2, "flower.qorum"),
+        ("flower.quorum", 9, "flower.quorum is 9"),
+        ("flower.poll", 0.0, "flower.poll"),
+        ("rounds", 3, "belongs to no section"),
+        ("federation.round", 3, "federation.round"),
+        ("privacy.noise", "seeded", "a deployment takes secure or exact"),
+        ("privacy.clip_rule", "median", "given, quantile"),
+    ],
+)
+def test_bad_settings_are_one_line(deployment, train, key, value, words):
+    deployment.run_config[key] = value
+    with pytest.raises(FedspaError, match=words) as caught:
+        train(deployment)
+    assert "\n" not in str(caught.value)
