@@ -182,7 +182,7 @@ PHASE void spread(struct work *w, int i, int n) {
     }
 }
 
-enum { GRADIENT_ADD, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK };
+enum { GRADIENT_ADD, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK, GRADIENT_NORM };
 
 static void bias_row(struct work *w, const struct list *l, int64_t place, int what, float bound) {
     int item = 0;
@@ -212,6 +212,7 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
         const int64_t at = row + (int64_t)s * LANES;
         if (what == GRADIENT_ADD) ADD[n - 1](x, l, segment + s, w->sum + at);
         else if (what == GRADIENT_LOOK) LOOK[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
+        else if (what == GRADIENT_NORM) NORM[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
         else if (one_each) ADD_PRODUCTS[n - 1](x, l, segment + s, w->sum + at, bound);
         else ADD_CLAMPED[n - 1](x, l, segment + s, w->sum + at, bound);
     }

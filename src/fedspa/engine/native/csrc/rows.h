@@ -32,8 +32,9 @@ struct spot {
 
 /* What a look at an example's whole gradient says, on its active coordinates. */
 struct look {
-    double squares, nonzero, above;
-    int broken; /* a NaN or an infinity */
+    double squares;        /* for l2; not finite where a coordinate is not */
+    double nonzero, above; /* for a private quantile of coordinates */
+    int broken;            /* a NaN or an infinity */
 };
 
 /* A row is cut into vectors (`segment`: where each starts within a window), and these into pieces. Longer pieces walk
@@ -99,30 +100,34 @@ INLINE void add_clamped_products(const int n, const float *x, const struct list 
     UNROLLED(n, j) store(sum + j * LANES, total[j]);
 }
 
-/* Looks at each example's gradient and adds nothing. `active`: all bits where a coordinate is active, else none. */
-INLINE void look_at_piece(const int n, const float *x, const struct list *l, const int32_t *segment,
+/* Looks at each example's gradient and adds nothing: at its square (l2), or at how many coordinates are how large
+ * (`counts`). `active`: all bits where a coordinate is active, else none. */
+INLINE void look_at_piece(const int n, const int counts, const float *x, const struct list *l, const int32_t *segment,
                           const int32_t *active, float bound, struct look *looks) {
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
         const struct item *end = l->items + l->end[g];
+        struct look *look = looks + l->example[g];
         UNROLLED(n, j) acc[j] = (V){0};
         for (; item < end; item++) {
             const float *p = x + item->at;
             V d = splat(item->delta);
             UNROLLED(n, j) acc[j] += d * load(p + segment[j]);
         }
-        V squares = {0};
+        UNROLLED(n, j) acc[j] = (V)((I)acc[j] & load_int(active + j * LANES));
+        if (!counts) {
+            V squares = {0};
+            UNROLLED(n, j) squares += acc[j] * acc[j];
+            look->squares += sum_lanes(squares);
+            continue;
+        }
         I nonzero = {0}, above = {0}, broken = {0};
         UNROLLED(n, j) {
-            V v = (V)((I)acc[j] & load_int(active + j * LANES));
-            squares += v * v;
-            broken |= (v - v) != 0;
-            nonzero -= v != 0;
-            above -= (V)((I)v & 0x7fffffff) > bound;
+            broken |= (acc[j] - acc[j]) != 0;
+            nonzero -= acc[j] != 0;
+            above -= (V)((I)acc[j] & 0x7fffffff) > bound;
         }
-        struct look *look = looks + l->example[g];
-        look->squares += sum_lanes(squares);
         for (int j = 0; j < LANES; j++) {
             look->nonzero += nonzero[j];
             look->above += above[j];
@@ -156,7 +161,11 @@ INLINE void spread_piece(const int n, const float *weights, const struct item *i
     }                                                                                                                  \
     static void look_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active, float c,       \
                          struct look *looks) {                                                                         \
-        look_at_piece(N, x, l, s, active, c, looks);                                                                   \
+        look_at_piece(N, 1, x, l, s, active, c, looks);                                                                \
+    }                                                                                                                  \
+    static void norm_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active, float c,       \
+                         struct look *looks) {                                                                         \
+        look_at_piece(N, 0, x, l, s, active, c, looks);                                                                \
     }
 PIECES(ROW_FUNCTIONS)
 
@@ -171,6 +180,7 @@ PIECES(SPREAD_FUNCTION)
 #define CLAMPED_ENTRY(N) add_clamped_##N,
 #define PRODUCTS_ENTRY(N) add_products_##N,
 #define LOOK_ENTRY(N) look_##N,
+#define NORM_ENTRY(N) norm_##N,
 #define SPREAD_ENTRY(N) spread_##N,
 
 typedef void (*add_function)(const float *, const struct list *, const int32_t *, float *);
@@ -183,6 +193,7 @@ static const add_function ADD[] = {PIECES(ADD_ENTRY)};
 static const clamped_function ADD_CLAMPED[] = {PIECES(CLAMPED_ENTRY)};
 static const clamped_function ADD_PRODUCTS[] = {PIECES(PRODUCTS_ENTRY)};
 static const look_function LOOK[] = {PIECES(LOOK_ENTRY)};
+static const look_function NORM[] = {PIECES(NORM_ENTRY)};
 static const spread_function SPREAD[] = {PIECES(SPREAD_ENTRY)};
 
 INLINE int piece_length(int left) { return left < PIECE ? left : PIECE; }

@@ -29,7 +29,7 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
     double centred = 0;
     for (int e = 0; e < n; e++) {
         const struct look *look = w->looks + e;
-        int usable = !look->broken && (task->clip != CLIP_L2 || isfinite(look->squares));
+        int usable = !look->broken && isfinite(look->squares);
         double share = 1, norm = sqrt(look->squares);
         w->factor[e] = (float)usable;
         if (usable && task->clip == CLIP_L2) {
@@ -67,7 +67,7 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
         return 0;
     }
     for (int e = 0; e < n; e++) w->looks[e] = (struct look){.broken = w->factor[e] == 0};
-    backward(w, n, GRADIENT_LOOK, bound, 1);
+    backward(w, n, task->clip == CLIP_L2 ? GRADIENT_NORM : GRADIENT_LOOK, bound, 1);
     double centred = judge(w, n, task, clip_value);
     backward(w, n, task->clip == CLIP_L2 ? GRADIENT_ADD : GRADIENT_ADD_CLAMPED, bound, 0);
     return centred;
