@@ -101,7 +101,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     )
     path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
     metadata = {"fedspa": header, "digest": _digest(header, tensors)}
-    durable.replace(path, lambda draft: save_file(tensors, draft, metadata))
+    durable.replace_tensors(path, lambda draft: save_file(tensors, draft, metadata))
     _prune(folder, checkpoint.state.round, keep)
     return path
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 # What a killed writer leaves behind; never read, and removed by the next write of the same name.
 DRAFT = ".new"
@@ -21,6 +24,17 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
         draft.unlink(missing_ok=True)
         raise
     force_folder(path.parent)
+
+
+def replace_tensors(path: Path, write: Callable[[Path], None]) -> None:
+    """`replace` for a writer of safetensors, which hides the system's error in a sentence of its own."""
+    try:
+        replace(path, write)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -91,7 +91,7 @@ class RunFolder:
         from safetensors.torch import save_model
 
         with self._writing():
-            durable.replace(self.path / "model.safetensors", lambda draft: save_model(module, str(draft)))
+            durable.replace_tensors(self.path / "model.safetensors", lambda draft: save_model(module, str(draft)))
             durable.replace_text(
                 self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
             )

@@ -1,0 +1,46 @@
+"""Runs of a fraction of a second, and what of a finished one must be equal to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedspa.privacy.ledger_report import export
+
+SMALL: dict[str, dict[str, Any]] = {
+    "federation": {"agents": 6, "rounds": 4, "per_round": 3},
+    "algorithm": {"compression": 0.2, "local_steps": 2, "batch": 10, "local_lr": 0.5},
+    "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3},
+    "run": {"engine": "generic", "threads": 1},
+}
+ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
+    "fedspa": {},
+    "fedavg": {"algorithm": {"name": "fedavg", "compression": 1.0}},
+    "dp-fed": {"algorithm": {"name": "dp-fed", "compression": 1.0}},
+}
+
+
+def small(out: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    merged = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in {*SMALL, *sections}}
+    merged["run"].setdefault("out", str(out))
+    return merged
+
+
+def ledger_content(path: Path) -> list[dict[str, Any]]:
+    """Entries without what must differ: the run's drawn name, times, and the hashes over them."""
+    kept = ("sequence", "agent", "message", "event", "digest")
+    return [{key: entry[key] for key in kept} for entry in export(path)["entries"]]
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that a run leaves behind: parameters, metrics, summary and ledger."""
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    del summary["seconds"]
+    ledger = folder / "ledger.sqlite"
+    return {
+        "model": (folder / "model.safetensors").read_bytes(),
+        "metrics": (folder / "metrics.jsonl").read_bytes(),
+        "summary": summary,
+        "ledger": ledger_content(ledger) if ledger.exists() else None,
+    }

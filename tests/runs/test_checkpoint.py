@@ -1,0 +1,264 @@
+"""Checkpoint files: what is saved comes back to the bit, what is damaged or foreign is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from fedspa.runs import checkpoint, durable
+from fedspa.runs.checkpoint import Checkpoint, CheckpointError, load, load_latest, save
+from fedspa.runs.config import load as load_config
+from fedspa.server.optimizers import ServerState
+
+LINE = {"round": 0, "accuracy": 0.1 + 0.2, "epsilon": None}
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def example(done: int = 1, size: int = 5, moments: str = "uv", **changes: Any) -> Checkpoint:
+    chance = torch.Generator().manual_seed(done)
+    state = ServerState(
+        torch.randn(size, generator=chance), done, {name: torch.rand(size, generator=chance) for name in moments}
+    )
+    return replace(Checkpoint(state, 0.3, "run-1", load_config(), [LINE] * done, 1.5, {"engine": "generic"}), **changes)
+
+
+def same(one: Checkpoint, other: Checkpoint) -> bool:
+    tensors = [{"theta": c.state.theta, **c.state.moments} for c in (one, other)]
+    return (
+        tensors[0].keys() == tensors[1].keys()
+        and all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+        and all(getattr(one, f) == getattr(other, f) for f in ("clip_value", "run", "config", "metrics", "seconds"))
+        and (one.state.round, dict(one.facts), dict(one.extra))
+        == (other.state.round, dict(other.facts), dict(other.extra))
+    )
+
+
+@given(
+    theta=st.lists(floats, min_size=1, max_size=8),
+    moments=st.sampled_from(["", "u", "uv"]),
+    clip=st.none() | st.floats(1e-300, 1e300),
+    losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=4),
+    seconds=st.floats(0, 1e9),
+    extra=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none(), max_size=3),
+)
+def test_what_is_saved_comes_back_to_the_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+    theta: list[float],
+    moments: str,
+    clip: float | None,
+    losses: list[float],
+    seconds: float,
+    extra: dict[str, Any],
+) -> None:
+    state = ServerState(torch.tensor(theta), len(losses), {name: torch.tensor(theta) * 0.5 for name in moments})
+    metrics: list[dict[str, Any]] = [{"round": t, "loss": loss, "epsilon": None} for t, loss in enumerate(losses)]
+    written = Checkpoint(state, clip, "r", load_config(), metrics, seconds, {"d": len(theta)}, extra)
+    folder = tmp_path_factory.mktemp("law")
+    assert same(load(save(folder, written, keep=1)), written)
+    read = load_latest(folder, load_config(), {"d": len(theta)})
+    assert read is not None
+    assert json.dumps(read.metrics) == json.dumps(metrics)  # 1 and 1.0 are not the same line
+
+
+def test_the_last_few_are_kept(tmp_path: Path) -> None:
+    for done in range(12):
+        save(tmp_path, example(done), keep=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"round-{done:06d}.safetensors" for done in (9, 10, 11)]
+    latest = load_latest(tmp_path)
+    assert latest is not None
+    assert latest.state.round == 11
+
+
+def test_no_folder_no_checkpoint(tmp_path: Path) -> None:
+    assert load_latest(tmp_path / "missing") is None
+    assert load_latest(tmp_path) is None
+    (tmp_path / "notes.txt").touch()
+    assert load_latest(tmp_path) is None
+
+
+def test_order_is_by_rounds_not_by_clock(tmp_path: Path) -> None:
+    for done, time in ((1, 2e9), (2, 1e9)):
+        os.utime(save(tmp_path, example(done), keep=5), (time, time))
+    latest = load_latest(tmp_path)
+    assert latest is not None
+    assert latest.state.round == 2
+
+
+def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path) -> None:
+    for done in (1, 2, 3):
+        newest = save(tmp_path, example(done), keep=3)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    latest = load_latest(tmp_path)
+    assert latest is not None
+    assert latest.state.round == 2
+    assert len(latest.damaged) == 1
+    assert "round-000003" in latest.damaged[0]
+    save(tmp_path, example(2), keep=2)  # what lies beyond is from a future that was given up
+    assert sorted(path.name[6:12] for path in tmp_path.iterdir()) == ["000001", "000002"]
+
+
+def test_all_damaged_is_an_error_and_touches_nothing(tmp_path: Path) -> None:
+    for done in (1, 2):
+        save(tmp_path, example(done), keep=2).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="no whole checkpoint") as caught:
+        load_latest(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_every_single_bit_matters(tmp_path: Path) -> None:
+    """Flip each bit of a file in turn: refused, or (padding and spelling of the header) the same checkpoint."""
+    written = example(size=2, moments="")
+    content = save(tmp_path, written, keep=1).read_bytes()
+    flipped = tmp_path / "flipped.safetensors"
+    refused = 0
+    for bit in range(0, 8 * len(content), 3):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        flipped.write_bytes(damaged)
+        try:
+            assert same(load(flipped), written)
+        except CheckpointError:
+            refused += 1
+    assert refused > 0.99 * len(range(0, 8 * len(content), 3))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "round-000001.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ("format", "round", "clip_value", "run", "config", "metrics", "seconds", "facts", "extra", "other")
+
+
+@given(changes=st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=3), dropped=st.sampled_from(FIELDS))
+def test_a_hostile_header_under_a_right_digest(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], dropped: str
+) -> None:
+    """The digest has no key, so whoever forges a file can make it fit: values are checked all the same."""
+    folder = tmp_path_factory.mktemp("forged")
+    header = _header(save(folder, example(), keep=1))
+    header.update(changes)
+    if dropped not in changes:
+        header.pop(dropped, None)
+    path = _forge(folder, json.dumps(header), {"theta": torch.ones(3)})
+    with suppress(CheckpointError):
+        forged = load(path)
+        assert forged.state.round >= 0
+        assert forged.clip_value is None or forged.clip_value > 0
+
+
+@pytest.mark.parametrize(
+    ("tensors", "word"),
+    [
+        ({}, "tensors"),
+        ({"u": torch.ones(3)}, "tensors"),
+        ({"theta": torch.ones(3), "other": torch.ones(3)}, "other"),
+        ({"theta": torch.ones(3), "u": torch.ones(4)}, "u is"),
+        ({"theta": torch.ones(3, 1)}, "shape"),
+        ({"theta": torch.ones(0)}, "shape"),
+        ({"theta": torch.ones(3, dtype=torch.float64)}, "float64"),
+        ({"theta": torch.tensor([1.0, torch.nan])}, "NaN"),
+        ({"theta": torch.ones(2), "v": torch.tensor([1.0, torch.inf])}, "∞"),
+    ],
+    ids=str,
+)
+def test_hostile_tensors(tmp_path: Path, tensors: dict[str, torch.Tensor], word: str) -> None:
+    header = _header(save(tmp_path, example(), keep=1))
+    with pytest.raises(CheckpointError, match=word):
+        load(_forge(tmp_path, json.dumps(header), tensors))
+
+
+@pytest.mark.parametrize("header", ["", "[" * 100_000, "NaN", "{}", "null", '{"format": 2}'])
+def test_hostile_text(tmp_path: Path, header: str) -> None:
+    with pytest.raises(CheckpointError):
+        load(_forge(tmp_path, header, {"theta": torch.ones(3)}))
+
+
+def test_no_pickle_is_ever_read(tmp_path: Path) -> None:
+    path = tmp_path / "round-000001.safetensors"
+    torch.save({"theta": torch.ones(3)}, path)
+    with pytest.raises(CheckpointError):
+        load(path)
+
+
+def test_another_config_is_refused_and_the_keys_are_named(tmp_path: Path) -> None:
+    save(tmp_path, example(), keep=1)
+    other = load_config(None, ["algorithm.local_lr=0.25", "privacy.delta=1e-4", "federation.cap=3"])
+    with pytest.raises(CheckpointError) as caught:
+        load_latest(tmp_path, other)
+    for words in (
+        "algorithm.local_lr was 1.0 and is 0.25",
+        "privacy.delta was 0.001 and is 0.0001",
+        "cap was unset and is 3",
+    ):
+        assert words in str(caught.value)
+    with pytest.raises(CheckpointError, match="the engine was 'generic' and is 'native'"):
+        load_latest(tmp_path, load_config(), {"engine": "native"})
+
+
+def test_where_and_how_often_may_differ(tmp_path: Path) -> None:
+    save(tmp_path, example(), keep=1)
+    assert load_latest(tmp_path, load_config(None, ["run.out=there", "run.keep=9", "run.checkpoint_every=7"]))
+
+
+def test_a_state_that_is_not_finite_replaces_nothing(tmp_path: Path) -> None:
+    save(tmp_path, example(1), keep=1)
+    with pytest.raises(CheckpointError, match="NaN"):
+        save(tmp_path, example(2, state=ServerState(torch.tensor([torch.nan]), 2)), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fills up in the middle of a write, at the fsync, or at the rename."""
+    before = save(tmp_path, example(1), keep=1).read_bytes()
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for owner, name in ((durable, "_force"), (os, "replace"), (os, "fsync")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, full)
+            with pytest.raises(OSError, match="No space"):
+                save(tmp_path, example(2), keep=1)
+        assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
+        assert (tmp_path / "round-000001.safetensors").read_bytes() == before
+
+
+def test_drafts_of_killed_writers_are_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / "round-000003.safetensors.new").write_bytes(b"half")
+    assert load_latest(tmp_path) is None
+    save(tmp_path, example(1), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
+
+
+def _header(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    outer = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    header: dict[str, Any] = json.loads(outer["__metadata__"]["fedspa"])
+    return header
+
+
+def _forge(folder: Path, header: str, tensors: dict[str, torch.Tensor]) -> Path:
+    path = folder / "forged.safetensors"
+    save_file(tensors, path, {"fedspa": header, "digest": checkpoint._digest(header, tensors)})
+    return path

@@ -1,0 +1,111 @@
+"""Killed by kill -9 at any instant and resumed until done, a run ends as one that was never killed: to the bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import ALGORITHMS, outcome, small
+
+import fedspa
+from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.ledger_report import verify
+from fedspa.runs.simulate import simulate
+
+
+def start(body: Callable[[], object]) -> int:
+    """Run `body` in a forked child, which has all imports and the accountant's memory; 0 only if it returned."""
+    child = os.fork()
+    if child == 0:
+        try:
+            body()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def go_on(config: dict[str, Any], every: int = 1) -> None:
+    """What an operator does: resume where there is a run, else start it."""
+    folder = Path(config["run"]["out"])
+    overridden = {**config, "run": {**config["run"], "checkpoint_every": every}}
+    simulate(overridden, resume=folder if (folder / "config.toml").exists() else None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
+    """At least 20 kills an algorithm, at instants drawn over the whole life of a process."""
+    sections = {**ALGORITHMS[name], "federation": {"rounds": 6}}
+    fedspa.run(small(tmp_path / "unkilled", **sections))
+    wanted = outcome(tmp_path / "unkilled")
+    started = time.monotonic()
+    assert ended(start(lambda: simulate(small(tmp_path / "timed", **sections)))) == 0
+    life = time.monotonic() - started
+    chance = random.Random(20261115)
+    kills = runs = resumed = 0
+    while kills < 20:
+        runs += 1
+        config = small(tmp_path / f"run-{runs}", **sections)
+        while True:
+            resumed += (tmp_path / f"run-{runs}" / "metrics.jsonl").exists()
+            every = chance.choice((1, 1, 2, 5))
+            child = start(lambda: go_on(config, every))  # noqa: B023
+            time.sleep(chance.uniform(0.0, life))
+            os.kill(child, signal.SIGKILL)
+            code = ended(child)
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL
+            kills += 1
+        assert outcome(tmp_path / f"run-{runs}") == wanted
+    assert resumed >= 5  # some kills hit runs that were under way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_killed_before_every_durable_step(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
+    sections = {**ALGORITHMS[name], "federation": {"rounds": 3}}
+    fedspa.run(small(tmp_path / "unkilled", **sections))
+    wanted = outcome(tmp_path / "unkilled")
+    for fatal in range(1, 100):
+        config = small(tmp_path / f"run-{fatal}", **sections)
+
+        def body(fatal: int = fatal, config: dict[str, Any] = config) -> None:
+            left = fatal
+
+            def mortal(step: Callable[..., Any]) -> Callable[..., Any]:
+                def stepped(*arguments: Any, **options: Any) -> Any:
+                    nonlocal left
+                    left -= 1
+                    if left == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return step(*arguments, **options)
+
+                return stepped
+
+            for owner, step in ((os, "fsync"), (os, "replace"), (Ledger, "reserve_many"), (Ledger, "release_many")):
+                setattr(owner, step, mortal(getattr(owner, step)))
+            go_on(config)
+
+        code = ended(start(body))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        go_on(config)
+        assert outcome(tmp_path / f"run-{fatal}") == wanted
+        if wanted["ledger"] is not None:
+            assert verify(tmp_path / f"run-{fatal}" / "ledger.sqlite") == []
+    assert code == 0
+    assert fatal > 15  # a round alone takes three
