@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_ui
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 _ABI = 1
 LEVELS = ("plain", "avx2", "avx512")
@@ -35,12 +35,26 @@ class Layer(Structure):
 class Task(Structure):
     """`struct fedspa_task`."""
 
-    _fields_: ClassVar = [
-        *[("x", c_void_p), ("y", c_void_p), ("records", c_int64), ("coordinates", c_void_p), ("active", c_int64)],
-        *[(name, c_int64) for name in ("steps", "batch", "sampling", "clip", "quantile")],
-        *[(name, c_double) for name in ("rate", "step_size", "clip_value", "noise_per_clip")],
-        *[(name, c_double) for name in ("count_noise", "clip_rate", "clip_quantile")],
-        *[("sampling_key", c_uint8 * 32), ("noise_key", c_uint8 * 32)],
+    _fields_ = [
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("records", c_int64),
+        ("coordinates", c_void_p),
+        ("active", c_int64),
+        ("steps", c_int64),
+        ("batch", c_int64),
+        ("sampling", c_int64),
+        ("clip", c_int64),
+        ("quantile", c_int64),
+        ("rate", c_double),
+        ("step_size", c_double),
+        ("clip_value", c_double),
+        ("noise_per_clip", c_double),
+        ("count_noise", c_double),
+        ("clip_rate", c_double),
+        ("clip_quantile", c_double),
+        ("sampling_key", c_uint8 * 32),
+        ("noise_key", c_uint8 * 32),
     ]
 
 
