@@ -268,7 +268,7 @@ def test_layers_are_fused_where_one_kernel_can_run_them() -> None:
     assert isinstance(second, Unit) and not second.pooled  # noqa: PT018
     assert second.activation == Activation("tanh")
     assert isinstance(third, Unit) and third.activation is None  # noqa: PT018
-    assert (first.outputs, first.rows_a_record) == (4 * 5 * 5, 100)
+    assert (first.outputs, first.positions) == (4 * 5 * 5, 100)
     assert tiles(first).sum_tiles(first.weighted) >= 1
     assert isinstance(first.weighted, Weighted)
 

@@ -40,6 +40,20 @@ NETS: dict[str, tuple[tuple[int, ...], Any]] = {
             *(nn.Flatten(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)),
         ],
     ),
+    "pooled twice": (
+        (2, 10, 10),
+        lambda: [
+            *(
+                nn.Conv2d(2, 3, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Tanh(),
+                nn.Conv2d(3, 4, 2),
+                nn.MaxPool2d(2),
+            ),
+            *(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 3), nn.Tanh()),
+        ],
+    ),
     "strided, padded": (
         (3, 9, 8),
         lambda: [

@@ -19,6 +19,7 @@ from fedspa.engine.stacked.describe import Layer, Weighted
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.stacked.stack import Shape, Stack
 from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.errors import ConfigError
 from fedspa.mechanism.release import noisy_mean
 from fedspa.mechanism.streams import Stream, derive_key
 
@@ -61,6 +62,12 @@ class Rounds:
             layers = self._gradients.layers(tuple(tasks[members[0]].x.shape[1:]))
             rows = max(batches[i].largest for i in members)
             records = max(len(tasks[i].y) for i in members)
+            weighted = [layer for layer in layers if isinstance(layer, Weighted)]
+            widest = max(max(layer.inputs, layer.outputs * layer.positions) for layer in weighted)
+            if _room(rows) * widest >= 2**31:
+                raise ConfigError(
+                    "run.engine = 'stacked' cannot index a batch this large; use 'generic' or a smaller batch"
+                )
             at_once = max(1, STACK_BUDGET // _bytes_an_agent(layers, rows, records))
             groups += [members[start : start + at_once] for start in range(0, len(members), at_once)]
         return groups

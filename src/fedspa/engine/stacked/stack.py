@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspa.engine.stacked import kernels, rules, step_kernels
+from fedspa.engine.stacked import kernels, rules, step_kernels, sum_kernels
 from fedspa.engine.stacked.batches import Batches
 from fedspa.engine.stacked.chacha import GROUP, LANES
-from fedspa.engine.stacked.describe import Activation, Layer, Pool, Weighted
+from fedspa.engine.stacked.describe import Activation, Layer, Pool
 from fedspa.engine.stacked.units import Tiles, Unit, fuse, tiles
 from fedspa.engine.task import LocalTask
 from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
@@ -96,7 +96,8 @@ class Stack:
         self._tile_count, end = 0, 0
         for i, unit in self._weighted():
             self._out[i] = make(agents, rows, unit.outputs)
-            self._delta[i] = make(agents, rows, unit.outputs)
+            # δ before the pooling, zeros included: both kernels that read it want plain rows.
+            self._delta[i] = make(agents, rows, unit.weighted.outputs * unit.positions)
             # Without pooling nothing reads it; a pointer must still be given.
             self._winner[i] = make(*self._out[i].shape, dtype=torch.int8) if unit.pooled else make(1, dtype=torch.int8)
             parts.append((unit.weighted.weight, unit.weighted.size, end, self._tiles[i].split))
@@ -188,18 +189,22 @@ class Stack:
                 grid = (math.ceil(s.active / GROUP) + 1, s.agents)
                 step_kernels.noise[grid](self._keys, self._step, self._noise, s.active, LANES=LANES, num_warps=2)
         self._forward()
-        mode = {None: kernels.SUM, "coordinate": kernels.COUNT if s.quantile else kernels.CLAMP, "l2": kernels.NORM}
+        mode = {
+            None: sum_kernels.SUM,
+            "coordinate": sum_kernels.COUNT if s.quantile else sum_kernels.CLAMP,
+            "l2": sum_kernels.NORM,
+        }
         used = self._backward(mode[s.clip])
         if s.clip == "l2" or s.quantile:
             self._join()
-            kernels.row_statistics[(s.rows, s.agents)](
+            sum_kernels.row_statistics[(s.rows, s.agents)](
                 *(self._first, self._second, self.clips, self._factors, self._shares, self._counts, self._step),
                 *(s.agents, s.rows, self._tile_count),
                 MODE=mode[s.clip], BLOCK=128, num_warps=1,
             )  # fmt: skip
         if s.clip == "l2":
             for i, x, delta in used:
-                self._sum(i, x, delta, kernels.SUM)
+                self._sum(i, x, delta, sum_kernels.SUM)
         self._join()
         splits = max(t.split for t in self._tiles.values())
         step_kernels.take_step[(math.ceil(s.active / 256), s.agents)](
@@ -237,11 +242,11 @@ class Stack:
 
     def _ahead(self, i: int, unit: Unit, x: Tensor) -> Tensor:
         s, layer, (bm, bn, bk, warps) = self._shape, unit.weighted, self._tiles[i].forward
-        grid = (math.ceil(s.rows * unit.rows_a_record / bm), math.ceil(layer.outputs / bn), s.agents)
+        grid = (math.ceil(s.rows * unit.positions / bm), math.ceil(layer.outputs / bn), s.agents)
         kernels.forward[grid](
             *(x, self.theta, self._out[i], self._winner[i], self._counts, self._step),
             *(s.agents, s.rows, s.dimension, layer.weight),
-            **_geometry(layer), BIAS=int(layer.bias is not None), POOLED=unit.pooled, ACT=_code(unit.activation),
+            **_geometry(unit), BIAS=int(layer.bias is not None), POOLED=unit.pooled, ACT=_code(unit.activation),
             PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
         )  # fmt: skip
         return self._out[i]
@@ -274,8 +279,11 @@ class Stack:
                 delta = rules.pool_backward(unit, x.reshape(s.agents * s.rows, -1), where, flat)
             else:
                 delta = rules.activate_backward(unit, out, flat)
-            if isinstance(before, Unit) and before.activation is not None:
-                delta = rules.activate_backward(before.activation, x.reshape(s.agents * s.rows, -1), delta)
+            if isinstance(before, Unit):
+                if before.activation is not None:
+                    delta = rules.activate_backward(before.activation, x.reshape(s.agents * s.rows, -1), delta)
+                if before.pooled:
+                    delta = _unpool(before, self._winner[i - 1], delta)
             delta = delta.contiguous()
         return used
 
@@ -283,11 +291,12 @@ class Stack:
         s, layer, (bm, bn, bk, warps) = self._shape, unit.weighted, self._tiles[i].backward
         back = self._delta[i - 1] if isinstance(before, Unit) else torch.empty_like(x)
         activation = before.activation if isinstance(before, Unit) else None
+        unpool = before.out[1] if isinstance(before, Unit) and before.pooled else 0
         grid = (math.ceil(s.rows * layer.height * layer.width / bm), math.ceil(layer.channels / bn), s.agents)
         kernels.backward[grid](
-            *(delta, self._winner[i], self.theta, x, back, self._counts, self._step),
+            *(delta, self.theta, x, self._winner[i - 1] if unpool else self.flags, back, self._counts, self._step),
             *(s.agents, s.rows, s.dimension, layer.weight),
-            **_geometry(layer), POOLED=unit.pooled, ACT=_code(activation),
+            **_geometry(unit), ACT=_code(activation), UNPOOL=unpool,
             PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
         )  # fmt: skip
         return back
@@ -300,17 +309,17 @@ class Stack:
         numbers = (s.agents, s.rows, s.dimension, layer.weight, self._first_tile[i], self._tile_count)
         bo, bj, bq, warps = shape.sums
         grid = (shape.sum_tiles(layer), shape.split, s.agents)
-        bias, masked = int(layer.bias is not None), s.masked and mode != kernels.SUM and mode != kernels.CLAMP
+        bias, masked = int(layer.bias is not None), s.masked and mode != sum_kernels.SUM and mode != sum_kernels.CLAMP
         if layer.is_linear:
-            kernels.linear_sums[grid](
+            sum_kernels.linear_sums[grid](
                 *(delta, x, *common, self._counts, self._step, *numbers),
                 C=layer.channels, N=layer.outputs, BIAS=bias, MASKED=masked, MODE=mode,
                 SPLIT=shape.split, BO=bo, BJ=bj, num_warps=warps,
             )  # fmt: skip
             return
-        kernels.conv_sums[grid](
-            *(delta, self._winner[i], x, *common, self._counts, self._step, *numbers),
-            **_geometry(layer), BIAS=bias, POOLED=unit.pooled, MASKED=masked, MODE=mode,
+        sum_kernels.conv_sums[grid](
+            *(delta, x, *common, self._counts, self._step, *numbers),
+            **_geometry(unit), BIAS=bias, MASKED=masked, MODE=mode,
             PRECISION=self._precision, SPLIT=shape.split, BO=bo, BJ=bj, BQ=bq, num_warps=warps,
         )  # fmt: skip
 
@@ -343,6 +352,14 @@ class Stack:
         buffer.copy_(torch.tensor(values, dtype=buffer.dtype))
 
 
+def _unpool(unit: Unit, winner: Tensor, delta: Tensor) -> Tensor:
+    """δ [b, outputs] before the unit's own pooling, as `backward` stores it: all but the maxima are zeros."""
+    down, across = unit.out
+    windows = (-1, unit.weighted.outputs, down // 2, 1, across // 2, 1)
+    place = torch.arange(4, device=delta.device).view(1, 1, 1, 2, 1, 2)
+    return torch.where(winner.view(windows) == place, delta.view(windows), 0.0).flatten(1)
+
+
 def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -352,8 +369,9 @@ def used_below(units: Sequence[Unit | Pool | Activation], i: int) -> bool:
     return any(isinstance(unit, Unit) for unit in units[:i])
 
 
-def _geometry(layer: Weighted) -> dict[str, int]:
-    (kh, kw), (sh, sw), (ph, pw), (oh, ow) = layer.kernel, layer.stride, layer.padding, layer.out
+def _geometry(unit: Unit) -> dict[str, int]:
+    layer = unit.weighted
+    (kh, kw), (sh, sw), (ph, pw), (oh, ow) = layer.kernel, layer.stride, layer.padding, unit.out
     sides = {"C": layer.channels, "H": layer.height, "W": layer.width, "N": layer.outputs, "KH": kh, "KW": kw}
     return {**sides, "SH": sh, "SW": sw, "PH": ph, "PW": pw, "OH": oh, "OW": ow}
 

@@ -18,14 +18,18 @@ class Unit:
     activation: Activation | None
 
     @property
-    def outputs(self) -> int:
+    def out(self) -> tuple[int, int]:
+        """Lines and columns of output that count: a pooling of an odd side leaves the last one out."""
         down, across = self.weighted.out
-        return self.weighted.outputs * ((down // 2) * (across // 2) if self.pooled else down * across)
+        return (down // 2 * 2, across // 2 * 2) if self.pooled else (down, across)
 
     @property
-    def rows_a_record(self) -> int:
-        """Output positions that are computed; a pooling of an odd side leaves the last line out."""
-        return (4 if self.pooled else 1) * self.outputs // self.weighted.outputs
+    def positions(self) -> int:
+        return self.out[0] * self.out[1]
+
+    @property
+    def outputs(self) -> int:
+        return self.weighted.outputs * self.positions // (4 if self.pooled else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,13 @@ class Tiles:
     split: int
 
     def sum_tiles(self, layer: Weighted) -> int:
-        columns = layer.columns + (layer.bias is not None)
-        return math.ceil(layer.outputs / self.sums[0]) * math.ceil(columns / self.sums[1])
+        """Programs that make the layer's sums, not counting the split; a convolution's biases have their own."""
+        bias = layer.bias is not None
+        if layer.is_linear:
+            columns = math.ceil((layer.columns + bias) / self.sums[1])
+        else:
+            columns = math.ceil(layer.columns / self.sums[1]) + bias
+        return math.ceil(layer.outputs / self.sums[0]) * columns
 
 
 def fuse(layers: Sequence[Layer]) -> list[Unit | Pool | Activation]:
@@ -75,18 +84,18 @@ def fuse(layers: Sequence[Layer]) -> list[Unit | Pool | Activation]:
 
 def tiles(unit: Unit) -> Tiles:
     layer = unit.weighted
-    columns = layer.columns + (layer.bias is not None)
-    wide = layer.outputs >= 64
     if layer.is_linear:
-        forward = backward = (32, 32, 64, 4)
-        sums = (_power(layer.outputs, 8, 16), _power(columns, 32, 128), 0, 4)
+        forward = (16, 16, 64, 4)
+        backward = (16, 32, 64, 4)
+        sums = (8, _power(layer.columns + 1, 32, 128), 0, 4)
+        most = 4
     else:
-        forward = (128 if wide else 64, _power(layer.outputs, 16, 64), 32, 4)
-        backward = (128 if layer.channels >= 64 else 64, _power(layer.channels, 16, 64), 32, 4)
-        sums = (_power(layer.outputs, 16, 64), _power(columns, 32, 64), _power(unit.rows_a_record, 16, 64), 4)
+        forward = (128, _power(layer.outputs, 16, 128), 32 if layer.outputs < 128 else 16, 4)
+        backward = (64, _power(layer.channels, 16, 64), 32, 4)
+        sums = (_power(layer.outputs, 16, 64), _power(layer.columns, 32, 64), _power(unit.positions, 16, 64), 4)
+        most = 16
     shape = Tiles(forward, backward, sums, 1)
-    split = _power(math.ceil(48 / shape.sum_tiles(layer)), 1, 4 if layer.is_linear else 16)
-    return replace(shape, split=split)
+    return replace(shape, split=_power(math.ceil(48 / shape.sum_tiles(layer)), 1, most))
 
 
 def _power(value: int, low: int, high: int) -> int:
