@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -341,6 +344,19 @@ def test_no_example_can_weigh_more_than_the_bound() -> None:
             assert 0 < float(gradient.norm()) <= plan.clip_norm * (1 + 1e-6)
             if clip == "coordinate":
                 assert float(gradient.abs().max()) <= value * (1 + 1e-6)
+
+
+def test_ctrl_c_stops_agents_at_their_next_step() -> None:
+    base = small_task()
+    task = LocalTask(base.x, base.y, None, 1.0, "poisson", 6, 10**9, 0.0, None, KEY)  # days of work
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        NativeEngine(small_net(), 2).train(FlatModel(small_net()).flatten(), [task] * 3)
+    assert time.monotonic() - start < 10
 
 
 def test_functional_layers_and_nesting_are_traced() -> None:
