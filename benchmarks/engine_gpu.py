@@ -124,7 +124,7 @@ def steps_only(engine: StackedEngine, steps: int, repeats: int) -> list[float]:
     (_, stack) = next(reversed(engine._rounds._stacks.values()))
     times = []
     for _ in range(repeats):
-        stack._step.zero_()
+        stack.round.step.zero_()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         stack.run(steps)

@@ -95,7 +95,7 @@ def both(name: str, tasks: list[LocalTask], net: nn.Module) -> tuple[list[LocalR
     theta = FlatModel(net).flatten().to(DEVICE)
     rounds = Rounds(LayerGradients(net), DEVICE, tf32=False)
     got = rounds.train(theta, tasks)
-    assert all(not stack.flags.any() for _, stack in rounds._stacks.values())
+    assert all(not stack.round.flags.any() for _, stack in rounds._stacks.values())
     careful = LayerGradients(net.to(DEVICE, torch.float64))
     wanted = []
     for task in tasks:

@@ -3,7 +3,7 @@
 
 An agent's batch has any size: programs beyond its count leave at once, so padding costs no arithmetic. No tile is
 chosen by the number of agents or by other agents' batches, so an agent's numbers do not depend on its company. The
-twins are in `rules.py`; nothing non-finite is hidden here, see `Stack.flags`.
+twins are in `rules.py`; nothing non-finite is hidden here, see `RoundBuffers.flags`.
 
 Offsets within one agent are 32-bit, so an agent's largest tensor has fewer than 2³¹ values.
 """

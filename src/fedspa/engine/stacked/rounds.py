@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.stacked.batches import Batches, draw_batches
+from fedspa.engine.stacked.buffers import Shape
 from fedspa.engine.stacked.chacha import ChaChaNoise
 from fedspa.engine.stacked.describe import Layer, Weighted
 from fedspa.engine.stacked.engine import LayerGradients
-from fedspa.engine.stacked.stack import Shape, Stack
+from fedspa.engine.stacked.stack import Stack
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import ConfigError
 from fedspa.mechanism.release import noisy_mean
@@ -42,9 +43,10 @@ class Rounds:
         for members in self._groups(tasks, batches):
             chosen, drawn = [tasks[i] for i in members], [batches[i] for i in members]
             stack = self._stack(chosen, drawn)
-            stack.load(theta, chosen, drawn)
+            stack.round.load(theta, chosen, drawn)
             stack.run(chosen[0].local_steps)
-            deltas, clips, flags = stack.deltas(theta), stack.clips.tolist(), stack.flags.tolist()
+            held = stack.round
+            deltas, clips, flags = held.deltas(theta), held.clips.tolist(), held.flags.tolist()
             for row, i in enumerate(members):
                 if flags[row]:
                     results[i] = careful_steps(theta, tasks[i], batches[i], self._gradients)

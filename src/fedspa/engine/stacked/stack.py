@@ -9,50 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedspa.engine.stacked import kernels, rules, step_kernels, sum_kernels
-from fedspa.engine.stacked.batches import Batches
+from fedspa.engine.stacked.buffers import RoundBuffers, Shape
 from fedspa.engine.stacked.chacha import GROUP, LANES
 from fedspa.engine.stacked.describe import Activation, Layer, Pool
 from fedspa.engine.stacked.units import Tiles, Unit, fuse, tiles
-from fedspa.engine.task import LocalTask
 from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
-from fedspa.mechanism.streams import derive_key
 
 _ACTIVATIONS = {None: kernels.NONE, "relu": kernels.RELU, "tanh": kernels.TANH}
 # Replaying a graph of several steps hides the gap between two graphs.
 _STEPS_A_GRAPH = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a stack's buffers and graphs are made for; `rows`, `records` and `steps` may be larger than needed."""
-
-    agents: int
-    rows: int
-    records: int
-    steps: int
-    dimension: int
-    active: int
-    masked: bool
-    clip: str | None
-    quantile: bool
-
-    def covers(self, other: Shape) -> bool:
-        room = self.rows >= other.rows and self.records >= other.records and self.steps >= other.steps
-        names = ("agents", "dimension", "active", "masked", "clip", "quantile")
-        return room and all(getattr(self, name) == getattr(other, name) for name in names)
-
-
 class Stack:
-    """Buffers and graphs for one `Shape`. `flags[w]` is raised where agent w met a number that is not finite: its
-    result is then not to be used (the kernels do not carry out the rule that such a row counts as zero)."""
+    """Kernels, their buffers and graphs for one `Shape`; `round` is what changes from round to round."""
 
     def __init__(self, layers: Sequence[Layer], shape: Shape, device: torch.device, tf32: bool) -> None:
         self._shape, self._device = shape, device
@@ -66,27 +41,11 @@ class Stack:
     def _allocate(self) -> None:
         s, device = self._shape, self._device
         agents, rows = s.agents, s.rows
-        inputs = self._input_size()
+        self.round = RoundBuffers(s, self._input_size(), device)
 
         def make(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        self.theta = make(agents, s.dimension)
-        self._pool = make(agents, s.records, inputs)
-        self._labels = make(agents, s.records, dtype=torch.int64)
-        self._index = make(s.steps, agents, rows, dtype=torch.int64)
-        self._counts = make(s.steps, agents, dtype=torch.int32)
-        self._step = make(1, dtype=torch.int32)
-        self._coordinates = make(agents, s.active if s.masked else 1, dtype=torch.int64)
-        needs_masks = s.masked and (s.clip == "l2" or s.quantile)
-        self._masks = make(agents, s.dimension if needs_masks else 1, dtype=torch.uint8)
-        self._keys = make(agents, 8, dtype=torch.int32)
-        self.clips, self._sigmas, self._count_sigmas, self._batches, self._sizes = (
-            make(agents, dtype=torch.float64) for _ in range(5)
-        )
-        self.flags = make(agents, dtype=torch.int32)
-        self._noise = make(agents, s.active + 1, dtype=torch.float64)
-        self._x = make(agents, rows, inputs)
         self._out: dict[int, Tensor] = {}
         self._winner: dict[int, Tensor] = {}
         self._delta: dict[int, Tensor] = {}
@@ -115,37 +74,6 @@ class Stack:
         self._factors = torch.ones(agents, rows, device=device)
         self._shares = make(agents, rows, dtype=torch.float64)
 
-    def load(self, theta: Tensor, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> None:
-        """Fill the buffers for a round. Records go to the GPU unless they are there."""
-        s = self._shape
-        steps = tasks[0].local_steps
-        index = np.stack([b.table(s.rows) for b in batches], axis=1)
-        counts = np.stack([b.sizes for b in batches], axis=1).astype(np.int32)
-        self._index[:steps].copy_(torch.from_numpy(index))
-        self._counts[:steps].copy_(torch.from_numpy(counts))
-        self.theta.copy_(theta.expand(s.agents, -1))
-        for w, task in enumerate(tasks):
-            self._pool[w, : len(task.y)].copy_(task.x.flatten(1), non_blocking=True)
-            self._labels[w, : len(task.y)].copy_(task.y, non_blocking=True)
-            if task.coordinates is not None:
-                self._coordinates[w].copy_(task.coordinates, non_blocking=True)
-        if self._masks.shape[1] > 1:
-            self._masks.zero_().scatter_(1, self._coordinates, 1)
-        keys = b"".join(derive_key(task.key, "noise", "chacha20") for task in tasks)
-        self._keys.copy_(torch.from_numpy(np.frombuffer(keys, dtype="<i4").reshape(-1, 8).copy()))
-        plans = [task.plan for task in tasks]
-        self._fill(self.clips, [1.0 if p is None else p.clip_value for p in plans])
-        self._fill(
-            self._sigmas,
-            [0.0 if p is None else p.gradient_noise_multiplier * p.clip_norm / p.clip_value for p in plans],
-        )
-        if s.quantile:
-            self._fill(self._count_sigmas, [p.count_noise for p in plans if p is not None])
-        self._fill(self._batches, [task.batch for task in tasks])
-        self._fill(self._sizes, [task.local_lr * task.scale for task in tasks])
-        self._step.zero_()
-        self.flags.zero_()
-
     def run(self, steps: int) -> None:
         """That many local steps of every agent."""
         if self._side is None:
@@ -158,36 +86,33 @@ class Stack:
         for _ in range(few):
             self._graph(1).replay()
 
-    def deltas(self, theta: Tensor) -> Tensor:
-        """[agents, active]."""
-        moved = self.theta - theta
-        return moved.gather(1, self._coordinates) if self._shape.masked else moved
-
     def _graph(self, steps: int) -> Any:
+        held = self.round
         if steps not in self._graphs:
-            kept = [t.clone() for t in (self.theta, self.clips, self._step, self.flags)]
+            kept = [t.clone() for t in (held.theta, held.clips, held.step, held.flags)]
             warm = _stream(self._device)  # compiles the kernels, outside of any capture
             warm.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(warm):
-                self._step.zero_()
+                held.step.zero_()
                 self._one_step()
             torch.cuda.current_stream(self._device).wait_stream(warm)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 for _ in range(steps):
                     self._one_step()
-            for tensor, value in zip((self.theta, self.clips, self._step, self.flags), kept):
+            for tensor, value in zip((held.theta, held.clips, held.step, held.flags), kept):
                 tensor.copy_(value)
             self._graphs[steps] = graph
         return self._graphs[steps]
 
     def _one_step(self) -> None:
+        held = self.round
         s = self._shape
         private = s.clip is not None
         with self._beside():
             if private:
                 grid = (math.ceil(s.active / GROUP) + 1, s.agents)
-                step_kernels.noise[grid](self._keys, self._step, self._noise, s.active, LANES=LANES, num_warps=2)
+                step_kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
         self._forward()
         mode = {
             None: sum_kernels.SUM,
@@ -198,7 +123,7 @@ class Stack:
         if s.clip == "l2" or s.quantile:
             self._join()
             sum_kernels.row_statistics[(s.rows, s.agents)](
-                *(self._first, self._second, self.clips, self._factors, self._shares, self._counts, self._step),
+                *(self._first, self._second, held.clips, self._factors, self._shares, held.counts, held.step),
                 *(s.agents, s.rows, self._tile_count),
                 MODE=mode[s.clip], BLOCK=128, num_warps=1,
             )  # fmt: skip
@@ -208,26 +133,27 @@ class Stack:
         self._join()
         splits = max(t.split for t in self._tiles.values())
         step_kernels.take_step[(math.ceil(s.active / 256), s.agents)](
-            *(self.theta, self._coordinates, self._all_sums, self._table, self._noise, self.clips, self._sigmas),
-            *(self._batches, self._sizes, self.flags, s.agents, s.dimension, s.active),
+            *(held.theta, held.coordinates, self._all_sums, self._table, held.noise, held.clips, held.sigmas),
+            *(held.batches, held.sizes, held.flags, s.agents, s.dimension, s.active),
             LAYERS=len(self._tiles), SPLITS=splits, MASKED=s.masked, NOISY=private, BLOCK=256,
         )  # fmt: skip
         if s.quantile:
             step_kernels.move_clip[(s.agents,)](
-                *(self._shares, self._noise, self.clips, self._count_sigmas, self._batches, self._counts, self._step),
+                *(self._shares, held.noise, held.clips, held.count_sigmas, held.batches, held.counts, held.step),
                 *(s.agents, s.rows, s.active),
                 RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, BLOCK=64, num_warps=1,
             )  # fmt: skip
-        self._step.add_(1)
+        held.step.add_(1)
 
     def _forward(self) -> None:
+        held = self.round
         s = self._shape
         size = self._input_size()
         kernels.gather[(math.ceil(size / 1024), s.rows, s.agents)](
-            *(self._pool, self._index, self._x, self._counts, self._step, s.agents, s.rows, s.records),
+            *(held.pool, held.index, held.x, held.counts, held.step, s.agents, s.rows, s.records),
             SIZE=size, BLOCK=1024,
         )  # fmt: skip
-        x = self._x
+        x = held.x
         self._tape: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for i, unit in enumerate(self._units):
             where = None
@@ -241,10 +167,11 @@ class Stack:
             x = out.view(s.agents, s.rows, -1)
 
     def _ahead(self, i: int, unit: Unit, x: Tensor) -> Tensor:
+        held = self.round
         s, layer, (bm, bn, bk, warps) = self._shape, unit.weighted, self._tiles[i].forward
         grid = (math.ceil(s.rows * unit.positions / bm), math.ceil(layer.outputs / bn), s.agents)
         kernels.forward[grid](
-            *(x, self.theta, self._out[i], self._winner[i], self._counts, self._step),
+            *(x, held.theta, self._out[i], self._winner[i], held.counts, held.step),
             *(s.agents, s.rows, s.dimension, layer.weight),
             **_geometry(unit), BIAS=int(layer.bias is not None), POOLED=unit.pooled, ACT=_code(unit.activation),
             PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
@@ -253,12 +180,13 @@ class Stack:
 
     def _backward(self, mode: Any) -> list[tuple[int, Tensor, Tensor]]:
         """Runs `mode` on every layer's gradients; returns what the layers' gradients are made of."""
+        held = self.round
         s = self._shape
         logits = self._tape[-1][1]
         classes = logits.numel() // (s.agents * s.rows)
         delta = torch.empty_like(logits)
         kernels.loss_gradient[(s.rows, s.agents)](
-            *(logits, self._labels, self._index, delta, self._counts, self._step, self.flags),
+            *(logits, held.labels, held.index, delta, held.counts, held.step, held.flags),
             *(s.agents, s.rows, s.records), C=classes, BLOCK=max(16, 1 << (classes - 1).bit_length()), num_warps=1,
         )  # fmt: skip
         used: list[tuple[int, Tensor, Tensor]] = []
@@ -288,13 +216,14 @@ class Stack:
         return used
 
     def _back(self, i: int, unit: Unit, x: Tensor, delta: Tensor, before: Unit | Pool | Activation | None) -> Tensor:
+        held = self.round
         s, layer, (bm, bn, bk, warps) = self._shape, unit.weighted, self._tiles[i].backward
         back = self._delta[i - 1] if isinstance(before, Unit) else torch.empty_like(x)
         activation = before.activation if isinstance(before, Unit) else None
         unpool = before.out[1] if isinstance(before, Unit) and before.pooled else 0
         grid = (math.ceil(s.rows * layer.height * layer.width / bm), math.ceil(layer.channels / bn), s.agents)
         kernels.backward[grid](
-            *(delta, self.theta, x, self._winner[i - 1] if unpool else self.flags, back, self._counts, self._step),
+            *(delta, held.theta, x, self._winner[i - 1] if unpool else held.flags, back, held.counts, held.step),
             *(s.agents, s.rows, s.dimension, layer.weight),
             **_geometry(unit), ACT=_code(activation), UNPOOL=unpool,
             PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
@@ -302,23 +231,24 @@ class Stack:
         return back
 
     def _sum(self, i: int, x: Tensor, delta: Tensor, mode: Any) -> None:
+        held = self.round
         s, shape = self._shape, self._tiles[i]
         unit = cast(Unit, self._units[i])
         layer = unit.weighted
-        common = (self._sums[i], self._masks, self.clips, self._factors, self._first, self._second)
+        common = (self._sums[i], held.masks, held.clips, self._factors, self._first, self._second)
         numbers = (s.agents, s.rows, s.dimension, layer.weight, self._first_tile[i], self._tile_count)
         bo, bj, bq, warps = shape.sums
         grid = (shape.sum_tiles(layer), shape.split, s.agents)
         bias, masked = int(layer.bias is not None), s.masked and mode != sum_kernels.SUM and mode != sum_kernels.CLAMP
         if layer.is_linear:
             sum_kernels.linear_sums[grid](
-                *(delta, x, *common, self._counts, self._step, *numbers),
+                *(delta, x, *common, held.counts, held.step, *numbers),
                 C=layer.channels, N=layer.outputs, BIAS=bias, MASKED=masked, MODE=mode,
                 SPLIT=shape.split, BO=bo, BJ=bj, num_warps=warps,
             )  # fmt: skip
             return
         sum_kernels.conv_sums[grid](
-            *(delta, x, *common, self._counts, self._step, *numbers),
+            *(delta, x, *common, held.counts, held.step, *numbers),
             **_geometry(unit), BIAS=bias, MASKED=masked, MODE=mode,
             PRECISION=self._precision, SPLIT=shape.split, BO=bo, BJ=bj, BQ=bq, num_warps=warps,
         )  # fmt: skip
@@ -347,9 +277,6 @@ class Stack:
         if isinstance(first, Pool):
             return math.prod(first.image)
         return next(unit for _, unit in self._weighted()).weighted.inputs
-
-    def _fill(self, buffer: Tensor, values: Sequence[float]) -> None:
-        buffer.copy_(torch.tensor(values, dtype=buffer.dtype))
 
 
 def _unpool(unit: Unit, winner: Tensor, delta: Tensor) -> Tensor:

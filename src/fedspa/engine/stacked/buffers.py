@@ -1,0 +1,103 @@
+"""What a round gives to a stack and takes from it: the tensors whose places the graphs know, filled once a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedspa.engine.stacked.batches import Batches
+from fedspa.engine.task import LocalTask
+from fedspa.mechanism.streams import derive_key
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a stack's buffers and graphs are made for; `rows`, `records` and `steps` may be larger than needed."""
+
+    agents: int
+    rows: int
+    records: int
+    steps: int
+    dimension: int
+    active: int
+    masked: bool
+    clip: str | None
+    quantile: bool
+
+    def covers(self, other: Shape) -> bool:
+        room = self.rows >= other.rows and self.records >= other.records and self.steps >= other.steps
+        names = ("agents", "dimension", "active", "masked", "clip", "quantile")
+        return room and all(getattr(self, name) == getattr(other, name) for name in names)
+
+
+class RoundBuffers:
+    """One line an agent. `flags[w]` is raised where agent w met a number that is not finite: its result is then not to
+    be used, since the kernels do not carry out the rule that such a row counts as zero."""
+
+    def __init__(self, shape: Shape, inputs: int, device: torch.device) -> None:
+        self._shape = s = shape
+        agents, rows = s.agents, s.rows
+
+        def make(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        self.theta = make(agents, s.dimension)
+        self.pool = make(agents, s.records, inputs)
+        self.labels = make(agents, s.records, dtype=torch.int64)
+        self.index = make(s.steps, agents, rows, dtype=torch.int64)
+        self.counts = make(s.steps, agents, dtype=torch.int32)
+        self.step = make(1, dtype=torch.int32)
+        self.coordinates = make(agents, s.active if s.masked else 1, dtype=torch.int64)
+        self._needs_masks = s.masked and (s.clip == "l2" or s.quantile)
+        self.masks = make(agents, s.dimension if self._needs_masks else 1, dtype=torch.uint8)
+        self.keys = make(agents, 8, dtype=torch.int32)
+        self.clips, self.sigmas, self.count_sigmas, self.batches, self.sizes = (
+            make(agents, dtype=torch.float64) for _ in range(5)
+        )
+        self.flags = make(agents, dtype=torch.int32)
+        self.noise = make(agents, s.active + 1, dtype=torch.float64)
+        self.x = make(agents, rows, inputs)
+
+    def load(self, theta: Tensor, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> None:
+        """Fill the buffers for a round. Records go to the GPU unless they are there."""
+        s = self._shape
+        steps = tasks[0].local_steps
+        index = np.stack([b.table(s.rows) for b in batches], axis=1)
+        counts = np.stack([b.sizes for b in batches], axis=1).astype(np.int32)
+        self.index[:steps].copy_(torch.from_numpy(index))
+        self.counts[:steps].copy_(torch.from_numpy(counts))
+        self.theta.copy_(theta.expand(s.agents, -1))
+        for w, task in enumerate(tasks):
+            self.pool[w, : len(task.y)].copy_(task.x.flatten(1), non_blocking=True)
+            self.labels[w, : len(task.y)].copy_(task.y, non_blocking=True)
+            if task.coordinates is not None:
+                self.coordinates[w].copy_(task.coordinates, non_blocking=True)
+        if self._needs_masks:
+            self.masks.zero_().scatter_(1, self.coordinates, 1)
+        keys = b"".join(derive_key(task.key, "noise", "chacha20") for task in tasks)
+        self.keys.copy_(torch.from_numpy(np.frombuffer(keys, dtype="<i4").reshape(-1, 8).copy()))
+        plans = [task.plan for task in tasks]
+        _fill(self.clips, [1.0 if p is None else p.clip_value for p in plans])
+        _fill(
+            self.sigmas,
+            [0.0 if p is None else p.gradient_noise_multiplier * p.clip_norm / p.clip_value for p in plans],
+        )
+        if s.quantile:
+            _fill(self.count_sigmas, [p.count_noise for p in plans if p is not None])
+        _fill(self.batches, [task.batch for task in tasks])
+        _fill(self.sizes, [task.local_lr * task.scale for task in tasks])
+        self.step.zero_()
+        self.flags.zero_()
+
+    def deltas(self, theta: Tensor) -> Tensor:
+        """[agents, active]."""
+        moved = self.theta - theta
+        return moved.gather(1, self.coordinates) if self._shape.masked else moved
+
+
+def _fill(buffer: Tensor, values: Sequence[float]) -> None:
+    buffer.copy_(torch.tensor(values, dtype=buffer.dtype))
