@@ -28,6 +28,11 @@ class Roster:
         self._online = {self._numbers[node]: node for node in online if node in self._numbers}
         return len(self._online)
 
+    @property
+    def known(self) -> int:
+        """How many numbers were given."""
+        return len(self._numbers)
+
     def willing(self, cohort: Iterable[int]) -> list[int]:
         """Those of `cohort` who did not refuse for good, there or not."""
         return [number for number in cohort if number not in self.refused]

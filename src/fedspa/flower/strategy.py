@@ -63,6 +63,7 @@ class FedSpa(Strategy):
         self._facts = facts(job)
         self._cohorts = islice(_cohorts(job), begun.state.round, None)
         self._asked = Asked(folder.path / "asked.jsonl")
+        self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int]] | None = None
         if job.plan is not None:
             agents = range(job.config.federation.agents)
@@ -101,6 +102,8 @@ class FedSpa(Strategy):
             )
         terms, cohort = self.coordinator.terms(), next(self._cohorts)
         asked = self._reachable(grid, [number for number in cohort if self._may_be_asked(terms.round, number)])
+        if self.roster.known != self._saved_roster:  # who is who must outlive a crash in this round
+            self._save()
         fresh = self._asked.add(terms.round, list(asked.values()))
         if self.guarantee is not None:
             self.guarantee.took_part(fresh)
@@ -237,12 +240,12 @@ class FedSpa(Strategy):
         self._folder.add_round(asdict(metrics))
         with (self._folder.path / "replies.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"round": terms.round, "asked": asked, "taken": taken, "dropped": dropped}) + "\n")
-        self._folder.save(self.checkpoint(), self.job.config.run.keep)
+        self._save()
         lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
         log(INFO, "round %d: accuracy %.4f, %d of %d updates%s", terms.round, accuracy, taken, asked, lost)
 
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint(
+    def _save(self) -> None:
+        state = Checkpoint(
             state=self.coordinator.state,
             clip_value=self.coordinator.clip_value,
             run=self._begun.run,
@@ -252,6 +255,8 @@ class FedSpa(Strategy):
             facts=self._facts,
             extra={"roster": self.roster.to_json(), "dropped": dict(self.dropped)},
         )
+        self._folder.save(state, self.job.config.run.keep)
+        self._saved_roster = self.roster.known
 
 
 def _only_value(content: RecordDict) -> bytes | str | None:

@@ -130,6 +130,8 @@ def from_record(record: ConfigRecord) -> Announcement:
         raise TermsError(f"round {values['round']} or d = {values['dimension']} is beyond 2^31")
     if not 1 <= values["active"] <= values["dimension"] or min(values["batch"], values["local_steps"]) < 1:
         raise TermsError("k must lie between 1 and d, and batch and local steps must be at least 1")
+    if values.get("records") == 0:
+        raise TermsError("records must be at least 1")
     if values["local_lr"] == 0 or values["classes"] < 2 or len(values["model"]) > 200:
         raise TermsError("the local rate must be positive, the classes at least 2, the model's name short")
     if private is not ALGORITHMS[values["algorithm"]].private:

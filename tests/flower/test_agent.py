@@ -1,0 +1,278 @@
+"""An agent's participation: what it pays, what it refuses, what it sends again."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedspa.errors import ConfigError, DataError
+from fedspa.flower import agent as agents
+from fedspa.flower import records, site
+from fedspa.flower.agent import CODES, FINAL_CODES, Refusal, participate
+from fedspa.flower.client_app import app
+from fedspa.flower.outbox import Outbox, Sent
+from fedspa.flower.site import Site, read_site
+from fedspa.flower.terms import to_record
+from fedspa.privacy.ledger import Ledger
+
+from .local_grid import POLICY
+from .test_terms import GIVEN, PLAN, TERMS
+
+ASKED = replace(GIVEN, terms=replace(TERMS, round=0))
+THETA = torch.zeros(650)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> dict[str, str]:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "records.npz", x=rng.normal(size=(200, 1, 8, 8)), y=rng.integers(0, 10, 200))
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=8.0))
+    Ledger.open(tmp_path / "ledger.sqlite").close()
+    names = {key: str(tmp_path / file) for key, file in (("data", "records.npz"), ("policy", "policy.toml"))}
+    return {"agent": "clinic", "ledger": str(tmp_path / "ledger.sqlite"), **names}
+
+
+@pytest.fixture
+def clinic(node: dict[str, str]) -> Site:
+    return read_site(node, {})
+
+
+def spent(clinic: Site) -> int:
+    assert clinic.ledger is not None
+    with Ledger.open(clinic.ledger, create=False) as ledger:
+        return sum(ledger.spent("clinic").values())
+
+
+def at_round(t: int):
+    return replace(ASKED, terms=replace(TERMS, round=t))
+
+
+def refusal(clinic: Site, announcement=ASKED, theta=THETA) -> str:
+    with pytest.raises(Refusal) as caught:
+        participate(clinic, announcement, theta)
+    return caught.value.code
+
+
+def test_a_round_is_paid_for_once_with_the_agents_own_records(clinic):
+    payload = participate(clinic, ASKED, THETA)
+    assert payload.startswith(b"FSPA")
+    with Ledger.open(clinic.ledger, create=False) as ledger:
+        entry = ledger.find("clinic", ASKED.run, "round-0")
+        assert entry is not None
+        assert entry.event == PLAN.for_records(200).event
+        assert entry.digest is not None
+
+
+def test_asked_again_the_same_bytes_leave_and_nothing_is_paid(clinic, monkeypatch):
+    """What a server that was restored from its checkpoint does."""
+    first = participate(clinic, ASKED, THETA)
+    monkeypatch.setattr(agents, "ALGORITHMS", {})  # it must not train again
+    assert participate(clinic, ASKED, THETA + 1) == first
+    assert spent(clinic) == 1
+
+
+def test_asked_again_with_what_was_sent_gone(clinic, tmp_path):
+    participate(clinic, ASKED, THETA)
+    for file in (tmp_path / "ledger.sqlite.outbox").iterdir():
+        file.unlink()
+    assert refusal(clinic) == "duplicate"
+    assert spent(clinic) == 1
+
+
+def test_rounds_that_are_over_are_stale(clinic):
+    participate(clinic, at_round(1), THETA)
+    assert refusal(clinic, at_round(0)) == "stale"
+    assert spent(clinic) == 1
+
+
+@pytest.mark.parametrize("where", ["respond", "put", "release"])
+def test_a_crash_anywhere_pays_once_and_sends_one_update(clinic, monkeypatch, where):
+    """Killed while training, before the outbox or before the release: asked again, it answers under the same entry."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if where == "respond":
+            patch.setattr(agents, "encode", die)
+        else:
+            patch.setattr(*{"put": (Outbox, "put"), "release": (Ledger, "release")}[where], die)
+        with pytest.raises(Killed):
+            participate(clinic, ASKED, THETA)
+    assert spent(clinic) == 1
+    payload = participate(clinic, ASKED, THETA)
+    assert participate(clinic, ASKED, THETA) == payload
+    assert spent(clinic) == 1
+
+
+def test_nothing_is_spent_on_a_refusal(clinic):
+    lax = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, noise_multiplier=0.5)))
+    assert refusal(clinic, lax) == "noise-too-small"
+    assert refusal(clinic, replace(ASKED, noise="seeded")) == "noise"
+    assert (
+        refusal(clinic, replace(ASKED, algorithm="fedavg", noise=None, terms=replace(TERMS, plan=None)))
+        == "not-private"
+    )
+    assert refusal(clinic, replace(ASKED, classes=5)) == "data"  # the agent has labels up to 9
+    assert refusal(clinic, replace(ASKED, model="mlp")) == "terms"  # not 650 parameters
+    assert refusal(clinic, theta=torch.zeros(651)) == "terms"
+    few = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, records=201)))
+    assert refusal(clinic, few) == "data"  # the server's ε would be too small for this agent
+    assert spent(clinic) == 0
+
+
+def test_the_servers_own_model_is_not_run(clinic):
+    assert refusal(clinic, replace(ASKED, model="os:getcwd")) == "terms"
+    assert spent(clinic) == 0
+
+
+def test_the_budget_is_the_agents(clinic, tmp_path):
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=0.2))
+    poor = read_site(clinic.node, {})
+    assert refusal(poor) == "budget"
+    assert spent(poor) == 0
+
+
+def test_a_server_gets_no_more_rounds_than_its_plan_said(clinic):
+    for t in range(3):
+        participate(clinic, at_round(t), THETA)
+    assert refusal(clinic, at_round(3)) == "too-many-rounds"
+    assert spent(clinic) == 3
+
+
+def test_a_ledger_that_went_missing_is_no_fresh_budget(clinic):
+    assert clinic.ledger is not None
+    clinic.ledger.unlink()
+    assert refusal(clinic) == "ledger"
+    assert not clinic.ledger.exists()
+
+
+def test_codes_are_few_and_fixed():
+    assert FINAL_CODES < CODES
+    assert Refusal("ε = 2.13 spent", "text").code == "internal"
+
+
+def answer(node: dict[str, str], message: Message) -> dict[str, object]:
+    context = Context(run_id=1, node_id=7, node_config=dict(node), state=RecordDict(), run_config={})
+    reply = app(message, context)
+    return dict(reply.content["update"])
+
+
+def message(ttl: float = 60.0, **parts: object) -> Message:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    content = {"theta": ArrayRecord({"theta": Array(THETA.numpy())}), "terms": to_record(ASKED), **parts}
+    return Message(RecordDict({k: v for k, v in content.items() if v is not None}), 7, "train", ttl=ttl)
+
+
+HOSTILE = {
+    "no θ": {"theta": None},
+    "no terms": {"terms": None},
+    "more": {"more": ConfigRecord({"a": 1})},
+    "terms of another kind": {"terms": ArrayRecord({"theta": Array(THETA.numpy())})},
+    "θ of another kind": {"theta": ConfigRecord({"theta": b"0"})},
+    "θ by another name": {"theta": ArrayRecord({"weights": Array(THETA.numpy())})},
+    "θ in float64": {"theta": ArrayRecord({"theta": Array(np.zeros(650))})},
+    "θ in another shape": {"theta": ArrayRecord({"theta": Array(np.zeros((650, 1), np.float32))})},
+    "θ not finite": {"theta": ArrayRecord({"theta": Array(np.full(650, np.nan, np.float32))})},
+    "θ too long": {"theta": ArrayRecord({"theta": Array(np.zeros(10**6, np.float32))})},
+    "θ no numpy": {"theta": ArrayRecord({"theta": Array("float32", (650,), "numpy.ndarray", b"\x80\x04garbage")})},
+    "θ a pickle": {"theta": ArrayRecord({"theta": Array("float32", (650,), "pickle", b"\x80\x04.")})},
+}
+
+
+@pytest.mark.parametrize("parts", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_message_gets_a_code(node, parts):
+    assert answer(node, message(**parts)) == {"refusal": "terms"}
+
+
+def test_an_expired_message_is_stale(node):
+    late = message(ttl=60.0)
+    late.metadata.__dict__["_created_at"] = time.time() - 61
+    with pytest.MonkeyPatch.context() as patch:
+        # Flower itself refuses to build a reply to a message that old; the agent must have stopped before.
+        patch.setattr("flwr.app.message.message._limit_reply_ttl", lambda *_: 1.0)
+        assert answer(node, late) == {"refusal": "stale"}
+    assert spent(read_site(node, {})) == 0
+
+
+def test_a_whole_message_gets_a_payload(node):
+    assert list(answer(node, message())) == ["payload"]
+
+
+@pytest.mark.parametrize("key", ["agent", "data", "policy", "ledger"])
+def test_a_node_config_without_a_key_serves_nobody(node, key):
+    del node[key]
+    with pytest.raises(ConfigError, match=key):
+        read_site(node, {})
+    assert answer(node, message()) == {"refusal": "internal"}
+
+
+def test_the_servers_run_config_decides_nothing(node):
+    """`run.ledger`, `run.policy`, noise and data of the server's config are for simulations."""
+    theirs = {"run.ledger": "/tmp/x", "run.policy": "/tmp/y", "privacy.noise": "seeded", "simulation": True}
+    mine = read_site(node, theirs)
+    assert not mine.simulated
+    assert str(mine.ledger) == node["ledger"]
+
+
+def test_records_from_a_function(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "clinic_records.py").write_text(
+        "import numpy as np\n"
+        "def all(): return np.zeros((5, 3)), np.array([0, 1, 0, 1, 1])\n"
+        "def mine(node): return np.zeros((node['size'], 3)), np.arange(node['size']) % 2\n"
+        "def triple(): return 1, 2, 3\n"
+        "def broken(): raise ValueError('row 17')\n"
+    )
+    x, y = records.load("clinic_records:all", {})
+    assert (x.dtype, y.tolist()) == (torch.float32, [0, 1, 0, 1, 1])
+    assert len(records.load("clinic_records:mine", {"size": 8})[1]) == 8
+    for name in ("triple", "broken", "missing"):
+        with pytest.raises(DataError):
+            records.load(f"clinic_records:{name}", {})
+
+
+def test_records_from_a_file_are_checked(tmp_path):
+    np.savez(tmp_path / "nan.npz", x=np.full((3, 2), np.nan), y=np.arange(3))
+    np.savez(tmp_path / "names.npz", features=np.zeros((3, 2)), y=np.arange(3))
+    np.savez(tmp_path / "pickle.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2))
+    for name in ("nan", "names", "pickle", "absent"):
+        with pytest.raises(DataError):
+            records.load(str(tmp_path / f"{name}.npz"), {})
+
+
+def test_outbox_keeps_the_last_of_each_run(tmp_path):
+    outbox = Outbox(tmp_path / "ledger.sqlite")
+    assert outbox.last("a") is None
+    outbox.put("a", Sent(0, b"zero"))
+    outbox.put("a", Sent(1, b"one"))
+    outbox.put("b", Sent(5, b"five"))
+    assert (outbox.last("a"), outbox.last("b")) == (Sent(1, b"one"), Sent(5, b"five"))
+    (tmp_path / "ledger.sqlite.outbox/a.payload").write_bytes(b"torn")
+    assert outbox.last("a") is None
+
+
+def test_the_operator_makes_the_ledger_once(node, capsys):
+    Path(node["ledger"]).unlink()
+    text = " ".join(f'{key}="{value}"' for key, value in node.items())
+    from fedspa.errors import LedgerError
+
+    with pytest.raises(LedgerError):
+        site.main([text])
+    assert site.main(["--create-ledger", text]) == 0
+    assert site.main([text]) == 0
+    assert "200 of shape (1, 8, 8)" in capsys.readouterr().out
+    assert site.main([]) == 2

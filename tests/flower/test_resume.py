@@ -1,0 +1,135 @@
+"""A server that dies and goes on: nothing is trained twice, no spend is lost or counted twice."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
+import json
+
+import torch
+from flwr.app import Message
+
+from fedspa.errors import ConfigError, FedspaError
+from fedspa.flower.asked import Asked
+from fedspa.flower.roster import Roster
+from fedspa.privacy.ledger import Ledger
+
+from .test_strategy import theta
+
+
+class Killed(BaseException):
+    pass
+
+
+def die_in_round(grid, t: int, after: int) -> None:
+    """The server dies in round t, when `after` agents have answered it."""
+    answered: list[int] = []
+
+    def fault(node: int, question: Message, answer):
+        if question.metadata.group_id == str(t) and len(answered) == after:
+            raise Killed
+        reply = answer()
+        if question.metadata.group_id == str(t):
+            answered.append(node)
+        return [reply]
+
+    grid.fault = fault
+
+
+def honest(node, question, answer):
+    return [answer()]
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_killed_and_resumed_ends_in_the_same_bits(simulation, train, tmp_path, after):
+    die_in_round(simulation, 1, after)
+    with pytest.raises(Killed):
+        train(simulation)
+    simulation.fault = honest
+    resumed = train(simulation, flower__resume=True)
+    whole = train(simulation, flower__resume=False, run__out=str(tmp_path / "whole"))
+    assert torch.equal(theta(tmp_path / "run"), theta(tmp_path / "whole"))
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+    assert resumed["epsilon"] == whole["epsilon"]
+    assert resumed["rounds"] == 3
+
+
+def test_agents_pay_once_for_the_round_that_was_asked_twice(deployment, train, tmp_path):
+    die_in_round(deployment, 1, 2)
+    with pytest.raises(Killed):
+        train(deployment)
+    deployment.fault = honest
+    summary = train(deployment, flower__resume=True)
+    assert summary["dropped"] == {}
+    assert summary["participations_max"] == 3
+    for i in range(4):
+        with Ledger.open(tmp_path / f"site-{i}/ledger.sqlite", create=False) as ledger:
+            assert sum(ledger.spent(f"site-{i}").values()) == 3
+
+
+def test_who_answered_before_the_crash_and_left_is_still_counted(deployment, train, tmp_path):
+    die_in_round(deployment, 0, 2)
+    with pytest.raises(Killed):
+        train(deployment)
+    deployment.fault = honest
+    deployment.online.remove(100)
+    summary = train(deployment, flower__resume=True)
+    asked = Asked(tmp_path / "run/asked.jsonl")
+    assert [asked.count(number) for number in range(4)] == [1, 3, 3, 3]
+    assert summary["agents"] == 4
+
+
+def test_refusals_survive_a_restart(deployment, train, tmp_path):
+    policy = tmp_path / "site-1/policy.toml"
+    policy.write_text(policy.read_text().replace("epsilon = 8.0", "epsilon = 0.1"))
+    die_in_round(deployment, 1, 2)
+    with pytest.raises(Killed):
+        train(deployment)
+    deployment.fault = honest
+    train(deployment, flower__resume=True)
+    assert sum(message.metadata.dst_node_id == 101 for message in deployment.sent) == 1
+
+
+def test_a_resume_under_another_config_is_refused(simulation, train):
+    die_in_round(simulation, 1, 0)
+    with pytest.raises(Killed):
+        train(simulation)
+    simulation.fault = honest
+    with pytest.raises(FedspaError, match=r"privacy.noise_multiplier was 1.5"):
+        train(simulation, flower__resume=True, privacy__noise_multiplier=1.0)
+
+
+def test_a_resume_needs_a_folder(simulation, train):
+    del simulation.run_config["run.out"]
+    with pytest.raises(ConfigError, match=r"run\.out"):
+        train(simulation, flower__resume=True)
+
+
+def test_new_nodes_get_no_old_numbers():
+    roster = Roster(3)
+    assert roster.meet([30, 10]) == 2
+    assert roster.reachable(range(3)) == {10: 0, 30: 1}
+    assert roster.meet([30, 20, 40]) == 2  # 20 takes the last free number, 40 none
+    assert roster.reachable(range(3)) == {30: 1, 20: 2}
+    roster.refused[2] = "budget"
+    again = Roster(3)
+    again.restore(json.loads(json.dumps(roster.to_json())))
+    again.meet([2**63, 10, 20])
+    assert again.reachable(range(3)) == {10: 0}
+
+
+def test_asked_counts_rounds_not_questions(tmp_path):
+    asked = Asked(tmp_path / "asked.jsonl")
+    assert asked.add(0, [1, 2]) == [1, 2]
+    assert asked.add(0, [2, 3]) == [3]
+    asked.add(1, [2])
+    with (tmp_path / "asked.jsonl").open("a") as file:
+        file.write('{"round": 2, "age')  # torn by a crash
+    again = Asked(tmp_path / "asked.jsonl")
+    assert [again.count(number) for number in range(4)] == [0, 1, 2, 1]
+    assert again.was(0, 3)
+    assert not again.was(1, 3)
+    again.add(2, [0])
+    assert Asked(tmp_path / "asked.jsonl").count(0) == 1

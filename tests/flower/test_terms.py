@@ -1,0 +1,138 @@
+"""Terms on the way to an agent: back as they were, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
+from dataclasses import replace
+
+from flwr.app import ConfigRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspa.algorithms import Terms
+from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
+from fedspa.privacy.plan import Plan
+
+PLAN = Plan(
+    dimension=650,
+    active=130,
+    clip="l2",
+    clip_value=0.3,
+    sampling="poisson",
+    batch=20,
+    records=100,
+    local_steps=4,
+    participations=3,
+    noise_multiplier=1.5,
+    neighbours="add-remove",
+    delta=1e-3,
+)
+TERMS = Terms(
+    round=2,
+    dimension=650,
+    active=130,
+    mask="per-agent",
+    mask_seed=None,
+    sampling="poisson",
+    batch=20,
+    local_steps=4,
+    local_lr=0.1,
+    plan=PLAN,
+)
+GIVEN = Announcement(
+    run="0123456789abcdef" * 2,
+    number=1,
+    algorithm="fedspa",
+    model="logistic",
+    classes=10,
+    coding="int",
+    mask_seed=bytes(range(16)),
+    noise="secure",
+    terms=TERMS,
+)
+
+
+def test_there_and_back():
+    assert from_record(to_record(GIVEN)) == GIVEN
+
+
+def test_there_and_back_with_one_mask_for_all():
+    shared = replace(GIVEN, terms=replace(TERMS, mask="shared", mask_seed=GIVEN.mask_seed))
+    assert from_record(to_record(shared)) == shared
+
+
+def test_there_and_back_without_privacy():
+    plain = replace(GIVEN, algorithm="fedavg", coding="f32", noise=None, terms=replace(TERMS, plan=None))
+    record = to_record(plain)
+    assert "noise_multiplier" not in record
+    assert from_record(record) == plain
+
+
+# One wrong value at a time; each must be refused, with the key or its rule named.
+BAD = {
+    "version": [2, 0],
+    "run": ["", "0" * 31, "g" * 32, "../../etc/passwd", "0" * 33],
+    "number": [-1, True, 1.0],
+    "round": [-1, 2**31, 2**62, 1.0, "2"],
+    "dimension": [0, -5, 2**31, 650.0, 129],
+    "active": [0, -1, 651, 1.5],
+    "mask": ["", "mine"],
+    "mask_seed": [b"", bytes(15), bytes(17), "seed"],
+    "sampling": ["shuffled"],
+    "batch": [0, -1, 101, 2.5],
+    "local_steps": [0, -3, 1.0],
+    "local_lr": [0.0, -1.0, float("nan"), float("inf"), 1],
+    "algorithm": ["sgd", "fedavg"],
+    "coding": ["pickle"],
+    "classes": [1, 0, -1],
+    "model": ["x" * 201],
+    "private": [False, 1],
+    "records": [0, 19, -1],
+    "participations": [0, -1],
+    "clip": ["none"],
+    "clip_value": [0.0, float("nan"), -1.0],
+    "clip_rule": ["free"],
+    "noise_multiplier": [0.0, -1.0, float("nan"), float("inf")],
+    "neighbours": ["none"],
+    "delta": [0.0, 1.0, 0.01, float("nan")],
+    "noise": ["none", ""],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
+def test_one_bad_value_is_refused(key, value):
+    record = to_record(GIVEN)
+    assert key in record
+    record[key] = value
+    with pytest.raises(TermsError):
+        from_record(record)
+
+
+def test_every_key_is_needed_and_no_other_allowed():
+    whole = dict(to_record(GIVEN))
+    assert set(BAD) == set(whole)  # the list above leaves none out
+    for key in whole:
+        with pytest.raises(TermsError):
+            from_record(ConfigRecord({k: v for k, v in whole.items() if k != key}))
+    with pytest.raises(TermsError, match="sensitivity"):
+        from_record(ConfigRecord({**whole, "sensitivity": 0.001}))
+
+
+VALUES = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=20), st.binary(max_size=20), st.booleans()
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(BAD)), VALUES, max_size=6))
+def test_any_record_is_terms_or_a_terms_error(changes):
+    record = to_record(GIVEN)
+    for key, value in changes.items():
+        record[key] = value
+    try:
+        read = from_record(record)
+    except TermsError:
+        return
+    assert from_record(to_record(read)) == read
