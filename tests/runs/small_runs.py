@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +46,22 @@ def outcome(folder: Path) -> dict[str, Any]:
         "summary": summary,
         "ledger": ledger_content(ledger) if ledger.exists() else None,
     }
+
+
+def start(body: Callable[[], object]) -> int:
+    """Run `body` in a forked child with all imports and the accountant's memory; it exits with 0 if that returned."""
+    child = os.fork()
+    if child == 0:
+        code: object = 1
+        try:
+            body()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        finally:
+            os._exit(code if isinstance(code, int) else 1)
+    return child
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -11,28 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import ALGORITHMS, outcome, small
+from small_runs import ALGORITHMS, ended, outcome, small, start
 
 import fedspa
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import verify
 from fedspa.runs.simulate import simulate
-
-
-def start(body: Callable[[], object]) -> int:
-    """Run `body` in a forked child, which has all imports and the accountant's memory; 0 only if it returned."""
-    child = os.fork()
-    if child == 0:
-        try:
-            body()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return child
-
-
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def go_on(config: dict[str, Any], every: int = 1) -> None:

@@ -1,0 +1,357 @@
+"""Faults tried on whole runs: each ends in one clear line, loses nothing, and the run goes on once it is mended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_runs import ended, outcome, small, start
+
+import fedspa
+from fedspa.cli import main
+from fedspa.errors import ConfigError, FedspaError, LedgerError, PayloadError
+from fedspa.privacy import ledger as ledger_module
+from fedspa.privacy.ledger_report import verify
+from fedspa.runs import folder as folder_module
+from fedspa.runs.checkpoint import CheckpointError, load_latest
+from fedspa.runs.config import load, to_toml
+from fedspa.runs.coordinator import Diverged
+from fedspa.runs.simulate import Simulation, Stopped, simulate
+from fedspa.wire.payload import Update, encode
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the run of `small` gives when nothing happens to it."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    fedspa.run(small(folder))
+    return outcome(folder)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The folder of a run that was stopped after two of its four rounds."""
+    seen: list[object] = []
+    with pytest.raises(Stopped):
+        simulate(small(tmp_path / "run"), on_round=seen.append, stop=lambda: len(seen) == 1)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 kB that is its own file system."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small disk needs root")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def one_line(error: BaseException) -> str:
+    assert "\n" not in str(error)
+    return str(error)
+
+
+class TestDiskFull:
+    def test_a_disk_that_fills_up_while_running(self, disk: Path, whole: dict[str, Any]) -> None:
+        """Filled by others after the first round; once there is room, the run goes on."""
+        ballast = disk / "ballast"
+
+        def fill(metrics: object) -> None:
+            with suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(512))
+
+        with pytest.raises(FedspaError, match=r"No space left|no room") as caught:
+            simulate(small(disk / "run"), on_round=fill)
+        one_line(caught.value)
+        ballast.unlink()
+        simulate(resume=disk / "run")
+        assert outcome(disk / "run") == whole
+
+    @pytest.mark.parametrize("limit", [1_000, 4_500, 6_500, 60_000])
+    def test_a_quota_on_the_size_of_a_file(self, tmp_path: Path, limit: int, whole: dict[str, Any]) -> None:
+        """No root needed: the kernel refuses what would grow beyond the limit (config, checkpoint, ledger, …)."""
+
+        def limited() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            try:
+                simulate(small(tmp_path / "run"))
+            except FedspaError as error:
+                one_line(error)
+                sys.exit(2)
+
+        assert ended(start(limited)) == 2
+        simulate(resume=tmp_path / "run")
+        assert outcome(tmp_path / "run") == whole
+
+    @pytest.mark.parametrize("step", ["add_round", "save", "finish"])
+    def test_no_room_at_each_kind_of_write(
+        self, tmp_path: Path, step: str, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*arguments: object, **options: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        begun: list[object] = []
+        with monkeypatch.context() as patched:
+            original = getattr(folder_module.RunFolder, step)
+
+            def failing(self: folder_module.RunFolder, *arguments: Any) -> None:
+                if begun or step == "finish":  # the second write of its kind
+                    with self._writing():
+                        full()
+                begun.append(step)
+                original(self, *arguments)
+
+            patched.setattr(folder_module.RunFolder, step, failing)
+            with pytest.raises(FedspaError, match=r"No space left on device.*--resume") as caught:
+                simulate(small(tmp_path / "run"))
+            one_line(caught.value)
+        simulate(resume=tmp_path / "run")
+        assert outcome(tmp_path / "run") == whole
+
+
+class TestReadOnlyFolder:
+    def test_at_the_start(self, disk: Path) -> None:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(ConfigError, match=r"run\.out.*Read-only") as caught:
+            simulate(small(disk / "run"))
+        one_line(caught.value)
+
+    def test_while_running(self, disk: Path, whole: dict[str, Any]) -> None:
+        """The disk itself cannot be made read-only under open files, so the run is stopped in between."""
+        seen: list[object] = []
+        with pytest.raises(Stopped):
+            simulate(small(disk / "run"), on_round=seen.append, stop=lambda: len(seen) == 1)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(FedspaError, match=r"cannot be written|[Rr]ead-only") as caught:
+            simulate(resume=disk / "run")
+        one_line(caught.value)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        simulate(resume=disk / "run")
+        assert outcome(disk / "run") == whole
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+    def test_by_permission(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o555)
+        with pytest.raises(ConfigError, match=r"run\.out.*Permission denied"):
+            simulate(small(tmp_path / "run"))
+
+
+class TestTwoRunsInOneFolder:
+    def test_the_second_is_refused_and_a_killed_first_leaves_no_lock(
+        self, tmp_path: Path, whole: dict[str, Any]
+    ) -> None:
+        config = small(tmp_path / "run")
+        child = start(lambda: simulate(config, on_round=lambda metrics: time.sleep(60)))
+        try:
+            wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+            with pytest.raises(ConfigError, match="in use by another run"):
+                simulate(resume=tmp_path / "run")
+            with pytest.raises(ConfigError, match="in use by another run"):
+                simulate(config)
+        finally:
+            os.kill(child, signal.SIGKILL)
+        assert ended(child) == -signal.SIGKILL
+        simulate(resume=tmp_path / "run")
+        assert outcome(tmp_path / "run") == whole
+
+    def test_a_finished_or_stopped_run_is_not_overwritten(self, stopped: Path) -> None:
+        with pytest.raises(ConfigError, match=r"not empty.*--resume"):
+            simulate(small(stopped))
+
+
+def test_a_clock_that_jumps_back(tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock finds it a day earlier; after the resume it says 1990."""
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def earlier() -> str:
+        nonlocal now
+        now -= timedelta(days=1)
+        return now.isoformat(timespec="milliseconds")
+
+    monkeypatch.setattr(ledger_module, "_now", earlier)
+    with pytest.raises(Stopped):
+        simulate(small(tmp_path / "run"), stop=lambda: True)
+    now = datetime(1990, 1, 1, tzinfo=UTC)
+    for path in (tmp_path / "run").rglob("*"):
+        os.utime(path, (2e9, 2e9))
+    simulate(resume=tmp_path / "run")
+    assert outcome(tmp_path / "run") == whole
+    assert verify(tmp_path / "run" / "ledger.sqlite") == []
+
+
+class TestDamagedFiles:
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda content: b"",
+            lambda content: content[:-10],
+            lambda content: content + b'{"round": 2, "accu',
+            lambda content: content + content,
+            lambda content: b"\xff" * 100 + content[100:],
+            lambda content: b"\0" * len(content),
+            lambda content: content.replace(b"0", b"1"),
+        ],
+        ids=["empty", "cut", "torn", "doubled", "overwritten", "zeros", "altered"],
+    )
+    def test_metrics(
+        self, stopped: Path, whole: dict[str, Any], damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The checkpoint holds them too: they are written anew, and where that was more than cutting, it is said."""
+        file = stopped / "metrics.jsonl"
+        before = file.read_bytes()
+        file.write_bytes(damage(before))
+        simulate(resume=stopped)
+        assert outcome(stopped) == whole
+        assert ("written anew" in caplog.text) == (not damage(before).startswith(before))
+
+    def test_metrics_that_are_gone(self, stopped: Path, whole: dict[str, Any]) -> None:
+        (stopped / "metrics.jsonl").unlink()
+        simulate(resume=stopped)
+        assert outcome(stopped) == whole
+
+    @pytest.mark.parametrize("content", [b"", b"\0" * 3000, None], ids=["empty", "zeros", "flipped"])
+    def test_the_newest_checkpoint(
+        self, stopped: Path, whole: dict[str, Any], content: bytes | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        newest = stopped / "checkpoint" / "round-000002.safetensors"
+        if content is None:
+            flipped = bytearray(newest.read_bytes())
+            flipped[-1] ^= 1
+            content = bytes(flipped)
+        newest.write_bytes(content)
+        simulate(resume=stopped)
+        assert "round-000002" in caplog.text
+        assert "going on from the checkpoint before it" in caplog.text
+        assert outcome(stopped) == whole
+
+    def test_all_checkpoints(self, stopped: Path) -> None:
+        for path in (stopped / "checkpoint").iterdir():
+            path.write_bytes(b"nothing")
+        with pytest.raises(CheckpointError, match=r"no whole checkpoint.*backup") as caught:
+            simulate(resume=stopped)
+        one_line(caught.value)
+        assert len((stopped / "metrics.jsonl").read_text().splitlines()) == 2
+
+    def test_the_ledger(self, stopped: Path) -> None:
+        (stopped / "ledger.sqlite").write_bytes(b"nothing" * 1000)
+        with pytest.raises(LedgerError, match="not a ledger") as caught:
+            simulate(resume=stopped)
+        one_line(caught.value)
+
+    def test_the_config(self, stopped: Path) -> None:
+        (stopped / "config.toml").write_bytes(b"\0\0")
+        with pytest.raises(ConfigError, match="not TOML"):
+            simulate(resume=stopped)
+
+
+class TestDivergence:
+    @pytest.mark.parametrize(
+        ("sections", "sign"),
+        [
+            ({"algorithm": {"name": "fedavg", "compression": 1.0, "local_lr": 1e4}}, "update would be refused"),
+            ({"algorithm": {"name": "fedavg", "compression": 1.0, "local_lr": 1e300}}, "NaN or infinite"),
+            ({"privacy": {"clip_value": 1e30}}, "parameters are no longer finite"),
+            ({"privacy": {"clip_value": 1e38}}, "no bound within float32"),
+            ({"algorithm": {"server": "average", "server_lr": 1e38}}, "no longer finite"),
+        ],
+        ids=["far", "nan", "moments", "bound", "loss"],
+    )
+    def test_stops_with_advice_and_the_last_good_checkpoint(
+        self, tmp_path: Path, sections: dict[str, Any], sign: str
+    ) -> None:
+        with pytest.raises(Diverged, match=sign) as caught:
+            simulate(small(tmp_path / "run", **sections))
+        message = one_line(caught.value)
+        for words in ("algorithm.local_lr", "privacy.clip_value", str(tmp_path / "run" / "checkpoint")):
+            assert words in message
+        kept = load_latest(tmp_path / "run" / "checkpoint")
+        assert kept is not None
+        assert bool(kept.state.theta.isfinite().all())
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        assert kept.state.round == (len(metrics.read_text().splitlines()) if metrics.exists() else 0)
+
+    def test_nothing_of_it_travels(self) -> None:
+        """An agent whose update is not finite has no payload to send: it is refused on its own side."""
+        with pytest.raises(PayloadError) as caught:
+            encode(Update(0, 2, bytes(16), np.array([1.0, np.nan], dtype=np.float32), 0.0), "f32")
+        assert caught.value.code == "not-finite"
+
+
+class TestInterrupt:
+    """Ctrl-C, in a process that is in native code and cannot run Python's own handlers."""
+
+    def test_once_finishes_the_round_and_tells_how_to_go_on(
+        self, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        child = self.run(tmp_path, monkeypatch, busy=0.2)
+        wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+        os.kill(child, signal.SIGINT)
+        assert ended(child) == 130
+        said = (tmp_path / "err").read_text()
+        assert "Stopping after this round" in said
+        found = re.search(r"stopped after round (\d) of 4; to go on: fedspa run --resume run\n", said)
+        assert found is not None
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        assert len(lines) == int(found[1]) < 4
+        assert (tmp_path / "run" / "checkpoint" / f"round-{len(lines):06d}.safetensors").exists()
+        simulate(resume=tmp_path / "run")
+        assert outcome(tmp_path / "run") == whole
+
+    def test_twice_stops_at_once(self, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        child = self.run(tmp_path, monkeypatch, busy=60)
+        wait_for(lambda: (tmp_path / "begun").exists())
+        os.kill(child, signal.SIGINT)
+        wait_for(lambda: "Stopping after this round" in (tmp_path / "err").read_text())
+        pressed = time.monotonic()
+        os.kill(child, signal.SIGINT)
+        assert ended(child) == 130
+        assert time.monotonic() - pressed < 10
+        simulate(resume=tmp_path / "run")
+        assert outcome(tmp_path / "run") == whole
+
+    @staticmethod
+    def run(folder: Path, monkeypatch: pytest.MonkeyPatch, busy: float) -> int:
+        monkeypatch.chdir(folder)
+        Path("small.toml").write_text(to_toml(load(small(Path("run")))))
+        Path("err").touch()
+
+        def body() -> None:
+            os.dup2(os.open("err", os.O_WRONLY), 2)
+            sys.argv, sys.stderr = ["fedspa", "run", "small.toml"], os.fdopen(2, "w", buffering=1)
+            original = Simulation.round
+
+            def slow(self: Simulation, *arguments: Any) -> Any:
+                Path("begun").touch()
+                until = time.monotonic() + busy
+                while time.monotonic() < until:
+                    ctypes.CDLL(None).usleep(int(busy * 1e6))
+                return original(self, *arguments)
+
+            Simulation.round = slow  # type: ignore[method-assign]
+            main()
+
+        return start(body)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

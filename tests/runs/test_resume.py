@@ -1,0 +1,274 @@
+"""Interrupted and resumed: the same run where noise repeats, an honest double count where it must not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import ALGORITHMS, ledger_content, outcome, small
+
+import fedspa
+from fedspa.errors import ConfigError, LedgerError
+from fedspa.mechanism import streams
+from fedspa.privacy.ledger import Ledger
+from fedspa.runs.checkpoint import CheckpointError
+from fedspa.runs.folder import RunFolder
+from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.simulate import Stopped, simulate
+
+
+class Crash(Exception):
+    pass
+
+
+def crash(config: dict[str, Any], t: int, monkeypatch: pytest.MonkeyPatch, resume: Path | None = None) -> None:
+    """Run until round t has been released to the server, and die before anything of it is saved."""
+    add_round = RunFolder.add_round
+
+    def dying(self: RunFolder, metrics: dict[str, Any]) -> None:
+        if metrics["round"] == t:
+            raise Crash
+        add_round(self, metrics)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "add_round", dying)
+        with pytest.raises(Crash):
+            simulate(config, resume=resume)
+
+
+def stop_after(config: dict[str, Any], rounds: int) -> None:
+    seen: list[RoundMetrics] = []
+    with pytest.raises(Stopped, match=rf"round {rounds} of 4.*--resume"):
+        simulate(config, on_round=seen.append, stop=lambda: len(seen) == rounds - 1)
+    assert len(seen) == rounds
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        *ALGORITHMS.values(),
+        {"privacy": {"clip_rule": "quantile"}},
+        {"privacy": {"clip_rule": "median"}},
+        {"algorithm": {"server": "momentum", "mask": "shared", "lr_decay": "sqrt"}},
+        {"federation": {"participation": "uniform", "cap": 2}},
+        {"run": {"checkpoint_every": 3}},
+        {"privacy": {"accountant": "rdp"}},
+    ],
+    ids=lambda sections: "-".join(str(v) for keys in sections.values() for v in keys.values()) or "default",
+)
+def test_stopped_or_crashed_and_resumed_it_is_the_same_run(
+    tmp_path: Path, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedspa.run(small(tmp_path / "whole", **sections))
+    wanted = outcome(tmp_path / "whole")
+    stop_after(small(tmp_path / "stopped", **sections), 2)
+    simulate(resume=tmp_path / "stopped")
+    assert outcome(tmp_path / "stopped") == wanted
+    config = small(tmp_path / "crashed", **sections)
+    crash(config, 1, monkeypatch)
+    crash(config, 2, monkeypatch, resume=tmp_path / "crashed")
+    crash(config, 2, monkeypatch, resume=tmp_path / "crashed")
+    result = simulate(resume=tmp_path / "crashed")
+    assert outcome(tmp_path / "crashed") == wanted
+    assert [metrics.round for metrics in result.metrics] == [0, 1, 2, 3]
+
+
+def test_a_finished_run_resumes_to_what_it_is(tmp_path: Path) -> None:
+    fedspa.run(small(tmp_path / "run"))
+    before = outcome(tmp_path / "run")
+    simulate(resume=tmp_path / "run")
+    assert outcome(tmp_path / "run") == before
+
+
+def test_asked_to_stop_in_its_last_round_a_run_just_ends(tmp_path: Path) -> None:
+    seen: list[RoundMetrics] = []
+    result = simulate(small(tmp_path / "run"), on_round=seen.append, stop=lambda: len(seen) == 3)
+    assert result.summary["rounds"] == 4
+
+
+def test_own_data_and_module_resume_too(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 5, generator=generator)
+    y = (x[:, 0] > 0).long()
+    data = fedspa.from_arrays(x[:300], y[:300], x[300:], y[300:], name="mine")
+
+    def net() -> torch.nn.Module:
+        torch.manual_seed(3)
+        return torch.nn.Linear(5, 2)
+
+    simulate(small(tmp_path / "whole"), data=data, module=net())
+    seen: list[RoundMetrics] = []
+    with pytest.raises(Stopped):
+        simulate(small(tmp_path / "run"), data=data, module=net(), on_round=seen.append, stop=lambda: True)
+    simulate(resume=tmp_path / "run", data=data, module=net())
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+class TestNoiseThatMustNotRepeat:
+    """`secure` and `exact`: no key is stored, so the interrupted round is drawn anew, and counted both times."""
+
+    @pytest.mark.parametrize("noise", ["secure", "exact"])
+    def test_both_attempts_are_in_the_ledger(self, tmp_path: Path, noise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        sections = {"privacy": {"noise": noise}, "federation": {"participation": "uniform"}}
+        config = small(tmp_path / "run", **sections)
+        crash(config, 1, monkeypatch)
+        crash(config, 1, monkeypatch, resume=tmp_path / "run")
+        result = simulate(resume=tmp_path / "run")
+        entries = ledger_content(tmp_path / "run" / "ledger.sqlite")
+        names = [f"round-{t}" for t in (0, 1, "1-attempt-2", "1-attempt-3", 2, 3)]
+        assert list(dict.fromkeys(entry["message"] for entry in entries)) == names
+        by_agent: dict[str, list[str]] = {}
+        for entry in entries[3:12]:
+            by_agent.setdefault(entry["agent"], []).append(entry["digest"])
+        assert len(by_agent) == 3  # the same agents in all three attempts at round 1 …
+        for digests in by_agent.values():
+            assert len(set(digests)) == 3  # … with other noise each time
+        self.reports_what_the_ledger_holds(tmp_path / "run", result.summary)
+
+    def test_agents_whose_turns_are_used_up_sit_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All six in each of three rounds: the attempt in vain takes the place of the last round."""
+        sections = {
+            "privacy": {"noise": "secure", "epsilon": 2.0, "noise_multiplier": None},
+            "federation": {"per_round": 6, "rounds": 3},
+        }
+        config = small(tmp_path / "run", **sections)
+        del config["privacy"]["noise_multiplier"]
+        crash(config, 1, monkeypatch)
+        result = simulate(resume=tmp_path / "run")
+        assert [metrics.agents for metrics in result.metrics] == [6, 6, 0]
+        assert result.summary["participations_max"] == 3
+        assert result.summary["epsilon"] <= 2.0
+        self.reports_what_the_ledger_holds(tmp_path / "run", result.summary)
+
+    def test_no_key_is_on_the_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        keys: list[bytes] = []
+        urandom = streams.os.urandom
+
+        def recorded(count: int) -> bytes:
+            keys.append(urandom(count))
+            return keys[-1]
+
+        monkeypatch.setattr(streams.os, "urandom", recorded)
+        config = small(tmp_path / "run", privacy={"noise": "secure"})
+        crash(config, 2, monkeypatch)
+        private = [key for key in keys if len(key) == streams.KEY_BYTES]
+        assert private
+        files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+        assert len(files) > 3
+        for key in private:
+            assert not any(key in content or key.hex().encode() in content for content in files)
+
+    @staticmethod
+    def reports_what_the_ledger_holds(folder: Path, summary: dict[str, Any]) -> None:
+        with Ledger.open(folder / "ledger.sqlite", create=False) as ledger:
+            largest = max(ledger.epsilon(f"agent-{i}", summary["delta"], "add-remove") for i in range(6))
+            most = max(sum(ledger.spent(f"agent-{i}").values()) for i in range(6))
+        assert summary["epsilon"] == pytest.approx(largest, rel=1e-9)
+        assert summary["participations_max"] == most
+
+
+class TestRefusals:
+    """One line that says what is wrong; the folder stays as it was."""
+
+    @pytest.fixture
+    def stopped(self, tmp_path: Path) -> Path:
+        stop_after(small(tmp_path / "run"), 2)
+        return tmp_path / "run"
+
+    def test_another_config(self, stopped: Path) -> None:
+        before = snapshot(stopped)
+        with pytest.raises(CheckpointError, match=r"algorithm\.local_lr was 0\.5 and is 0\.1") as caught:
+            simulate(small(stopped, algorithm={"local_lr": 0.1}), resume=stopped)
+        assert "\n" not in str(caught.value)
+        assert snapshot(stopped) == before
+
+    def test_an_edited_config_file(self, stopped: Path) -> None:
+        file = stopped / "config.toml"
+        file.write_text(file.read_text().replace("delta = 0.001", "delta = 0.0001"))
+        before = snapshot(stopped)
+        with pytest.raises(CheckpointError, match=r"privacy\.delta was 0\.001 and is 0\.0001"):
+            simulate(resume=stopped)
+        assert snapshot(stopped) == before
+
+    def test_other_data(self, tmp_path: Path) -> None:
+        x, y = torch.rand(300, 4), torch.arange(300) % 2
+        data = fedspa.from_arrays(x, y, x, y, name="mine")
+        with pytest.raises(Stopped):
+            simulate(small(tmp_path / "run"), data=data, stop=lambda: True)
+        changed = fedspa.from_arrays(x, 1 - y, x, y, name="mine")
+        with pytest.raises(CheckpointError, match="checksum of the labels"):
+            simulate(resume=tmp_path / "run", data=changed)
+        fewer = fedspa.from_arrays(x[:290], y[:290], x, y, name="mine")
+        with pytest.raises(CheckpointError, match="number of training records was 300 and is 290"):
+            simulate(resume=tmp_path / "run", data=fewer)
+
+    @pytest.mark.parametrize("noise", ["seeded", "secure"])
+    def test_an_old_copy_of_the_ledger(self, tmp_path: Path, noise: str) -> None:
+        config = small(tmp_path / "run", privacy={"noise": noise})
+        stop_after(config, 1)
+        shutil.copy(tmp_path / "run" / "ledger.sqlite", tmp_path / "old.sqlite")
+        seen: list[RoundMetrics] = []
+        with pytest.raises(Stopped):
+            simulate(resume=tmp_path / "run", on_round=seen.append, stop=lambda: len(seen) == 1)
+        shutil.copy(tmp_path / "old.sqlite", tmp_path / "run" / "ledger.sqlite")
+        with pytest.raises(LedgerError, match="3 entries of this run, whose checkpoint counts 9"):
+            simulate(resume=tmp_path / "run")
+
+    def test_a_ledger_that_is_gone_is_not_a_fresh_budget(self, stopped: Path) -> None:
+        (stopped / "ledger.sqlite").unlink()
+        with pytest.raises(LedgerError, match="missing"):
+            simulate(resume=stopped)
+        assert not (stopped / "ledger.sqlite").exists()
+
+    def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"config\.toml"):
+            simulate(resume=tmp_path)
+        with pytest.raises(ConfigError, match="holds no run"):
+            simulate(small(tmp_path / "other"), resume=tmp_path)
+
+    def test_checkpoints_that_are_gone(self, stopped: Path) -> None:
+        shutil.rmtree(stopped / "checkpoint")
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            simulate(resume=stopped)
+
+    def test_a_checkpoint_of_another_model(self, stopped: Path) -> None:
+        """Names alone do not tell two user-defined models apart."""
+        with pytest.raises(CheckpointError, match="number of parameters was 650 and is 32"):
+            simulate(
+                resume=stopped, module=torch.nn.Sequential(torch.nn.Linear(64, 5, bias=False), torch.nn.Flatten(1))
+            )
+
+
+def test_a_resumed_run_needs_room_for_its_rest_only(tmp_path: Path) -> None:
+    """The policy's cap has room for this run once: what the run itself spent is not held against it."""
+    (tmp_path / "policy.toml").write_text(
+        'epsilon = 1.0\ndelta = 1e-3\nneighbours = "add-remove"\nmin_noise_multiplier = 0.1\nmax_local_steps = 10\n'
+        'max_rounds = 10\nmax_compression = 1.0\nclippings = ["l2"]\n'
+    )
+    settings = {"ledger": str(tmp_path / "l.sqlite"), "policy": str(tmp_path / "policy.toml")}
+    sections = {"privacy": {"epsilon": 1.0, "clip_value": 0.3}, "federation": {"per_round": 6}}
+    config = small(tmp_path / "run", **sections, run=settings)
+    del config["privacy"]["noise_multiplier"]
+    stop_after(config, 3)
+    assert simulate(resume=tmp_path / "run").summary["rounds"] == 4
+    with pytest.raises(fedspa.errors.BudgetError):
+        simulate({**config, "run": {**config["run"], "out": str(tmp_path / "second")}})
+
+
+def test_history_survives_in_full(tmp_path: Path) -> None:
+    stop_after(small(tmp_path / "run"), 3)
+    result = simulate(resume=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["accuracy"] for line in lines] == [metrics.accuracy for metrics in result.metrics]
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith("ledger.sqlite-")
+    }
