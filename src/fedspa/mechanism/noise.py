@@ -1,8 +1,8 @@
 """Gaussian noise on a sum of clipped gradients, for the noise modes `secure` and `seeded`.
 
-The two differ by where the stream's key comes from (`streams.root_key`), not here. This noise is made on the CPU; a GPU's
-own generator (Philox) is not cryptographic, so the stacked engine brings one of its own there. `exact` is the mode that floating point cannot leak from, see
-`exact.py`.
+The two differ by where the stream's key comes from (`streams.root_key`), not here. This noise is made on the CPU; a
+GPU's own generator (Philox) is not cryptographic, so the stacked engine brings one of its own there. `exact` is the
+mode that floating point cannot leak from, see `exact.py`.
 """
 
 from __future__ import annotations
