@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("neither a CUDA device nor TRITON_INTERPRET=1", allow_module_level=True)
+
+from test_stacked import nets  # noqa: E402
 
 from fedspa.engine.flat import FlatModel  # noqa: E402
 from fedspa.engine.stacked import step_kernels  # noqa: E402
@@ -90,7 +94,7 @@ def make_tasks(name: str, net: nn.Module, count: int, clip: Any, active: int | N
     return tasks
 
 
-def both(name: str, tasks: list[LocalTask], net: nn.Module) -> tuple[list[LocalResult], list[LocalResult]]:
+def both(tasks: list[LocalTask], net: nn.Module) -> tuple[list[LocalResult], list[LocalResult]]:
     """By the kernels, and by the torch twins in float64 with the same batches and noise."""
     theta = FlatModel(net).flatten().to(DEVICE)
     rounds = Rounds(LayerGradients(net), DEVICE, tf32=False)
@@ -116,11 +120,53 @@ def test_a_round_matches_the_twins_in_float64(name: str, clip: Any, active: int 
         pytest.skip("nothing to clip")
     net = make_net(name)
     tasks = make_tasks(name, net, 3, clip, active, rule)
-    for got, wanted in zip(*both(name, tasks, net)):
+    for got, wanted in zip(*both(tasks, net)):
         size = float(wanted.delta.abs().max())
         assert got.delta.shape == wanted.delta.shape
         assert torch.allclose(got.delta.double(), wanted.delta, rtol=1e-5, atol=2e-5 * size)
         assert got.clip_value == pytest.approx(wanted.clip_value, rel=1e-6)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None)
+@given(
+    made=nets(),
+    clip=st.sampled_from(["coordinate", "l2"]),
+    active=st.none() | st.integers(1, 50),
+    value=st.sampled_from([0.05, 0.3]),
+    seed=st.integers(0, 1000),
+)
+def test_a_steps_sum_is_within_1e_5_of_the_clip_of_the_twins(
+    made: tuple[nn.Sequential, tuple[int, ...]], clip: Any, active: int | None, value: float, seed: int
+) -> None:
+    """Random nets; one step from batches of 0 to some 8, with the same small noise on both sides."""
+    net, shape = made
+    d = FlatModel(net).dimension
+    k = d if active is None else min(active, d)
+    tasks = []
+    for w in range(3):
+        generator = torch.Generator().manual_seed(seed + w)
+        x = torch.randn(10, *shape, generator=generator).to(DEVICE)
+        y = torch.randint(3, (10,), generator=generator).to(DEVICE)
+        omega = None if active is None else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).to(DEVICE)
+        plan = Plan(d, k, clip, value, "poisson", 1 + 3 * w, 10, 1, 1, 0.01, "add-remove", 1e-3)
+        key = derive_key(bytes(32), seed, w)
+        tasks.append(LocalTask(x, y, omega, 1.0, "poisson", 1 + 3 * w, 1, 1.0, plan, key))
+    for task, got, wanted in zip(tasks, *both(tasks, net.to(DEVICE))):
+        off = float((got.delta.double() - wanted.delta).abs().max()) * task.batch
+        assert off <= 1e-5 * value * max(1, draw_batches(task).largest)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="TF32 is the matrix units' own")
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+def test_tf32_changes_the_gradients_by_a_thousandth(clip: Any) -> None:
+    net = make_net("fused")
+    tasks = make_tasks("fused", net, 2, clip, None, "given")
+    theta = FlatModel(net).flatten().to(DEVICE)
+    full, rounded = (Rounds(LayerGradients(net), DEVICE, tf32=tf32).train(theta, tasks) for tf32 in (False, True))
+    for one, two in zip(full, rounded):
+        change = float((one.delta - two.delta).norm() / one.delta.norm())
+        assert 0 < change < 1e-2
 
 
 @pytest.mark.parametrize("clip", ["coordinate", "l2"])

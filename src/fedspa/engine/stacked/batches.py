@@ -41,9 +41,9 @@ def draw_batches(task: LocalTask) -> Batches:
         at_once = max(1, _BLOCK // max(1, records))
         for start in range(0, steps, at_once):
             count = min(at_once, steps - start)
-            drawn = np.flatnonzero(stream.uniform(count * records) < task.batch / records)
+            drawn = np.flatnonzero(stream.uniform(count * records) < task.rate)
             chosen.append(drawn + start * records)
         step, index = np.divmod(np.concatenate(chosen), records)
         return Batches(index, np.bincount(step, minlength=steps))
-    drawn_each = [draw_batch(task.sampling, task.batch, records, stream) for _ in range(steps)]
+    drawn_each = [draw_batch(task.sampling, task.batch, task.rate, records, stream) for _ in range(steps)]
     return Batches(np.concatenate(drawn_each), np.array([len(batch) for batch in drawn_each]))
