@@ -57,7 +57,7 @@ def test_a_round_is_algorithm_1() -> None:
     sampling, noise = (Stream(derive_key(someone.key, label)) for label in ("sampling", "noise"))
     local = theta.clone()  # line 6
     for _ in range(TAU):  # line 7
-        batch = draw_batch("poisson", B, M, sampling)  # line 8
+        batch = draw_batch("poisson", B, B / M, M, sampling)  # line 8
         total = torch.zeros(D, dtype=torch.float64)
         for i in batch:
             point = local.clone().requires_grad_()

@@ -65,5 +65,5 @@ def test_batches_are_those_of_python(
     count = native().fedspa_draw(
         key, level, skip, ["poisson", "fixed"].index(sampling), population, batch, chosen.ctypes.data
     )
-    expected = draw_batch(sampling, batch, population, Stream(key, skip))  # type: ignore[arg-type]
+    expected = draw_batch(sampling, batch, batch / population, population, Stream(key, skip))  # type: ignore[arg-type]
     assert np.array_equal(chosen[:count], expected)

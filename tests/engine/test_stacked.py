@@ -187,7 +187,7 @@ def test_batches_in_advance_are_those_of_the_loop(
     x, y = torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64)
     made = draw_batches(LocalTask(x, y, None, 1.0, sampling, batch, steps, 0.1, None, key))
     stream = Stream(derive_key(key, "sampling"))
-    wanted = [draw_batch(sampling, batch, count, stream) for _ in range(steps)]
+    wanted = [draw_batch(sampling, batch, batch / count, count, stream) for _ in range(steps)]
     assert made.sizes.tolist() == [len(w) for w in wanted]
     assert made.records.tolist() == np.concatenate(wanted).tolist()
     table = made.table(made.largest + 2)

@@ -61,7 +61,7 @@ def production(engine: EngineName, *, exact: bool) -> Target:
 def fresh_batches(plan: Plan, stream: Stream) -> Iterator[Indices]:
     """Step after step as in `engine.local.local_steps`."""
     while True:
-        yield draw_batch(plan.sampling, plan.batch, plan.records, stream)
+        yield draw_batch(plan.sampling, plan.batch, plan.rate, plan.records, stream)
 
 
 def release(chunks: Iterable[Tensor], plan: Plan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:

@@ -36,7 +36,7 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
     everywhere = slice(None) if task.coordinates is None else task.coordinates
     local = theta.clone()  # line 6
     for _ in range(task.local_steps):  # line 7
-        chosen = draw_batch(task.sampling, task.batch, len(task.y), sampling)  # line 8
+        chosen = draw_batch(task.sampling, task.batch, task.rate, len(task.y), sampling)  # line 8
         index = torch.from_numpy(chosen).to(task.y.device)
         x, y = task.x[index], task.y[index]
         if plan is None:

@@ -32,6 +32,12 @@ class LocalTask:
     key: bytes
     exact: bool = False
 
+    @property
+    def rate(self) -> float:
+        """The chance of a record in a Poisson batch. The plan's, which is public: a rate made from the agent's own
+        count would differ between neighbours that differ by a record."""
+        return self.plan.rate if self.plan is not None else self.batch / len(self.y)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:

@@ -16,12 +16,12 @@ from fedspa.privacy.event import Sampling
 Indices = NDArray[np.int64]
 
 
-def draw_batch(sampling: Sampling, batch: int, records: int, stream: Stream) -> Indices:
+def draw_batch(sampling: Sampling, batch: int, rate: float, records: int, stream: Stream) -> Indices:
     """One step's records, as sorted indices below `records`.
 
-    `poisson`: each record with chance batch/records, independently: any size from 0 to `records` is normal.
+    `poisson`: each record with chance `rate`, independently: any size from 0 to `records` is normal.
     `fixed`: exactly `batch` records, every subset equally likely.
     """
     if sampling == "poisson":
-        return np.flatnonzero(stream.uniform(records) < batch / records).astype(np.int64)
+        return np.flatnonzero(stream.uniform(records) < rate).astype(np.int64)
     return stream.choice_without_replacement(records, batch)

@@ -72,6 +72,11 @@ class Plan:
         return self.active / self.dimension
 
     @property
+    def rate(self) -> float:
+        """q = B/m, for the m that the plan names: a public number, not a count of anyone's records."""
+        return self.event.rate
+
+    @property
     def clip_norm(self) -> float:
         """The most that one example's clipped, masked gradient can weigh in L2: √k·c or C."""
         return math.sqrt(self.active) * self.clip_value if self.clip == "coordinate" else self.clip_value

@@ -127,7 +127,7 @@ class NativeEngine:
             batch=task.batch,
             sampling=library.SAMPLINGS[task.sampling],
             clip=library.CLIPPINGS[None if plan is None else plan.clip],
-            rate=task.batch / records,
+            rate=task.rate,
             step_size=task.local_lr * task.scale,
             sampling_key=(ctypes.c_uint8 * 32)(*derive_key(task.key, "sampling")),
             noise_key=(ctypes.c_uint8 * 32)(*derive_key(task.key, "noise")),
