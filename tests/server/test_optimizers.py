@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,3 +53,17 @@ def test_a_step_does_not_change_the_state_it_was_given() -> None:
     step.apply(state, torch.tensor([1.0]))
     assert float(state.theta) == 1.0
     assert float(state.moments["u"]) == 0.0
+
+
+@pytest.mark.parametrize("step", ["adam", "average", "momentum"])
+def test_the_average_of_the_iterates_follows_without_leading(step: str) -> None:
+    plain = ServerOptimizer(step, 0.5, 0.9, 0.99, 1e-3, "none")  # type: ignore[arg-type]
+    averaged = replace(plain, ema=0.75)
+    one, two = plain.start(torch.tensor([1.0])), averaged.start(torch.tensor([1.0]))
+    expected = 1.0
+    for mean in (0.4, -0.2, 0.1):
+        one, two = plain.apply(one, torch.tensor([mean])), averaged.apply(two, torch.tensor([mean]))
+        expected = 0.75 * expected + 0.25 * float(one.theta)
+        assert torch.equal(one.theta, two.theta)  # agents train from the same θ
+        assert float(two.model) == pytest.approx(expected)
+    assert torch.equal(one.model, one.theta)

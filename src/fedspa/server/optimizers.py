@@ -1,7 +1,9 @@
 """The server's step: from the mean update of a round to the next θ. Chosen by name.
 
 `adam` is the paper's (Algorithm 1, lines 13–15), as printed: v is fed with u² (not with Δ²), v₋₁ = κ², no bias
-correction. `average` is FedAvg's θ + η·mean Δ, `momentum` the same with a heavy ball.
+correction. `average` is FedAvg's θ + η·mean Δ, `momentum` the same with a heavy ball. Any of them can be followed by an
+exponential average of the iterates: agents train from θ, the model that is evaluated and kept is the average. It smooths
+noise, and is post-processing: free.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ def decayed(rate: float, decay: Decay, round_number: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptimizer:
-    """How the server moves θ. `server_lr` is η_g."""
+    """How the server moves θ. `server_lr` is η_g; `ema` is the average's memory, 0 for none."""
 
     step: ServerStep
     server_lr: float
@@ -31,6 +33,7 @@ class ServerOptimizer:
     beta2: float
     kappa: float
     lr_decay: Decay
+    ema: float = 0.0
 
     def start(self, theta: Tensor) -> ServerState:
         """u₋₁ = 0, v₋₁ = κ² (only what the chosen step needs)."""
@@ -39,10 +42,18 @@ class ServerOptimizer:
             moments["u"] = torch.zeros_like(theta)
         if self.step == "adam":
             moments["v"] = torch.full_like(theta, self.kappa**2)
+        if self.ema > 0:
+            moments["average"] = theta.clone()
         return ServerState(theta, 0, moments)
 
     def apply(self, state: ServerState, mean_update: Tensor) -> ServerState:
         """θ_{t+1} from θ_t and the mean of the round's updates."""
+        moved = self._moved(state, mean_update)
+        if self.ema > 0:
+            moved.moments["average"] = self.ema * state.moments["average"] + (1 - self.ema) * moved.theta
+        return moved
+
+    def _moved(self, state: ServerState, mean_update: Tensor) -> ServerState:
         rate = decayed(self.server_lr, self.lr_decay, state.round)
         theta, moments = state.theta, state.moments
         if self.step == "average":
@@ -63,3 +74,8 @@ class ServerState:
     theta: Tensor
     round: int
     moments: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Tensor:
+        """What is evaluated and kept: the average of the iterates where there is one, else θ."""
+        return self.moments.get("average", self.theta)
