@@ -2,8 +2,8 @@
 
 `adam` is the paper's (Algorithm 1, lines 13–15), as printed: v is fed with u² (not with Δ²), v₋₁ = κ², no bias
 correction. `average` is FedAvg's θ + η·mean Δ, `momentum` the same with a heavy ball. Any of them can be followed by an
-exponential average of the iterates: agents train from θ, the model that is evaluated and kept is the average. It smooths
-noise, and is post-processing: free.
+exponential average of the iterates: agents train from θ, the model that is evaluated and kept is the average. It
+smooths noise, and is post-processing: free.
 """
 
 from __future__ import annotations
