@@ -1,7 +1,8 @@
 """A Flower run's config: fedspa's own sections, and `[flower]` for what only a deployment has.
 
 Flower hands over one flat mapping (`[tool.flwr.app.config]`, overridden by `flwr run -c 'federation.rounds=5'`), whose
-keys read `section.key`.
+keys read `section.key`. Flower only overrides what the app's pyproject.toml declares, and TOML has no word for
+nothing: a key declared as "" is one that is not set.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
             raise ConfigError(
                 f"run config: {key} belongs to no section; write it as section.key, as in federation.rounds"
             )
-        sections.setdefault(section, {})[name] = value
+        sections.setdefault(section, {})
+        if value != "":
+            sections[section][name] = value
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:

@@ -1,0 +1,72 @@
+"""A pinned node takes reviewed apps and no other."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
+import hashlib
+from types import SimpleNamespace
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.fab import Fab
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import start_client_internal as internal
+
+from fedspa.errors import ConfigError
+from fedspa.flower.supernode import allowed_digests, pin
+
+REVIEWED = b"the app that was reviewed"
+DIGEST = hashlib.sha256(REVIEWED).hexdigest()
+
+
+def test_digests_are_taken_out_of_the_arguments():
+    arguments = ["--insecure", "--fab-sha256", DIGEST.upper(), "--port", "9094", "--fab-sha256", "0" * 64]
+    assert allowed_digests(arguments) == ({DIGEST, "0" * 64}, ["--insecure", "--port", "9094"])
+
+
+@pytest.mark.parametrize("arguments", [[], ["--insecure"], ["--fab-sha256"], ["--fab-sha256", "abc"]])
+def test_no_pin_no_node(arguments):
+    with pytest.raises(ConfigError, match="fab-sha256"):
+        allowed_digests(arguments)
+
+
+class Unpacked(Exception):
+    """Flower went on with the app."""
+
+
+@pytest.mark.parametrize(("content", "taken"), [(REVIEWED, True), (REVIEWED + b"\n", False)])
+def test_only_the_reviewed_app_gets_through_flowers_own_check(monkeypatch, content, taken):
+    """Through Flower's function up to where it opens the app: the server's word for the digest does not count."""
+    for name in ("_pull_and_store_message", "_verify_fab"):
+        monkeypatch.setattr(internal, name, getattr(internal, name))  # put back afterwards
+    pin(frozenset({DIGEST}))
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    message = Message(RecordDict({"c": ConfigRecord({"a": 1})}), 7, "train")
+    answers: list[Message] = []
+
+    def unpack(*_: object) -> None:
+        raise Unpacked
+
+    monkeypatch.setattr(internal, "get_fused_config_from_fab", unpack)
+    monkeypatch.setattr(internal, "_insert_message", lambda reply, *_: answers.append(reply))
+    state = SimpleNamespace(get_run=lambda _: None, get_node_id=lambda: 7, store_run=lambda *_: None)
+    arguments = {
+        "state": state,
+        "object_store": SimpleNamespace(),
+        "node_config": {},
+        "receive": lambda: (message, SimpleNamespace()),
+        "get_run": lambda _: SimpleNamespace(fab_hash=DIGEST),
+        "get_fab": lambda *_: Fab(DIGEST, content, {}),
+        "pull_object": lambda *_: b"",
+        "confirm_message_received": lambda *_: None,
+        "trusted_entities": None,
+    }
+    if taken:
+        with pytest.raises(Unpacked):
+            internal._pull_and_store_message(**arguments)
+        assert answers == []
+    else:
+        internal._pull_and_store_message(**arguments)
+        assert [answer.error.reason for answer in answers] == ["The FAB could not be verified."]
