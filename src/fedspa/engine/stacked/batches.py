@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,9 +42,16 @@ def draw_batches(task: LocalTask) -> Batches:
         at_once = max(1, _BLOCK // max(1, records))
         for start in range(0, steps, at_once):
             count = min(at_once, steps - start)
-            drawn = np.flatnonzero(stream.uniform(count * records) < task.rate)
-            chosen.append(drawn + start * records)
-        step, index = np.divmod(np.concatenate(chosen), records)
+            chosen.append(_below(stream, count * records, task.rate) + start * records)
+        step, index = np.divmod(np.concatenate(chosen), max(1, records))
         return Batches(index, np.bincount(step, minlength=steps))
     drawn_each = [draw_batch(task.sampling, task.batch, task.rate, records, stream) for _ in range(steps)]
     return Batches(np.concatenate(drawn_each), np.array([len(batch) for batch in drawn_each]))
+
+
+def _below(stream: Stream, count: int, rate: float) -> Indices:
+    """Where `stream.uniform(count) < rate`, without making the fractions: those are the words' upper 53 bits."""
+    words, bound = stream.uint64(count), math.ceil(rate * 2**53)
+    if bound >= 2**53:
+        return np.arange(count)
+    return np.flatnonzero(words < np.uint64(bound << 11))

@@ -117,14 +117,11 @@ def backward(
     delta, theta, x, winner, back, counts, step, agents, rows, dimension, weight,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-    LOWER_H: tl.constexpr, LOWER_W: tl.constexpr, LOWER_DH: tl.constexpr, LOWER_DW: tl.constexpr,
-    LOWER_TOP: tl.constexpr, LOWER_LEFT: tl.constexpr, UNPOOL: tl.constexpr,
-    ACT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    ACT: tl.constexpr, UNPOOL: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """δ of the inputs, through the derivative of the activation ACT that made them and, with UNPOOL, back through the
-    2 × 2 max-pool before that (`winner`), written into the lower unit's δ: planes of LOWER_H × LOWER_W values, inside
-    borders as `Border` has them. With stride 1 the border of this unit's own δ stands in for bounds checks."""
+    """δ of the inputs, through the derivative of the activation ACT that made them, and back through the pooling
+    before it: UNPOOL is the width of the pooling's own input (0: none), `winner` where each maximum was."""
     RS: tl.constexpr = KH * KW
     agent = tl.program_id(2)
     total = tl.load(counts + tl.load(step) * agents + agent) * (H * W)
@@ -133,21 +130,24 @@ def backward(
         c = tl.program_id(1) * BN + tl.arange(0, BN)
         row = m // (H * W)
         iy, ix = (m % (H * W)) // W + PH, m % W + PW
-        deltas = delta + agent.to(tl.int64) * rows * (N * DH * DW)
-        here = row * (N * DH * DW) + (iy + TOP) * DW + ix + LEFT
+        deltas = delta + agent.to(tl.int64) * rows * (N * OH * OW)
         parameters = theta + agent.to(tl.int64) * dimension + weight
         acc = tl.zeros([BM, BN], dtype=tl.float32)
         for k0 in range(0, N * RS, BK):
             k = k0 + tl.arange(0, BK)
             o, ky, kx = k // RS, (k % RS) // KW, k % KW
             inside = (m < total)[:, None] & (k < N * RS)[None, :]
-            if SH * SW == 1:
-                at = here[:, None] + (o * (DH * DW) - ky * DW - kx)[None, :]
+            if H * W * RS == 1:
+                at = (row * N)[:, None] + o[None, :]
+            elif SH * SW == 1:
+                y, z = iy[:, None] - ky[None, :], ix[:, None] - kx[None, :]
+                inside = inside & (y >= 0) & (y < OH) & (z >= 0) & (z < OW)
+                at = (row * (N * OH * OW) + iy * OW + ix)[:, None] + (o * (OH * OW) - ky * OW - kx)[None, :]
             else:
                 y, z = iy[:, None] - ky[None, :], ix[:, None] - kx[None, :]
                 inside = inside & (y >= 0) & (z >= 0) & (y % SH == 0) & (z % SW == 0)
                 inside = inside & (y < OH * SH) & (z < OW * SW)
-                at = (row * (N * DH * DW))[:, None] + (o * (DH * DW))[None, :] + (y // SH) * DW + z // SW
+                at = (row * (N * OH * OW))[:, None] + (o * (OH * OW))[None, :] + (y // SH) * OW + z // SW
             value = tl.load(deltas + at, inside, other=0.0)
             # Read with k last: the matrix units want both factors' inner dimension contiguous.
             kernel = tl.load(
@@ -159,22 +159,18 @@ def backward(
         valid = (m < total)[:, None] & (c < C)[None, :]
         flat = (c * (H * W))[None, :] + (m % (H * W))[:, None]
         first = agent.to(tl.int64) * rows * (C * H * W)
-        made = first + (row * (C * H * W))[:, None] + flat
+        to = (row * (C * H * W))[:, None] + flat
         if ACT != NONE:
-            value = tl.load(x + made, valid, other=0.0)
-            acc = tl.where(value <= 0, 0.0, acc) if ACT == RELU else acc * (1 - value * value)
-        LOWER: tl.constexpr = LOWER_H * LOWER_W
-        PLANE: tl.constexpr = LOWER_DH * LOWER_DW
-        TIMES: tl.constexpr = 2 if UNPOOL else 1
-        line = TIMES * ((flat % LOWER) // LOWER_W) + LOWER_TOP
-        to = (flat // LOWER) * PLANE + line * LOWER_DW + TIMES * (flat % LOWER_W) + LOWER_LEFT
-        SIZE: tl.constexpr = C * H * W // LOWER * PLANE
-        to = back + agent.to(tl.int64) * rows * SIZE + (row[:, None] * SIZE + to)
-        if UNPOOL:
-            place = tl.load(winner + made, valid, other=0)
-            tl.store(to, tl.where(place == 0, acc, 0.0), valid)
-            tl.store(to + 1, tl.where(place == 1, acc, 0.0), valid)
-            tl.store(to + LOWER_DW, tl.where(place == 2, acc, 0.0), valid)
-            tl.store(to + LOWER_DW + 1, tl.where(place == 3, acc, 0.0), valid)
+            made = tl.load(x + first + to, valid, other=0.0)
+            acc = tl.where(made <= 0, 0.0, acc) if ACT == RELU else acc * (1 - made * made)
+        if UNPOOL == 0:
+            tl.store(back + first + to, acc, valid)
         else:
-            tl.store(to, acc, valid)
+            # Pooled values are numbered plane by plane, line by line: so are the windows of two lines below them.
+            place = tl.load(winner + first + to, valid, other=0)
+            corner = back + 4 * first + (row * (4 * C * H * W))[:, None]
+            corner += (flat // (UNPOOL // 2)) * (2 * UNPOOL) + (flat % (UNPOOL // 2)) * 2
+            tl.store(corner, tl.where(place == 0, acc, 0.0), valid)
+            tl.store(corner + 1, tl.where(place == 1, acc, 0.0), valid)
+            tl.store(corner + UNPOOL, tl.where(place == 2, acc, 0.0), valid)
+            tl.store(corner + UNPOOL + 1, tl.where(place == 3, acc, 0.0), valid)

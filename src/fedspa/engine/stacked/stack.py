@@ -18,7 +18,7 @@ from fedspa.engine.stacked import kernels, rules, step_kernels, sum_kernels
 from fedspa.engine.stacked.buffers import RoundBuffers, Shape
 from fedspa.engine.stacked.chacha import GROUP, LANES
 from fedspa.engine.stacked.describe import Activation, Layer, Pool
-from fedspa.engine.stacked.units import Border, Tiles, Unit, fuse, tiles
+from fedspa.engine.stacked.units import Tiles, Unit, fuse, tiles
 from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
 
 _ACTIVATIONS = {None: kernels.NONE, "relu": kernels.RELU, "tanh": kernels.TANH}
@@ -48,7 +48,6 @@ class Stack:
 
         self._out: dict[int, Tensor] = {}
         self._winner: dict[int, Tensor] = {}
-        self._border: dict[int, Border] = {}
         self._delta: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}
         parts: list[tuple[int, int, int, int]] = []
@@ -56,9 +55,8 @@ class Stack:
         self._tile_count, end = 0, 0
         for i, unit in self._weighted():
             self._out[i] = make(agents, rows, unit.outputs)
-            # δ before the pooling, zeros and border included: both kernels that read it want plain rows.
-            self._border[i] = border = unit.border(not used_below(self._units, i))
-            self._delta[i] = make(agents, rows, unit.weighted.outputs, border.height, border.width)
+            # δ before the pooling, zeros included: both kernels that read it want plain rows.
+            self._delta[i] = make(agents, rows, unit.weighted.outputs * unit.positions)
             # Without pooling nothing reads it; a pointer must still be given.
             self._winner[i] = make(*self._out[i].shape, dtype=torch.int8) if unit.pooled else make(1, dtype=torch.int8)
             parts.append((unit.weighted.weight, unit.weighted.size, end, self._tiles[i].split))
@@ -186,18 +184,13 @@ class Stack:
         s = self._shape
         logits = self._tape[-1][1]
         classes = logits.numel() // (s.agents * s.rows)
-        end = len(self._units) - 1
-        plain = end in self._border and self._border[end] == Border(1, 1, 0, 0)
-        delta = self._delta[end] if plain else torch.empty_like(logits)
+        delta = torch.empty_like(logits)
         kernels.loss_gradient[(s.rows, s.agents)](
             *(logits, held.labels, held.index, delta, held.counts, held.step, held.flags),
             *(s.agents, s.rows, s.records), C=classes, BLOCK=max(16, 1 << (classes - 1).bit_length()), num_warps=1,
         )  # fmt: skip
-        last = self._units[end]
-        if isinstance(last, Unit) and not plain:
-            delta = self._bordered(end, last, delta)
         used: list[tuple[int, Tensor, Tensor]] = []
-        for i in range(end, -1, -1):
+        for i in range(len(self._units) - 1, -1, -1):
             unit = self._units[i]
             x, out, where = self._tape[i]
             before = self._units[i - 1] if i else None
@@ -219,31 +212,21 @@ class Stack:
                     delta = rules.activate_backward(before.activation, x.reshape(s.agents * s.rows, -1), delta)
                 if before.pooled:
                     delta = _unpool(before, self._winner[i - 1], delta)
-                delta = self._bordered(i - 1, before, delta)
+            delta = delta.contiguous()
         return used
-
-    def _bordered(self, i: int, unit: Unit, delta: Tensor) -> Tensor:
-        """δ that torch made, where the kernels of unit i look for it."""
-        (down, across), border, held = unit.out, self._border[i], self._delta[i]
-        inside = held[..., border.top : border.top + down, border.left : border.left + across]
-        inside.copy_(delta.view(inside.shape))
-        return held
 
     def _back(self, i: int, unit: Unit, x: Tensor, delta: Tensor, before: Unit | Pool | Activation | None) -> Tensor:
         held = self.round
         s, layer, (bm, bn, bk, warps) = self._shape, unit.weighted, self._tiles[i].backward
         back = self._delta[i - 1] if isinstance(before, Unit) else torch.empty_like(x)
-        activation, unpool = None, False
-        lower = {"LOWER_H": 1, "LOWER_W": 1, **_lying(Border(1, 1, 0, 0), "LOWER_")}
-        if isinstance(before, Unit):
-            activation, unpool, (down, across) = before.activation, before.pooled, before.made
-            lower = {"LOWER_H": down, "LOWER_W": across, **_lying(self._border[i - 1], "LOWER_")}
+        activation = before.activation if isinstance(before, Unit) else None
+        unpool = before.out[1] if isinstance(before, Unit) and before.pooled else 0
         grid = (math.ceil(s.rows * layer.height * layer.width / bm), math.ceil(layer.channels / bn), s.agents)
         kernels.backward[grid](
             *(delta, held.theta, x, self._winner[i - 1] if unpool else held.flags, back, held.counts, held.step),
             *(s.agents, s.rows, s.dimension, layer.weight),
-            **_geometry(unit), **_lying(self._border[i]), **lower, UNPOOL=unpool,
-            ACT=_code(activation), PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
+            **_geometry(unit), ACT=_code(activation), UNPOOL=unpool,
+            PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
         )  # fmt: skip
         return back
 
@@ -266,7 +249,7 @@ class Stack:
             return
         sum_kernels.conv_sums[grid](
             *(delta, x, *common, held.counts, held.step, *numbers),
-            **_geometry(unit), **_lying(self._border[i]), BIAS=bias, MASKED=masked, MODE=mode,
+            **_geometry(unit), BIAS=bias, MASKED=masked, MODE=mode,
             PRECISION=self._precision, SPLIT=shape.split, BO=bo, BJ=bj, BQ=bq, num_warps=warps,
         )  # fmt: skip
 
@@ -318,11 +301,6 @@ def _geometry(unit: Unit) -> dict[str, int]:
     (kh, kw), (sh, sw), (ph, pw), (oh, ow) = layer.kernel, layer.stride, layer.padding, unit.out
     sides = {"C": layer.channels, "H": layer.height, "W": layer.width, "N": layer.outputs, "KH": kh, "KW": kw}
     return {**sides, "SH": sh, "SW": sw, "PH": ph, "PW": pw, "OH": oh, "OW": ow}
-
-
-def _lying(border: Border, prefix: str = "") -> dict[str, int]:
-    sides = {"DH": border.height, "DW": border.width, "TOP": border.top, "LEFT": border.left}
-    return {prefix + name: value for name, value in sides.items()}
 
 
 def _code(activation: Activation | None) -> Any:

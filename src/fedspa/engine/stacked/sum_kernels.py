@@ -39,7 +39,6 @@ def _weight_tile(
     delta, x, to, masks, clip, factors, first, second, part, count, agent, rows, dimension, weight, tile, tiles, o, j,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
     MASKED: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT: tl.constexpr, BO: tl.constexpr, BJ: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
@@ -53,13 +52,12 @@ def _weight_tile(
     total = tl.zeros([BO, BJ], dtype=tl.float32)
     for r in range(part, count, SPLIT):
         row = agent.to(tl.int64) * rows + r
-        deltas, image = delta + row * (N * DH * DW), x + row * (C * H * W)
+        deltas, image = delta + row * (N * Q), x + row * (C * H * W)
         g = tl.zeros([BO, BJ], dtype=tl.float32)
         for q0 in range(0, Q, BQ):
             q = q0 + tl.arange(0, BQ)
             oy, ox = (q // OW) * SH, (q % OW) * SW
-            at = (o * (DH * DW))[:, None] + ((q // OW + TOP) * DW + q % OW + LEFT)[None, :]
-            d = tl.load(deltas + at, (o < N)[:, None] & (q < Q)[None, :], other=0.0)
+            d = tl.load(deltas + ((o * Q)[:, None] + q[None, :]), (o < N)[:, None] & (q < Q)[None, :], other=0.0)
             inside = (j < K)[:, None] & (q < Q)[None, :]
             if PH > 0 or PW > 0:
                 iy, ix = jy[:, None] + oy[None, :], jx[:, None] + ox[None, :]
@@ -78,12 +76,10 @@ def _weight_tile(
 @triton.jit
 def _bias_tile(
     delta, to, masks, clip, factors, first, second, part, count, agent, rows, dimension, weight, tile, tiles, o,
-    N: tl.constexpr, K: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, MASKED: tl.constexpr, MODE: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, Q: tl.constexpr, MASKED: tl.constexpr, MODE: tl.constexpr,
     SPLIT: tl.constexpr, BO: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
     """The gradients of biases o: for each example the sum of δ over the positions."""
-    Q: tl.constexpr = OH * OW
     place, valid = (N * K + o)[:, None], (o < N)[:, None]
     mask = _active(masks, agent, dimension, weight, place, valid, MASKED)
     total = tl.zeros([BO, 1], dtype=tl.float32)
@@ -92,8 +88,8 @@ def _bias_tile(
         several = tl.zeros([BO, BQ], dtype=tl.float32)
         for q0 in range(0, Q, BQ):
             q = q0 + tl.arange(0, BQ)
-            at = (o * (DH * DW))[:, None] + ((q // OW + TOP) * DW + q % OW + LEFT)[None, :]
-            several += tl.load(delta + row * (N * DH * DW) + at, valid & (q < Q)[None, :], other=0.0)
+            at = (o * Q)[:, None] + q[None, :]
+            several += tl.load(delta + row * (N * Q) + at, valid & (q < Q)[None, :], other=0.0)
         g = tl.sum(several, 1)[:, None]
         if MODE == SUM:
             total += g * tl.load(factors + row)
@@ -108,7 +104,6 @@ def conv_sums(
     delta, x, sums, masks, clips, factors, first, second, counts, step, agents, rows, dimension, weight, tile, tiles,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
     BIAS: tl.constexpr, MASKED: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT: tl.constexpr, BO: tl.constexpr, BJ: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
@@ -129,13 +124,12 @@ def conv_sums(
         j = column * BJ + tl.arange(0, BJ)
         _weight_tile(
             delta, x, to, masks, clip, factors, first, second, part, count, agent, rows, dimension, weight, tile, tiles,
-            o, j, C, H, W, N, KH, KW, SH, SW, PH, PW, OH, OW, DH, DW, TOP, LEFT, MASKED, MODE, PRECISION,
-            SPLIT, BO, BJ, BQ,
+            o, j, C, H, W, N, KH, KW, SH, SW, PH, PW, OH, OW, MASKED, MODE, PRECISION, SPLIT, BO, BJ, BQ,
         )  # fmt: skip
     else:
         _bias_tile(
             delta, to, masks, clip, factors, first, second, part, count, agent, rows, dimension, weight, tile, tiles,
-            o, N, K, OH, OW, DH, DW, TOP, LEFT, MASKED, MODE, SPLIT, BO, BQ,
+            o, N, K, OH * OW, MASKED, MODE, SPLIT, BO, BQ,
         )  # fmt: skip
 
 

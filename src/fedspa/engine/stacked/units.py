@@ -10,17 +10,6 @@ from fedspa.engine.stacked.describe import Activation, Layer, Pool, Weighted
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
-    """How an image's δ lies in memory: in planes of `height` × `width`, from line `top` and column `left` on, zeros
-    around it. Every position that a convolution's backward pass looks at is then a place in memory."""
-
-    height: int
-    width: int
-    top: int
-    left: int
-
-
-@dataclass(frozen=True, slots=True)
 class Unit:
     """`pooled`: a 2 × 2 max-pool is part of it. `activation`: the last thing it does."""
 
@@ -41,21 +30,6 @@ class Unit:
     @property
     def outputs(self) -> int:
         return self.weighted.outputs * self.positions // (4 if self.pooled else 1)
-
-    @property
-    def made(self) -> tuple[int, int]:
-        """Lines and columns of what comes out."""
-        return (self.out[0] // 2, self.out[1] // 2) if self.pooled else self.out
-
-    def border(self, is_first: bool) -> Border:
-        """None around the first unit's δ, which goes no further back, nor with strides, which check bounds anyway."""
-        layer, (down, across) = self.weighted, self.out
-        if is_first or layer.stride != (1, 1):
-            return Border(down, across, 0, 0)
-        top, left = (max(0, k - 1 - p) for k, p in zip(layer.kernel, layer.padding))
-        bottom = max(0, layer.height + layer.padding[0] - down)
-        right = max(0, layer.width + layer.padding[1] - across)
-        return Border(top + down + bottom, left + across + right, top, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +90,10 @@ def tiles(unit: Unit) -> Tiles:
         sums = (8, _power(layer.columns + 1, 32, 128), 0, 2)
         most = 4
     else:
-        few = unit.positions <= 32  # then few programs share the work, and each must hide its own waiting
-        inner = 32 if few or layer.columns <= 32 else 16
-        forward = (128, _power(layer.outputs, 16, 128), inner, 8 if few else 4)
+        if unit.positions <= 32:  # few programs share the work: smaller ones, and each hides its own waiting
+            forward = (64, _power(layer.outputs, 16, 128), 32, 8)
+        else:
+            forward = (128, _power(layer.outputs, 16, 128), 32 if layer.columns <= 32 else 16, 4)
         backward = (32 if layer.channels <= 16 else 64, _power(layer.channels, 16, 128), 16, 4)
         places = _power(unit.positions, 16, 64 if layer.outputs < 64 else 32)
         sums = (_power(layer.outputs, 16, 128), _power(layer.columns, 32, 64), places, 4)
