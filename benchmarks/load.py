@@ -1,7 +1,7 @@
 """How a run's time and memory grow: with the agents of a round, and not with the federation; and a server with d = 10⁸.
 
     python benchmarks/load.py [--json]                    # everything, a few minutes
-    python benchmarks/load.py --only federation|round|server
+    python benchmarks/load.py --only federation|round|server|checkpoint
 
 Every case is measured in a process of its own. Time is the processor's, so that a busy machine does not blur it; memory
 is what a round takes at its peak above what was there before it (Linux only: the kernel's high-water mark is reset).
@@ -30,7 +30,9 @@ CASES: dict[str, list[dict[str, int]]] = {
     # The round grows, the federation stays.
     "round": [{"agents": 100_000, "per_round": per_round} for per_round in (100, 1_000, 10_000)],
     "server": [{"dimension": dimension, "per_mille": 1} for dimension in (1_000_000, 10_000_000, 100_000_000)],
+    "checkpoint": [{"dimension": dimension} for dimension in (650, 21_840, 537_610)],
 }
+RATIOS = ("seconds_a_round", "megabytes_a_round", "milliseconds_to_save")
 
 
 def main() -> None:
@@ -41,7 +43,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.case is not None:
         table, case = json.loads(arguments.case)
-        print(json.dumps(server(**case) if table == "server" else simulator(**case)))
+        measure = {"server": server, "checkpoint": checkpoint}.get(table, simulator)
+        print(json.dumps(measure(**case)))
         return
     tables = {name: measured(name) for name in CASES if arguments.only in (None, name)}
     print(json.dumps(tables, indent=2) if arguments.json else "\n\n".join(shown(*item) for item in tables.items()))
@@ -56,10 +59,7 @@ def measured(table: str) -> list[dict[str, Any]]:
         result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         rows.append({**case, **json.loads(result.stdout)})
     first = rows[0]
-    return [
-        {**row, **{f"{name}_ratio": row[name] / first[name] for name in ("seconds_a_round", "megabytes_a_round")}}
-        for row in rows
-    ]
+    return [{**row, **{f"{name}_ratio": row[name] / first[name] for name in RATIOS if name in row}} for row in rows]
 
 
 def simulator(agents: int, per_round: int) -> dict[str, float]:
@@ -154,6 +154,25 @@ def server(dimension: int, per_mille: int, payloads: int = 10) -> dict[str, floa
         "megabytes_to_save": megabytes("VmHWM") - resting,
         "bytes_a_payload": len(sent[0]),
     }
+
+
+def checkpoint(dimension: int) -> dict[str, float]:
+    """Saving θ, u and v after a hundred rounds, by the clock on the wall: most of it is waiting for the disk."""
+    import torch
+
+    from fedspa.runs.checkpoint import Checkpoint, save
+    from fedspa.runs.config import load
+    from fedspa.server.optimizers import ServerState
+
+    line = {"round": 0, "accuracy": 1 / 3, "loss": 1 / 7, "agents": 10, "uplink_bytes": 10_000, "epsilon": 1 / 9}
+    state = ServerState(torch.rand(dimension), 100, {name: torch.rand(dimension) for name in "uv"})
+    took = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(30):
+            start = time.perf_counter()
+            save(Path(folder), Checkpoint(state, 1.0, "load", load(), [line] * 100), keep=2)
+            took.append(time.perf_counter() - start)
+    return {"milliseconds_to_save": 1000 * statistics.median(took)}
 
 
 def reset_peak() -> float:
