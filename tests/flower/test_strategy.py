@@ -198,6 +198,18 @@ def test_duplicates_and_strangers(simulation, train, tmp_path):
     assert torch.equal(theta(tmp_path / "run"), theta(tmp_path / "twin"))
 
 
+def test_flowers_own_notice_of_a_lost_node_is_silence(simulation, train):
+    def lost(node: int, question: Message, answer: Any) -> list[Message]:
+        if node != 101:
+            return [answer()]
+        notice = Message(Error(5, "node unavailable"), reply_to=question)
+        notice.metadata.__dict__["_src_node_id"] = 1  # the SuperLink's
+        return [notice]
+
+    simulation.fault = lost
+    assert train(simulation, federation__per_round=4)["dropped"] == {"silent": 3}
+
+
 def test_a_replay_of_an_older_round_is_dropped(simulation, train):
     kept: list[bytes] = []
 

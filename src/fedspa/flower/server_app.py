@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,7 +55,11 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
             folder.save(begun, config.run.keep)
         folder.rewind(begun.metrics)
         strategy = FedSpa(job, folder, settings, begun)
-        _gather(grid, strategy, settings.start_timeout)
+        # A run that goes on may miss a site that is gone for good; a new one wants everybody.
+        patience = (
+            settings.start_timeout if not settings.resume else min(settings.start_timeout, settings.round_timeout)
+        )
+        _gather(grid, strategy, patience)
         strategy.start(grid, strategy.initial_arrays(), num_rounds=strategy.rounds_left, timeout=settings.round_timeout)
         job.model.load(strategy.coordinator.state.theta)
         if grid.late:
@@ -65,6 +69,8 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         folder.finish(summary, job.model.module)
     log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))
+    for warning in summary["warnings"]:
+        log(WARNING, "%s", warning)
     return summary
 
 

@@ -130,6 +130,8 @@ class FedSpa(Strategy):
         silent, dropped = dict(asked), Counter[str]()
         for reply in replies:
             node = reply.metadata.src_node_id
+            if reply.has_error() and node not in asked:
+                continue  # Flower's own notice that nobody answered in time: counted as silent below
             if node not in silent:
                 dropped["duplicate-reply" if node in asked else "stranger"] += 1
                 continue
