@@ -235,7 +235,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for owner, name in ((durable, "_force"), (os, "replace"), (os, "fsync")):
+    for owner, name in ((durable, "force"), (os, "replace"), (os, "fsync")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, full)
             with pytest.raises(OSError, match="No space"):

@@ -355,3 +355,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_every_row_of_the_documented_table_is_a_test() -> None:
+    root = Path(__file__).parents[2]
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs" / "reliability.md").read_text("utf-8"))
+    assert len(named) > 30
+    for file, name in named:
+        assert re.search(rf"^ *def {name}\(", (root / file).read_text("utf-8"), flags=re.M), f"{file}::{name}"

@@ -23,6 +23,7 @@ from fedspa.errors import LedgerError
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
+from fedspa.runs import durable
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.setup import Job
 
@@ -132,6 +133,14 @@ class Books:
             for number, payload in payloads.items()
         }
         self._ledger.release_many(digests, self.run, self._message)
+
+    def settle(self) -> None:
+        """Before a checkpoint that counts on its entries. A ledger of the run's own waits for no disk otherwise."""
+        if self.guarantee is None or self._job.config.run.ledger is not None:
+            return
+        log = self._ledger.path.with_name(f"{self._ledger.path.name}-wal")
+        durable.force(log if log.exists() else self._ledger.path)
+        durable.force_folder(log.parent)
 
     def epsilon(self) -> float | None:
         """Largest verified ε over agents so far, under the plan's relation."""

@@ -18,7 +18,7 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
     draft = path.with_name(path.name + DRAFT)
     try:
         write(draft)
-        _force(draft)
+        force(draft)
         os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -44,14 +44,15 @@ def replace_text(path: Path, text: str) -> None:
 def force_folder(folder: Path) -> None:
     """Names live in the folder: a file's own fsync does not keep them."""
     if os.name == "posix":
-        _force(folder)
+        force(folder)
 
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, "utf-8")
 
 
-def _force(path: Path) -> None:
+def force(path: Path) -> None:
+    """What was written there is on the disk when this returns, whoever wrote it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -105,6 +105,7 @@ def simulate(
                 stopping = not last and stop is not None and stop()
                 if last or stopping or len(done) % config.run.checkpoint_every == 0:
                     seconds = begun.seconds + time.monotonic() - started
+                    books.settle()
                     folder.save(simulation.checkpoint(begun.run, done, seconds), config.run.keep)
                 if on_round is not None:
                     on_round(metrics)
