@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -23,6 +23,7 @@ class LocalGrid(Grid):
         self.online = set(nodes)
         self.run_config = dict(run_config)
         self.fault: Fault = lambda node, message, answer: [answer()]
+        self.notices = True  # like the SuperLink, say at once that a node is lost; without it, waiting takes its time
         self.sent: list[Message] = []
         self.replies: list[Message] = []
         self._waiting: dict[str, list[Message]] = {}
@@ -48,11 +49,15 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = name
             self.sent.append(message)
             node = message.metadata.dst_node_id
-            self._waiting[name] = (
-                self.fault(node, message, lambda m=message: self.answer(m)) if node in self.online else []
-            )
+            arrived = self.fault(node, message, lambda m=message: self.answer(m)) if node in self.online else []
+            self._waiting[name] = arrived or ([self._notice(message)] if self.notices else [])
             names.append(name)
         return names
+
+    def _notice(self, message: Message) -> Message:
+        notice = Message(Error(5, "node unavailable"), reply_to=message)
+        notice.metadata.__dict__["_src_node_id"] = 1
+        return notice
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         found = [reply for name in message_ids for reply in self._waiting.pop(name, [])]
@@ -85,8 +90,8 @@ SIMULATION: dict[str, Any] = {
     "privacy.noise_multiplier": 1.5,
     "privacy.delta": 1e-3,
     "privacy.clip_value": 0.3,
-    "flower.round_timeout": 0.3,
-    "flower.start_timeout": 0.3,
+    "flower.round_timeout": 20.0,
+    "flower.start_timeout": 0.1,
     "flower.poll": 0.01,
     "flower.quorum": 1,
 }

@@ -134,6 +134,13 @@ def test_nothing_is_spent_on_a_refusal(clinic):
     assert spent(clinic) == 0
 
 
+def test_the_policy_speaks_before_any_record_is_looked_at(clinic, tmp_path):
+    (tmp_path / "records.npz").unlink()
+    lax = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, noise_multiplier=0.5)))
+    assert refusal(clinic, lax) == "noise-too-small"
+    assert refusal(clinic, ASKED) == "data"
+
+
 def test_the_servers_own_model_is_not_run(clinic):
     assert refusal(clinic, replace(ASKED, model="os:getcwd")) == "terms"
     assert spent(clinic) == 0
@@ -254,15 +261,26 @@ def test_records_from_a_file_are_checked(tmp_path):
             records.load(str(tmp_path / f"{name}.npz"), {})
 
 
-def test_outbox_keeps_the_last_of_each_run(tmp_path):
-    outbox = Outbox(tmp_path / "ledger.sqlite")
+def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
+    outbox = Outbox(tmp_path / "ledger.sqlite", "clinic")
     assert outbox.last("a") is None
     outbox.put("a", Sent(0, b"zero"))
     outbox.put("a", Sent(1, b"one"))
     outbox.put("b", Sent(5, b"five"))
     assert (outbox.last("a"), outbox.last("b")) == (Sent(1, b"one"), Sent(5, b"five"))
-    (tmp_path / "ledger.sqlite.outbox/a.payload").write_bytes(b"torn")
+    assert Outbox(tmp_path / "ledger.sqlite", "other").last("a") is None
+    (torn,) = (tmp_path / "ledger.sqlite.outbox").glob("*-a.payload")
+    torn.write_bytes(b"torn")
     assert outbox.last("a") is None
+
+
+def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
+    """One is killed between training and release; the other must not send what the first one made."""
+    other = replace(clinic, agent="second clinic")
+    first = participate(clinic, ASKED, THETA)
+    with Ledger.open(clinic.ledger, create=False) as ledger:
+        ledger.reserve("second clinic", PLAN.for_records(200).event, ASKED.run, "round-0")
+    assert participate(other, ASKED, THETA) != first
 
 
 def test_the_operator_makes_the_ledger_once(node, capsys):

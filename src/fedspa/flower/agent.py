@@ -80,7 +80,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
             )
             # In a simulation many agents share a ledger, and the run is not resumed.
             if not site.simulated:
-                outbox = Outbox(site.ledger)
+                outbox = Outbox(site.ledger, name)
                 again = _again(ledger, outbox, name, announcement)
                 if again is not None:
                     return again

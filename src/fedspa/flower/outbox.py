@@ -2,11 +2,12 @@
 
 A server that was restored from its checkpoint asks again for the round it had been in. Its agents have already paid for
 that round, and may send the same bytes again at no cost, if they still have them. Drawing noise anew would be a new
-spend. One file a run, beside the ledger; it holds nothing but what was about to leave anyway.
+spend. One file a run and agent, beside the ledger; it holds nothing but what was about to leave anyway.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from dataclasses import dataclass
@@ -27,10 +28,11 @@ class Sent:
 
 
 class Outbox:
-    """The folder `<ledger>.outbox`."""
+    """The folder `<ledger>.outbox`. Agents that share a ledger share it, apart by name."""
 
-    def __init__(self, ledger: Path) -> None:
+    def __init__(self, ledger: Path, agent: str) -> None:
         self._folder = ledger.with_name(ledger.name + ".outbox")
+        self._agent = hashlib.blake2b(agent.encode(), digest_size=8).hexdigest()
 
     def last(self, run: str) -> Sent | None:
         """The newest of `run`, or None where there is none that can be read."""
@@ -59,4 +61,4 @@ class Outbox:
             raise LedgerError(f"cannot write {path}: {error.strerror or error}; make room or mend rights") from error
 
     def _path(self, run: str) -> Path:
-        return self._folder / f"{run}.payload"
+        return self._folder / f"{self._agent}-{run}.payload"
