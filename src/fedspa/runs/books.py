@@ -139,8 +139,11 @@ class Books:
         if self.guarantee is None or self._job.config.run.ledger is not None:
             return
         log = self._ledger.path.with_name(f"{self._ledger.path.name}-wal")
-        durable.force(log if log.exists() else self._ledger.path)
-        durable.force_folder(log.parent)
+        try:
+            durable.force(log if log.exists() else self._ledger.path)
+            durable.force_folder(log.parent)
+        except OSError as error:
+            raise LedgerError(f"{log} cannot be written: {error.strerror or error}; mend that, then resume") from None
 
     def epsilon(self) -> float | None:
         """Largest verified ε over agents so far, under the plan's relation."""
