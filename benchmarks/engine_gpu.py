@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def make_tasks(job: Job, d: int, private: bool) -> list[LocalTask]:
     return tasks
 
 
-def one_by_one(model: FlatModel, theta: Tensor, tasks: list[LocalTask], steps: int) -> None:
+def one_by_one(model: FlatModel, theta: Tensor, tasks: list[LocalTask]) -> None:
     """What Opacus and its like do: agents in turn, all per-example gradients, then the same mechanism. The noise is
     torch's generator on the GPU, which is not cryptographic and costs less than ours."""
     gradients = model.per_example_gradients()
@@ -82,19 +83,19 @@ def one_by_one(model: FlatModel, theta: Tensor, tasks: list[LocalTask], steps: i
         assert task.plan is not None
         local, batches = theta.clone(), draw_batches(task)
         active = slice(None) if task.coordinates is None else task.coordinates
-        for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist())[:steps]:
+        for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist()):
             rows = gradients(local, task.x[index], task.y[index])[:, active]
             total = clip_rows(rows, task.plan.clip, task.plan.clip_value).sum(dim=0)
             noise = torch.randn_like(total) * (task.plan.sigma * task.batch)
             local[active] -= task.local_lr * (total + noise) / task.batch
 
 
-def plain_sgd(module: nn.Module, tasks: list[LocalTask], steps: int) -> None:
+def plain_sgd(module: nn.Module, tasks: list[LocalTask]) -> None:
     """No clipping, no noise: autograd and torch's SGD, agents in turn."""
     for task in tasks:
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
         batches = draw_batches(task)
-        for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist())[:steps]:
+        for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist()):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(task.x[index]), task.y[index]).backward()
             optimizer.step()
@@ -136,7 +137,6 @@ def steps_only(engine: StackedEngine, steps: int, repeats: int) -> list[float]:
 
 def ceilings() -> dict[str, float]:
     """Bytes and float operations a second, of a large copy and a large TF32 product on random data."""
-    torch.backends.cuda.matmul.allow_tf32 = True
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
     a, b = torch.randn(8192, 8192, device="cuda"), torch.randn(8192, 8192, device="cuda")
@@ -177,16 +177,16 @@ def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool) -> di
     tasks, open_tasks = make_tasks(job, model.dimension, True), make_tasks(job, model.dimension, False)
     engines = {tf32: StackedEngine(module, "cuda", tf32=tf32) for tf32 in (True, False)}
     free = StackedEngine(module, "cuda", tf32=True)
-    few = max(5, job.steps // 10)
+    few = max(3, job.steps // 30)  # the rivals' time a step does not depend on how many there are
+    short = [replace(task, local_steps=few) for task in tasks]
     work: dict[str, tuple[Callable[[], object], int]] = {
         "stacked": (lambda: engines[True].train(theta, tasks), AGENTS * job.steps),
         "stacked, full float32": (lambda: engines[False].train(theta, tasks), AGENTS * job.steps),
         "stacked, FedAvg": (lambda: free.train(theta, open_tasks), AGENTS * job.steps),
     }
     if rivals:
-        work["vmap(grad), agents in turn"] = (lambda: one_by_one(model, theta, tasks, few), AGENTS * few)
-        work["plain SGD, agents in turn"] = (lambda: plain_sgd(module, open_tasks, few), AGENTS * few)
-    torch.backends.cudnn.allow_tf32 = True
+        work["vmap(grad), agents in turn"] = (lambda: one_by_one(model, theta, short), AGENTS * few)
+        work["plain SGD, agents in turn"] = (lambda: plain_sgd(module, short), AGENTS * few)
     memory = {name: peak_mib(run) for name, (run, _) in work.items()}
     times: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(repeats):
@@ -214,9 +214,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # for the rivals too
     rates = ceilings()
     torch.cuda.empty_cache()
-    results = [measure(job, options.repeats, rates, not options.no_rivals) for job in JOBS if options.only in job.name]
+    results = []
+    for job in JOBS:
+        if options.only in job.name:
+            print(job.name, file=sys.stderr, flush=True)
+            results.append(measure(job, options.repeats, rates, not options.no_rivals))
     if options.json:
         print(
             json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **rates, "jobs": results})

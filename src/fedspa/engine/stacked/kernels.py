@@ -157,20 +157,24 @@ def backward(
             )
             acc = tl.dot(value, tl.trans(kernel), acc, input_precision=PRECISION)
         valid = (m < total)[:, None] & (c < C)[None, :]
-        flat = (c * (H * W))[None, :] + (m % (H * W))[:, None]
         first = agent.to(tl.int64) * rows * (C * H * W)
-        to = (row * (C * H * W))[:, None] + flat
+        to = (row * (C * H * W) + m % (H * W))[:, None] + (c * (H * W))[None, :]
         if ACT != NONE:
             made = tl.load(x + first + to, valid, other=0.0)
             acc = tl.where(made <= 0, 0.0, acc) if ACT == RELU else acc * (1 - made * made)
         if UNPOOL == 0:
             tl.store(back + first + to, acc, valid)
         else:
-            # Pooled values are numbered plane by plane, line by line: so are the windows of two lines below them.
+            # Pooled values lie plane by plane, line by line, and so do the windows of two lines below them. A sum of
+            # two vectors, and one store at a time: offsets of their own for each value took half of all registers.
             place = tl.load(winner + first + to, valid, other=0)
-            corner = back + 4 * first + (row * (4 * C * H * W))[:, None]
-            corner += (flat // (UNPOOL // 2)) * (2 * UNPOOL) + (flat % (UNPOOL // 2)) * 2
-            tl.store(corner, tl.where(place == 0, acc, 0.0), valid)
-            tl.store(corner + 1, tl.where(place == 1, acc, 0.0), valid)
-            tl.store(corner + UNPOOL, tl.where(place == 2, acc, 0.0), valid)
-            tl.store(corner + UNPOOL + 1, tl.where(place == 3, acc, 0.0), valid)
+            if H * W == 1:
+                down, across = row * (4 * C), (c // (UNPOOL // 2)) * (2 * UNPOOL) + (c % (UNPOOL // 2)) * 2
+            else:
+                down, across = (
+                    row * (4 * C * H * W) + ((m % (H * W)) // W) * (2 * UNPOOL) + (m % W) * 2,
+                    c * (4 * H * W),
+                )
+            for spot in tl.static_range(4):
+                window = back + 4 * first + (spot // 2) * UNPOOL + spot % 2
+                tl.store(window + (down[:, None] + across[None, :]), tl.where(place == spot, acc, 0.0), valid)

@@ -222,11 +222,13 @@ class Stack:
         activation = before.activation if isinstance(before, Unit) else None
         unpool = before.out[1] if isinstance(before, Unit) and before.pooled else 0
         grid = (math.ceil(s.rows * layer.height * layer.width / bm), math.ceil(layer.channels / bn), s.agents)
+        # The loop needs under 100 registers, the scattered stores after it 180; at 128 twice as many programs fit.
+        registers = 128 if unpool and self._precision == "tf32" else None
         kernels.backward[grid](
             *(delta, held.theta, x, self._winner[i - 1] if unpool else held.flags, back, held.counts, held.step),
             *(s.agents, s.rows, s.dimension, layer.weight),
             **_geometry(unit), ACT=_code(activation), UNPOOL=unpool,
-            PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
+            PRECISION=self._precision, BM=bm, BN=bn, BK=bk, num_warps=warps, maxnreg=registers,
         )  # fmt: skip
         return back
 

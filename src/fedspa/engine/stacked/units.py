@@ -85,18 +85,15 @@ def fuse(layers: Sequence[Layer]) -> list[Unit | Pool | Activation]:
 def tiles(unit: Unit) -> Tiles:
     layer = unit.weighted
     if layer.is_linear:
-        forward = (32, 16, 128, 2)
+        forward = (32, 16, 128, 2) if layer.columns >= 512 else (16, 16, 64, 4)
         backward = (16, 32, 128, 4)
         sums = (8, _power(layer.columns + 1, 32, 128), 0, 2)
         most = 4
     else:
-        if unit.positions <= 32:  # few programs share the work: smaller ones, and each hides its own waiting
-            forward = (64, _power(layer.outputs, 16, 128), 32, 8)
-        else:
-            forward = (128, _power(layer.outputs, 16, 128), 32 if layer.columns <= 32 else 16, 4)
-        backward = (32 if layer.channels <= 16 else 64, _power(layer.channels, 16, 128), 16, 4)
-        places = _power(unit.positions, 16, 64 if layer.outputs < 64 else 32)
-        sums = (_power(layer.outputs, 16, 128), _power(layer.columns, 32, 64), places, 4)
+        forward = (128, _power(layer.outputs, 16, 128), 32 if layer.columns <= 32 else 16, 4)
+        backward = (64, _power(layer.channels, 16, 64), 32 if layer.channels <= 16 else 16, 4)
+        inner = 64 if layer.outputs < 64 else 32 if layer.outputs < 128 else 16  # what leaves registers enough
+        sums = (_power(layer.outputs, 16, 128), _power(layer.columns, 32, 64), _power(unit.positions, 16, inner), 4)
         most = 32
     shape = Tiles(forward, backward, sums, 1)
     return replace(shape, split=_power(math.ceil(64 / shape.sum_tiles(layer)), 1, most))
