@@ -15,7 +15,7 @@ from torch import nn
 
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.reference import ReferenceEngine
-from fedspa.engine.stacked import StackedEngine, supports
+from fedspa.engine.stacked import StackedEngine, device_obstacle, supports
 from fedspa.engine.stacked.batches import draw_batches
 from fedspa.engine.stacked.chacha import GROUP, ChaChaNoise, block_words
 from fedspa.engine.stacked.describe import Activation, Pool, Weighted, describe
@@ -169,6 +169,16 @@ def test_an_agents_bits_do_not_depend_on_its_company() -> None:
 def test_tf32_is_a_gpus_affair() -> None:
     assert StackedEngine(small_net(), "cpu", tf32=True).tf32 is False
     assert StackedEngine(small_net(), "cpu", tf32=True).name == "stacked"
+
+
+def test_devices_it_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_obstacle("cpu", exact=True) is None
+    assert "exact" in str(device_obstacle("cuda", exact=True))
+    assert "mps" in str(device_obstacle("mps", exact=False))
+    monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: None)
+    assert "Triton" in str(device_obstacle("cuda", exact=False))
+    with pytest.raises(ConfigError, match="Triton"):
+        StackedEngine(small_net(), "cuda", tf32=True)
 
 
 @settings(max_examples=30, deadline=None)

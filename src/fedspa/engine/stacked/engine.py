@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,20 @@ def supports(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
         describe(module, input_shape)
     except Unsupported as why:
         return str(why)
+    return None
+
+
+def device_obstacle(device: torch.device | str, exact: bool) -> str | None:
+    """None if the stacked back end can run on this device, with noise `exact` or without, else why not."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return None
+    if kind != "cuda":
+        return f"it runs on CPUs and CUDA devices, and run.device is {kind!r}"
+    if exact:
+        return "it cannot draw noise 'exact' on a GPU"
+    if find_spec("triton") is None:
+        return "its kernels need Triton, which is not installed"
     return None
 
 
@@ -80,6 +95,9 @@ class StackedEngine:
 
     def __init__(self, module: nn.Module, device: torch.device | str, *, tf32: bool) -> None:
         self._device = torch.device(device)
+        obstacle = device_obstacle(self._device, exact=False)
+        if obstacle is not None:
+            raise ConfigError(f"run.engine = 'stacked' is not possible here: {obstacle}; use 'auto' or 'generic'")
         self._gradients = LayerGradients(module)
         self._rounds: Rounds | None = None
         self.tf32 = tf32 and self._device.type == "cuda"
@@ -102,8 +120,9 @@ class StackedEngine:
     def _moved(self, task: LocalTask) -> LocalTask:
         """The task with its tensors on the engine's device, checked for what kernels could not say."""
         device = self._device
-        if task.exact and device.type != "cpu":
-            raise ConfigError("run.engine = 'stacked' cannot draw noise 'exact' on a GPU; use run.engine = 'generic'")
+        obstacle = device_obstacle(device, task.exact)
+        if obstacle is not None:
+            raise ConfigError(f"run.engine = 'stacked' is not possible here: {obstacle}; use 'auto' or 'generic'")
         last = self._gradients.layers(tuple(task.x.shape[1:]))
         classes = next(layer for layer in reversed(last) if isinstance(layer, Weighted)).outputs
         if len(task.y) and not 0 <= int(task.y.min()) <= int(task.y.max()) < classes:
