@@ -78,6 +78,13 @@ def pool_backward(layer: Pool, x: Tensor, where: Tensor | None, delta: Tensor) -
     return back.flatten(1)
 
 
+def unpool(planes: int, sides: tuple[int, int], winner: Tensor, delta: Tensor) -> Tensor:
+    """δ of 2 × 2 windows' maxima → δ of the windows, [b, planes · sides]; `winner` is each maximum's place (0 to 3)."""
+    windows = (-1, planes, sides[0] // 2, 1, sides[1] // 2, 1)
+    place = torch.arange(4, device=delta.device).view(1, 1, 1, 2, 1, 2)
+    return torch.where(winner.view(windows) == place, delta.view(windows), 0.0).flatten(1)
+
+
 def activate(layer: Activation, x: Tensor) -> Tensor:
     return x.relu() if layer.kind == "relu" else x.tanh()
 

@@ -211,7 +211,7 @@ class Stack:
                 if before.activation is not None:
                     delta = rules.activate_backward(before.activation, x.reshape(s.agents * s.rows, -1), delta)
                 if before.pooled:
-                    delta = _unpool(before, self._winner[i - 1], delta)
+                    delta = rules.unpool(before.weighted.outputs, before.out, self._winner[i - 1], delta)
             delta = delta.contiguous()
         return used
 
@@ -279,14 +279,6 @@ class Stack:
         if isinstance(first, Pool):
             return math.prod(first.image)
         return next(unit for _, unit in self._weighted()).weighted.inputs
-
-
-def _unpool(unit: Unit, winner: Tensor, delta: Tensor) -> Tensor:
-    """δ [b, outputs] before the unit's own pooling, as `backward` stores it: all but the maxima are zeros."""
-    down, across = unit.out
-    windows = (-1, unit.weighted.outputs, down // 2, 1, across // 2, 1)
-    place = torch.arange(4, device=delta.device).view(1, 1, 1, 2, 1, 2)
-    return torch.where(winner.view(windows) == place, delta.view(windows), 0.0).flatten(1)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
