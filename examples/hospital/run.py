@@ -1,4 +1,4 @@
-"""Three clinics train one model, each under its own budget; one of them is killed and comes back. Two to three minutes.
+"""Three clinics train one model, each under its own budget; one of them is killed and comes back. Under four minutes.
 
     python run.py [FOLDER]
 

@@ -63,7 +63,12 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
             deployment.start_node(site, nodes[site], pin=reviewed)
         assert all(deployment.accepted(site) for site in script.SITES)
 
-        # A node whose key nobody registered, and one without TLS.
+        # A site dies in the second round.
+        first = deployment.submit(HOSPITAL, config)
+        until(lambda: script.lines(out / "asked.jsonl") == 2)
+        deployment.kill("south")
+
+        # Meanwhile: a node whose key nobody registered, and one without TLS.
         loopback.make_node_key(tmp_path / "stranger")
         deployment.start_node("stranger", nodes["north"])
         assert not deployment.accepted("stranger")
@@ -74,10 +79,7 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
         for name in ("stranger", "plain"):
             deployment.kill(name)
 
-        # A site dies in the second round, the server in the third.
-        first = deployment.submit(HOSPITAL, config)
-        until(lambda: script.lines(out / "asked.jsonl") == 2)
-        deployment.kill("south")
+        # The server dies in a later one.
         until(lambda: script.lines(out / "metrics.jsonl") >= 2 and script.lines(out / "asked.jsonl") >= 3)
         deployment.kill("superlink")
         assert not (out / "summary.json").exists()
