@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as internal
 
 from fedspa.errors import ConfigError
-from fedspa.flower.supernode import allowed_digests, pin
+from fedspa.flower.supernode import allowed_digests, pin, send_leftovers_first
 
 REVIEWED = b"the app that was reviewed"
 DIGEST = hashlib.sha256(REVIEWED).hexdigest()
@@ -70,3 +70,27 @@ def test_only_the_reviewed_app_gets_through_flowers_own_check(monkeypatch, conte
     else:
         internal._pull_and_store_message(**arguments)
         assert [answer.error.reason for answer in answers] == ["The FAB could not be verified."]
+
+
+def test_a_reply_that_is_left_over_is_sent_before_the_next_message_is_taken(monkeypatch):
+    """With Flower's own memory of messages: the loop must send, then receive, then have nothing to send."""
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    received: list[object] = []
+    monkeypatch.setattr(internal, "_pull_and_store_message", lambda **_: received.append(1))
+    send_leftovers_first()
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    state = InMemoryNodeState(SimpleNamespace())
+    question = Message(RecordDict({"c": ConfigRecord({"a": 1})}), 7, "train")
+    question.metadata.__dict__["_message_id"] = "question"
+    answer = Message(RecordDict({"c": ConfigRecord({"a": 2})}), reply_to=question)
+    answer.metadata.__dict__["_message_id"] = "answer"
+
+    state.store_message(question)
+    assert internal._pull_and_store_message(state=state) is None  # a question is no reply
+    state.store_message(answer)
+    assert internal._pull_and_store_message(state=state) == 0
+    assert len(received) == 1
+    assert len(state.get_messages_legacy(is_reply=True)) == 1  # still there for Flower to send
+    assert internal._pull_and_store_message(state=state) is None
+    assert len(received) == 2

@@ -7,6 +7,9 @@ option may be given several times. All other options are those of `flower-supern
 
 Flower can do the same by signatures (`--trusted-entities`), with a SuperLink that is tied to Flower's hub; this needs
 nobody. It takes the place of that check in flwr 1.41, and refuses to start where that is not found as it was.
+
+It also mends a lag: a node that still has a reply for a run that ended (a SuperLink that was restarted) sends every
+later reply one message late, so that its updates are paid for and never in time.
 """
 
 from __future__ import annotations
@@ -64,12 +67,33 @@ def pin(allowed: frozenset[str]) -> None:
     flower._pull_and_store_message, flower._verify_fab = pinned_pull, verify
 
 
+def send_leftovers_first() -> None:
+    """Have Flower's loop send the replies that it has before it asks for another message.
+
+    The loop sends only after it has received, and takes any reply for the one it waits for.
+    """
+    pull: Callable[..., int | None] = internal._pull_and_store_message
+
+    def pull_or_send(*, state: Any, **others: Any) -> int | None:
+        # The number of a run that nobody has: not None, which would mean that there is nothing to send.
+        return 0 if _has_unsent_reply(state) else pull(state=state, **others)
+
+    flower: Any = internal
+    flower._pull_and_store_message = pull_or_send
+
+
+def _has_unsent_reply(state: Any) -> bool:
+    entries = list(state.msg_store.values())
+    return any(entry.message.metadata.reply_to_message_id and not entry.is_retrieved for entry in entries)
+
+
 def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     try:
         allowed, sys.argv[1:] = allowed_digests(sys.argv[1:])
         pin(allowed)
+        send_leftovers_first()
     except ConfigError as error:
         print(f"fedspa: {error}", file=sys.stderr)
         sys.exit(2)
