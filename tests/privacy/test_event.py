@@ -82,6 +82,19 @@ def test_hostile_text_is_refused(text: str) -> None:
         GaussianEvent.from_json(text)
 
 
+@pytest.mark.parametrize("thing", [None, 3, 1.5, b"{}", TEXT.encode(), [], {"kind": "gaussian"}, ["x" * 1000]])
+def test_what_is_no_text_is_refused_in_one_line(thing: object) -> None:
+    with pytest.raises(PrivacyError, match="it must be text") as caught:
+        GaussianEvent.from_json(thing)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 300
+
+
+def test_a_field_with_a_line_end_in_its_name_is_refused_in_one_line() -> None:
+    with pytest.raises(PrivacyError) as caught:
+        GaussianEvent.from_json(TEXT.replace('"batch"', '"ba\\ntch"'))
+    assert "\n" not in str(caught.value)
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_an_event_or_a_privacy_error(text: str) -> None:
     with pytest.raises(PrivacyError):

@@ -136,6 +136,43 @@ def test_verify_sees_an_edit(path: Path, statements: list[str], expected: str) -
     assert any(expected in problem for problem in verify(path)), verify(path)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE event SET text = '{' WHERE id = 1",
+        "UPDATE event SET text = CAST(text AS BLOB)",
+        "UPDATE entry SET event = 99 WHERE sequence = 2",
+        "UPDATE entry SET run = x'00ff' WHERE sequence = 2",
+    ],
+)
+def test_an_export_of_an_edited_ledger_is_refused(path: Path, statement: str) -> None:
+    edit(path, statement)
+    with pytest.raises(LedgerError):
+        export(path)
+
+
+def test_a_summary_without_the_entries_is_refused(path: Path) -> None:
+    edit(path, "DELETE FROM entry WHERE agent = 'b'")
+    with pytest.raises(LedgerError, match="entries are missing"):
+        summary(path, delta=1e-5, neighbours="add-remove", agent="b")
+
+
+def test_every_problem_is_one_line(path: Path) -> None:
+    edit(path, "UPDATE head SET hash = 'two' || char(10) || 'lines'")
+    assert [problem for problem in verify(path) if "two lines" in problem]
+
+
+@pytest.mark.parametrize("where", ["name = 'entry_no_update'", "type = 'table'"])
+def test_a_schema_in_bytes_is_altered(path: Path, where: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA writable_schema=ON")
+        connection.execute(f"UPDATE sqlite_master SET sql = CAST(sql AS BLOB) WHERE {where}")
+    connection.close()
+    assert any("missing or altered" in problem for problem in verify(path))
+    with pytest.raises(LedgerError, match="missing or altered"):
+        export(path)
+
+
 def test_verify_sees_a_tail_cut_off_with_its_totals(path: Path) -> None:
     edit(path, "DELETE FROM entry WHERE sequence = 9", "DELETE FROM total WHERE agent = 'a' AND event = 2")
     assert verify(path) != []

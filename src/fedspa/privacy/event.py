@@ -57,17 +57,24 @@ class GaussianEvent:
         return json.dumps({"kind": "gaussian", **fields}, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
-    @lru_cache(maxsize=1024)  # a ledger reads the same few events again and again
     def from_json(text: str) -> GaussianEvent:
         """Inverse of `to_json`; anything that is not exactly such an event is a PrivacyError."""
-        try:
-            fields = json.loads(text)
-            kind = fields.pop("kind")
-            if kind != "gaussian":
-                raise PrivacyError(f"event kind is {kind!r}; this version knows 'gaussian' only")
-            event = GaussianEvent(**fields)
-            if event.to_json() != text:
-                raise PrivacyError(f"event text is not canonical: {text[:200]!r}")
-            return event
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise PrivacyError(f"not an event: {text[:200]!r} ({error})") from None
+        if not isinstance(text, str):  # a damaged ledger's columns have any type; and not all of them can be cached
+            raise PrivacyError(f"not an event: {repr(text)[:200]} (it must be text)")
+        return _from_json(text)
+
+
+@lru_cache(maxsize=1024)  # a ledger reads the same few events again and again
+def _from_json(text: str) -> GaussianEvent:
+    try:
+        fields = json.loads(text)
+        kind = fields.pop("kind")
+        if kind != "gaussian":
+            raise PrivacyError(f"event kind is {kind!r}; this version knows 'gaussian' only")
+        event = GaussianEvent(**fields)
+        if event.to_json() != text:
+            raise PrivacyError(f"event text is not canonical: {text[:200]!r}")
+        return event
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        why = " ".join(str(error).split())  # it may quote a field's name, and with it a line's end
+        raise PrivacyError(f"not an event: {text[:200]!r} ({why})") from None

@@ -94,18 +94,20 @@ def _agent(
     path: Path, connection: sqlite3.Connection, agent: str, delta: float, neighbours: Neighbours, cap: Cap | None
 ) -> AgentSummary:
     runs = tuple(
-        RunSummary(run, participations, released, _time(connection, first), _time(connection, last))
+        RunSummary(run, participations, released, _time(path, connection, first), _time(path, connection, last))
         for run, participations, released, first, last in connection.execute(
             "SELECT run, count(*), count(digest), min(sequence), max(sequence) FROM entry "
             "LEFT JOIN release USING (sequence) WHERE agent = ? GROUP BY run ORDER BY min(sequence)",
             (agent,),
         )
     )
-    (last_text,) = connection.execute(
+    last_text = _value(
+        path,
+        connection,
         "SELECT text FROM entry JOIN event ON event.id = entry.event WHERE sequence = "
         "(SELECT max(sequence) FROM entry WHERE agent = ?)",
-        (agent,),
-    ).fetchone()
+        agent,
+    )
     last_event, events = parsed(path, last_text), spent(path, connection, agent)
     epsilon = total_epsilon(events, delta, neighbours)
     epsilon_left = participations_left = None
@@ -129,21 +131,28 @@ def _agent(
     )
 
 
-def _time(connection: sqlite3.Connection, sequence: int) -> str:
-    reserved_at: str = connection.execute("SELECT reserved_at FROM entry WHERE sequence = ?", (sequence,)).fetchone()[0]
-    return reserved_at
+def _time(path: Path, connection: sqlite3.Connection, sequence: int) -> str:
+    return _value(path, connection, "SELECT reserved_at FROM entry WHERE sequence = ?", sequence)
+
+
+def _value(path: Path, connection: sqlite3.Connection, query: str, key: str | int) -> str:
+    """The text that `query` finds. Opening checks the totals, not the entries behind them, so it may be missing."""
+    row = connection.execute(query, (key,)).fetchone()
+    if row is None:
+        raise LedgerError(ledger_schema.damaged(path, "entries are missing that its totals count"))
+    return str(row[0])
 
 
 def export(path: str | Path) -> dict[str, Any]:
     """Everything in the ledger, as JSON's own types: entries in the order of writing, totals and head."""
     with _reading(path) as (path, connection):
         entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone()
-        return {
+        content = {
             "kind": "fedspa-ledger",
             "version": ledger_schema.SCHEMA_VERSION,
             "head": {"entries": entries, "releases": releases, "hash": head},
             "totals": [
-                {"agent": agent, "event": json.loads(text), "count": count}
+                {"agent": agent, "event": _json(path, text), "count": count}
                 for agent, text, count in connection.execute(
                     "SELECT agent, text, count FROM total JOIN event ON event.id = total.event ORDER BY agent, event"
                 )
@@ -154,7 +163,7 @@ def export(path: str | Path) -> dict[str, Any]:
                     "agent": agent,
                     "run": run,
                     "message": message,
-                    "event": json.loads(text),
+                    "event": _json(path, text),
                     "reserved_at": reserved_at,
                     "released_at": released_at,
                     "digest": digest,
@@ -165,6 +174,15 @@ def export(path: str | Path) -> dict[str, Any]:
                 )
             ],
         }
+    try:
+        json.dumps(content)
+    except TypeError:  # a column was edited into bytes
+        raise LedgerError(ledger_schema.damaged(path, "bytes that are no text where text belongs")) from None
+    return content
+
+
+def _json(path: Path, text: str) -> Any:
+    return json.loads(parsed(path, text).to_json())
 
 
 def verify(path: str | Path) -> list[str]:
@@ -177,11 +195,11 @@ def verify(path: str | Path) -> list[str]:
     with _reading(path, check=False) as (path, connection):
         try:
             for problem in _problems(connection):
-                problems.append(problem)
+                problems.append(" ".join(problem.split()))  # what it quotes may have several lines
                 if len(problems) == MOST_PROBLEMS:
                     problems.append("... and perhaps more")
                     break
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             problems.append(ledger_schema.explain(path, error))
     return problems
 

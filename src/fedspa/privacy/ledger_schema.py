@@ -225,7 +225,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 def alterations(connection: sqlite3.Connection) -> list[str]:
     """How the tables and triggers differ from what `create` makes."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
-    found = {row[0] for row in connection.execute(query)}
+    found = {str(row[0]) for row in connection.execute(query)}  # str: in a damaged file it may be bytes
     made = {*_TABLES, *_TRIGGERS}
     return [
         *(f"missing or altered: {' '.join(sql.split()[1:3])}" for sql in sorted(made - found)),
@@ -246,20 +246,22 @@ def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
 def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
     """Totals, events and head decide ε and must be sound. The entries behind them are for `verify` to read."""
     for problem in alterations(connection):
-        raise LedgerError(_damaged(path, problem))
+        raise LedgerError(damaged(path, problem))
     for table in ("event", "total", "head"):
         for (problem,) in connection.execute(f"PRAGMA quick_check({table})"):
             if problem != "ok":
-                raise LedgerError(_damaged(path, problem))
+                raise LedgerError(damaged(path, problem))
     head = connection.execute("SELECT entries, hash FROM head").fetchone()
     counted = connection.execute("SELECT coalesce(sum(count), 0) FROM total").fetchone()[0]
     last = connection.execute("SELECT sequence, hash FROM entry ORDER BY sequence DESC LIMIT 1").fetchone()
     if head != (last or (0, GENESIS)) or head[0] != counted:
-        raise LedgerError(_damaged(path, "its totals, its head and its last entry disagree"))
+        raise LedgerError(damaged(path, "its totals, its head and its last entry disagree"))
 
 
-def _damaged(path: Path, problem: str) -> str:
-    return f"{path} is damaged ({problem}); restore it from a backup (`fedspa ledger verify` tells what is wrong)"
+def damaged(path: Path, problem: str) -> str:
+    """One line about a ledger that cannot be relied on."""
+    said = " ".join(problem.split())  # SQLite's checks speak in several lines
+    return f"{path} is damaged ({said}); restore it from a backup (`fedspa ledger verify` tells what is wrong)"
 
 
 @contextmanager
@@ -267,18 +269,20 @@ def explained(path: Path) -> Iterator[None]:
     """Turn what SQLite says into a line that a user can act on."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LedgerError(explain(path, error)) from error
 
 
-def explain(path: Path, error: sqlite3.Error) -> str:
+def explain(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> str:
     """One line: what SQLite met at `path`, and what to do."""
+    if isinstance(error, UnicodeDecodeError):  # SQLite's message quotes the damaged text, and Python cannot read it
+        return damaged(path, "bytes that are no text where text belongs")
     name: str = getattr(error, "sqlite_errorname", "")
     said = " ".join(str(error).split())
     if name.startswith("SQLITE_NOTADB"):
         return f"{path} is not a ledger, or its first page is damaged; give another path or restore it from a backup"
     if name.startswith("SQLITE_CORRUPT"):
-        return _damaged(path, said)
+        return damaged(path, said)
     if name.startswith("SQLITE_FULL"):
         return f"no room to write the ledger {path}: nothing was recorded; free disk space and try again"
     if name.startswith("SQLITE_BUSY"):
