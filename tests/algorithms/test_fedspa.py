@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import nn
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
+from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.errors import PrivacyError
 from fedspa.mechanism.mask import active_coordinates
 from fedspa.mechanism.sampling import draw_batch
 from fedspa.mechanism.sparsify import sparsify
@@ -123,3 +126,31 @@ def test_fedavg_and_dp_fed_upload_every_coordinate() -> None:
         assert update.active == D
     assert not ALGORITHMS["fedavg"].private
     assert ALGORITHMS["dp-fed"].private
+
+
+def test_a_record_more_changes_no_other_records_chance() -> None:
+    """Add-remove neighbours sample at one rate, the plan's: B over the public m, whatever an agent holds."""
+    one = agent(0)
+    more = replace(one, x=torch.cat([one.x, one.x[:1]]), y=torch.cat([one.y, one.y[:1]]))
+    seen: list[LocalTask] = []
+
+    class Watching(GenericEngine):
+        def train(self, theta: torch.Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+            seen.extend(tasks)
+            return super().train(theta, tasks)
+
+    list(ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), terms(), [one, more], Watching(net())))
+    assert [len(task.y) for task in seen] == [M, M + 1]
+    assert seen[0].rate == seen[1].rate == B / M
+
+
+def test_fixed_batches_of_fewer_records_than_the_plan_names_are_refused() -> None:
+    """There the rate would be larger than the one that is accounted."""
+    few = replace(agent(0), x=agent(0).x[:-1], y=agent(0).y[:-1])
+    fixed = plan(sampling="fixed", neighbours="replace-one")
+    with pytest.raises(PrivacyError, match=f"{M - 1} records"):
+        list(
+            ALGORITHMS["fedspa"].respond(
+                FlatModel(net()).flatten(), terms(sampling="fixed", plan=fixed), [few], GenericEngine(net())
+            )
+        )

@@ -1,4 +1,4 @@
-"""The command line as a newcomer meets it: help, a run, JSON that parses, and bad input in one line with exit code 2."""
+"""The command line as a newcomer meets it: help, a run, JSON that parses, bad input in one line with exit code 2."""
 
 from __future__ import annotations
 

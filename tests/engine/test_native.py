@@ -12,6 +12,7 @@ import math
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -306,7 +307,7 @@ def test_a_record_that_is_not_finite_counts_as_zero(clip: str, poison: float) ->
     base = small_task(clip=clip, sampling="fixed", steps=1)
     x = base.x[:6].clone()
     assert base.plan is not None
-    plan = base.plan.for_records(6)
+    plan = replace(base.plan, records=6)
     task = LocalTask(x, base.y[:6], None, 1.0, "fixed", 6, 1, 1000.0, plan, KEY)
     whole = NativeEngine(small_net(), 1).train(theta, [task])[0].delta
     x[2, 0, 4, 4] = poison

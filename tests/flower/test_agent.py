@@ -63,13 +63,13 @@ def refusal(clinic: Site, announcement=ASKED, theta=THETA) -> str:
     return caught.value.code
 
 
-def test_a_round_is_paid_for_once_with_the_agents_own_records(clinic):
+def test_a_round_is_paid_for_once(clinic):
     payload = participate(clinic, ASKED, THETA)
     assert payload.startswith(b"FSPA")
     with Ledger.open(clinic.ledger, create=False) as ledger:
         entry = ledger.find("clinic", ASKED.run, "round-0")
         assert entry is not None
-        assert entry.event == PLAN.for_records(200).event
+        assert entry.event == PLAN.event
         assert entry.digest is not None
 
 
@@ -129,8 +129,11 @@ def test_nothing_is_spent_on_a_refusal(clinic):
     assert refusal(clinic, replace(ASKED, classes=5)) == "data"  # the agent has labels up to 9
     assert refusal(clinic, replace(ASKED, model="mlp")) == "terms"  # not 650 parameters
     assert refusal(clinic, theta=torch.zeros(651)) == "terms"
-    few = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, records=201)))
-    assert refusal(clinic, few) == "data"  # the server's ε would be too small for this agent
+    fixed = replace(PLAN, sampling="fixed", neighbours="replace-one", records=201)
+    few = replace(ASKED, terms=replace(TERMS, round=0, sampling="fixed", plan=fixed))
+    assert refusal(replace(clinic, policy=replace(clinic.policy, neighbours="replace-one")), few) == "data"
+    many = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, delta=6e-3)))
+    assert refusal(replace(clinic, policy=replace(clinic.policy, delta=6e-3)), many) == "data"  # 1/200 is less
     assert spent(clinic) == 0
 
 
@@ -279,7 +282,7 @@ def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
     other = replace(clinic, agent="second clinic")
     first = participate(clinic, ASKED, THETA)
     with Ledger.open(clinic.ledger, create=False) as ledger:
-        ledger.reserve("second clinic", PLAN.for_records(200).event, ASKED.run, "round-0")
+        ledger.reserve("second clinic", PLAN.event, ASKED.run, "round-0")
     assert participate(other, ASKED, THETA) != first
 
 

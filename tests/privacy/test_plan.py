@@ -87,8 +87,8 @@ def test_noise_scales_with_the_clip(clip_value: float) -> None:
     assert other.sigma / other.clip_norm == pytest.approx(PLAN.sigma / PLAN.clip_norm)
 
 
-def test_for_records_changes_the_rate() -> None:
-    assert PLAN.for_records(300).event.rate == 2 * PLAN.event.rate
+def test_the_rate_is_that_of_the_public_number_of_records() -> None:
+    assert PLAN.rate == PLAN.event.rate == PLAN.batch / PLAN.records
 
 
 @given(st.floats(0.1, 100))

@@ -13,8 +13,6 @@ import torch
 from small_runs import small
 
 import fedspa
-from fedspa.privacy.plan import Plan
-from fedspa.runs.guarantee import Guarantee
 
 
 @pytest.mark.slow
@@ -33,38 +31,3 @@ def seconds_a_round(out: Path, agents: int) -> float:
         config, data=data, module=torch.nn.Linear(5, 2), on_round=lambda metrics: ends.append(time.process_time())
     )
     return median(later - earlier for earlier, later in pairwise(ends[2:]))
-
-
-def test_the_guarantee_looks_at_the_agents_of_the_round_only() -> None:
-    """Once a hundred thousand agents have taken part, a further round still touches its own ten."""
-
-    class Records(list[int]):
-        looks = 0
-
-        def __getitem__(self, index: int) -> int:  # type: ignore[override]
-            Records.looks += 1
-            return super().__getitem__(index)
-
-    plan = Plan(
-        dimension=10,
-        active=10,
-        clip="l2",
-        clip_value=1.0,
-        sampling="poisson",
-        batch=5,
-        records=10,
-        local_steps=1,
-        participations=3,
-        noise_multiplier=2.0,
-        neighbours="add-remove",
-        delta=1e-3,
-        clip_rule="given",
-    )
-    guarantee = Guarantee(plan, Records([10] * 99_000 + [12] * 1_000), "pld")
-    guarantee.took_part(range(100_000))
-    once = guarantee.epsilon_max("add-remove")
-    Records.looks = 0
-    guarantee.took_part(range(10))
-    assert Records.looks == 10
-    assert guarantee.epsilon_max("add-remove") > once
-    assert guarantee.participations_max == 2

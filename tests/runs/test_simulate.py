@@ -145,14 +145,16 @@ def test_epsilon_is_what_the_ledger_says(tmp_path: Path) -> None:
     assert sum(counts) == 12
 
 
-def test_the_largest_epsilon_belongs_to_the_worst_agent(tmp_path: Path) -> None:
-    """Holdings that differ by one record have different rates: the summary reports the smaller holding's ε."""
+def test_all_agents_sample_at_the_rate_of_the_smallest_holding(tmp_path: Path) -> None:
+    """Holdings differ by one record, and the rate does not: it is public, so ε is the smaller holding's for all."""
     result = fedspa.run(small(tmp_path, federation={"agents": 8, "per_round": 8, "rounds": 2}))
     z = result.summary["noise_multiplier"]
     sizes = Counter(len(held) for held in _holdings(8))
     assert len(sizes) == 2
-    worst = GaussianEvent("poisson", 10, min(sizes), 3, z)
-    assert result.summary["epsilon"] == pytest.approx(epsilon({worst: 2}, 1e-3, neighbours="add-remove"), rel=1e-9)
+    event = GaussianEvent("poisson", 10, min(sizes), 3, z)
+    assert result.summary["epsilon"] == pytest.approx(epsilon({event: 2}, 1e-3, neighbours="add-remove"), rel=1e-9)
+    with Ledger.open(result.folder / "ledger.sqlite", create=False) as ledger:
+        assert all(ledger.spent(f"agent-{i}") == {event: 2} for i in range(8))
 
 
 def _holdings(agents: int) -> list[Any]:

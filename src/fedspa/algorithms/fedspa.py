@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Algorithm, Terms
 from fedspa.engine.task import Engine, LocalTask
+from fedspa.errors import PrivacyError
 from fedspa.mechanism.mask import active_coordinates
 from fedspa.wire.payload import Update
 
@@ -40,6 +41,11 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
 
 
 def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes) -> LocalTask:
+    if terms.plan is not None and terms.plan.sampling == "fixed" and len(agent.y) < terms.plan.records:
+        raise PrivacyError(
+            f"an agent holds {len(agent.y)} records; with fixed-size batches the plan's ε holds from "
+            f"{terms.plan.records} on"
+        )
     sparse = terms.active < terms.dimension
     coordinates = active_coordinates(seed, terms.dimension, terms.active) if sparse else None  # line 5
     return LocalTask(
@@ -51,7 +57,7 @@ def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes) -> LocalTask:
         batch=terms.batch,
         local_steps=terms.local_steps,
         local_lr=terms.local_lr,
-        plan=None if terms.plan is None else terms.plan.for_records(len(agent.y)),
+        plan=terms.plan,
         key=agent.key,
         exact=agent.exact,
     )

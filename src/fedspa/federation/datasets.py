@@ -193,7 +193,8 @@ def _find(name: str, forms: Mapping[str, tuple[str, ...]], folders: list[Path], 
     missing = [" or ".join(some) for file, some in forms.items() if file not in best]
     if missing:
         where = f"'{folders[found.index(best)]}'" if best else " or ".join(f"'{folder}'" for folder in folders)
-        raise DataError(f"data.name = {name!r}: missing {', '.join(missing)} in {where} (see data.dir); get them from {source}")
+        lacking = f"data.name = {name!r}: missing {', '.join(missing)} in {where} (see data.dir)"
+        raise DataError(f"{lacking}; get them from {source}")
     return [best[file] for file in forms]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedspa.algorithms import ALGORITHMS, Agent
-from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError, PrivacyError
+from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError
 from fedspa.flower.outbox import Outbox, Sent
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
@@ -68,7 +68,9 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     engine, dimension = site.engine(announcement.model, tuple(x.shape[1:]), announcement.classes, exact)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
-    plan = None if terms.plan is None else _own_plan(site, terms.plan, len(y))
+    plan = terms.plan
+    if plan is not None:
+        _check_holding(plan, len(y))
     run, message, name = announcement.run, f"round-{terms.round}", site.name(number)
 
     with ExitStack() as stack:
@@ -122,14 +124,12 @@ def _judge(site: Site, announcement: Announcement) -> None:
     site.policy.check(plan)
 
 
-def _own_plan(site: Site, plan: Plan, records: int) -> Plan:
-    """The same terms for this agent's own number of records."""
-    if records < plan.records:
-        raise Refusal("data", f"{records} records; the server's statement of ε holds from {plan.records} on")
-    try:
-        return plan.for_records(records)
-    except PrivacyError as error:
-        raise Refusal("data", str(error)) from error
+def _check_holding(plan: Plan, records: int) -> None:
+    """The plan's rate is public and serves any holding; a fixed-size batch of fewer records would be a larger share."""
+    if plan.sampling == "fixed" and records < plan.records:
+        raise Refusal("data", f"{records} records; with fixed-size batches the plan's ε holds from {plan.records} on")
+    if plan.delta * records >= 1:
+        raise Refusal("data", f"δ = {plan.delta:g} promises nothing to {records} records: it must be below 1/{records}")
 
 
 def _again(ledger: Ledger, outbox: Outbox, name: str, announcement: Announcement) -> bytes | None:

@@ -61,7 +61,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         )
         _gather(grid, strategy, patience)
         strategy.start(grid, strategy.initial_arrays(), num_rounds=strategy.rounds_left, timeout=settings.round_timeout)
-        job.model.load(strategy.coordinator.state.theta)
+        job.model.load(strategy.coordinator.state.model)
         if grid.late:
             strategy.dropped["late"] += grid.late
         # A summary asks the books for nothing but their guarantee, which is here the server's own bound.

@@ -20,9 +20,10 @@ from fedspa.runs.config import Config, Count, Positive, Section
 class FlowerSettings(Section):
     """How the server waits. Times are in seconds.
 
-    `records` is the fewest records that an agent of a deployment holds: agents with fewer refuse, so the server's ε
-    holds for all. Without it the run is a simulation, in which `data` is dealt out to the nodes. `quorum` is the number
-    of valid updates that a round needs for θ to move (default: half of per_round). `resume` goes on from `run.out`.
+    `records` is the fewest records that an agent of a deployment holds: it sets the public sampling rate, so that the
+    server's ε holds for all. Without it the run is a simulation, in which `data` is dealt out to the nodes. `quorum` is
+    the number of valid updates that a round needs for θ to move (default: half of per_round). `resume` goes on from
+    `run.out`.
     """
 
     records: Count | None = None

@@ -67,8 +67,7 @@ class FedSpa(Strategy):
         self._round: tuple[Terms, dict[int, int]] | None = None
         if job.plan is not None:
             agents = range(job.config.federation.agents)
-            records = [len(held) for held in job.holdings]
-            self.guarantee = Guarantee(job.plan, records, job.config.privacy.accountant)
+            self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
             for number in agents:
                 if times := self._asked.count(number):
                     self.guarantee.took_part([number], times)

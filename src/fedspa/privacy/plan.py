@@ -31,7 +31,12 @@ QUANTILE_NOISE_FACTOR = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One agent's terms. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`."""
+    """The terms of every agent. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`.
+
+    `records` is a public number m, the fewest that an agent holds. It sets the sampling rate q = B/m, which must not
+    depend on anyone's own count: a neighbour with a record more would sample at another rate, and no accountant here
+    covers that. An agent with more records draws batches that are larger on average, at the same ε.
+    """
 
     dimension: int
     active: int
@@ -122,7 +127,3 @@ class Plan:
     def with_clip_value(self, clip_value: float) -> Plan:
         """The same guarantee at another clip: noise scales along."""
         return replace(self, clip_value=clip_value)
-
-    def for_records(self, records: int) -> Plan:
-        """The plan of an agent that holds another number of records: q, and with it ε, changes."""
-        return replace(self, records=records)

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Self
 
 from fedspa.errors import LedgerError
-from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
 from fedspa.runs import durable
@@ -41,11 +40,10 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
     if settings.ledger is None or not Path(settings.ledger).exists():
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
-        for number, held in enumerate(job.holdings):
-            event = job.plan.for_records(len(held)).event
+        for number in range(len(job.holdings)):
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
-                ledger.require(agent_name(number), event, policy.cap, participations=left)
+                ledger.require(agent_name(number), job.plan.event, policy.cap, participations=left)
 
 
 def agent_name(number: int) -> str:
@@ -70,11 +68,11 @@ class Books:
         self._resources = ExitStack()
         self._message = ""
         self._resumed_with_new_noise = False
-        self._events: dict[int, GaussianEvent] = {}
         self.guarantee: Guarantee | None = None
         if job.plan is None:
             return
-        self.guarantee = Guarantee(job.plan, [len(held) for held in job.holdings], job.config.privacy.accountant)
+        self._event = job.plan.event
+        self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
         self._cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
         shared = job.config.run.ledger
         self._ledger = self._resources.enter_context(
@@ -119,7 +117,7 @@ class Books:
         if self._resumed_with_new_noise:
             cohort = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
             self._message = self._unused_name(t, cohort)
-        events = {agent_name(number): self._event(number) for number in cohort}
+        events = dict.fromkeys(map(agent_name, cohort), self._event)
         self._ledger.reserve_many(events, self.run, self._message, cap=self._cap)
         self.guarantee.took_part(cohort)
         return list(cohort)
@@ -150,13 +148,6 @@ class Books:
         if self._job.plan is None or self.guarantee is None:
             return None
         return self.guarantee.epsilon_max(self._job.plan.neighbours)
-
-    def _event(self, number: int) -> GaussianEvent:
-        assert self._job.plan is not None
-        records = len(self._job.holdings[number])
-        if records not in self._events:
-            self._events[records] = self._job.plan.for_records(records).event
-        return self._events[records]
 
     def _unused_name(self, t: int, cohort: Sequence[int]) -> str:
         """The first name for round t under which none of them has an entry."""

@@ -66,6 +66,7 @@ class Algorithm(Section):
     beta1: Share = 0.9
     beta2: Share = 0.99
     kappa: Positive = 1e-3
+    ema: Share = 0.0
     lr_decay: Literal["none", "sqrt"] = "none"
     coding: Literal["f32", "f16", "int"] | None = None
 

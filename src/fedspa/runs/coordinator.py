@@ -138,7 +138,7 @@ class Coordinator:
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss on the held-out records, which belong to the server."""
-        theta, right, loss = self.state.theta, 0, 0.0
+        theta, right, loss = self.state.model, 0, 0.0
         x, y = self.job.data.test_x, self.job.data.test_y
         for x_part, y_part in zip(torch.split(x, 256), torch.split(y, 256)):
             logits = self.job.model.logits(theta, x_part.to(theta.device))

@@ -85,6 +85,7 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
             beta1=settings.beta1,
             beta2=settings.beta2,
             kappa=settings.kappa,
+            ema=settings.ema,
             lr_decay=settings.lr_decay,
         ),
         active=active,

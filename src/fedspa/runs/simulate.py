@@ -111,7 +111,7 @@ def simulate(
                     on_round(metrics)
                 if stopping:
                     raise Stopped(folder.path, len(done), config.federation.rounds)
-            job.model.load(simulation.server.state.theta)
+            job.model.load(simulation.server.state.model)
             summary = summarise(job, done, books, begun.seconds + time.monotonic() - started)
         folder.finish(summary, job.model.module)
     return RunResult(summary, done, job.model.module, folder.path)
