@@ -160,6 +160,10 @@ class Deployment:
             time.sleep(1.0)
         return run
 
+    def output(self, run_id: str) -> str:
+        """What the ServerApp of a run has printed."""
+        return self.flwr("log", run_id, NAME, "--show")
+
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 

@@ -89,7 +89,7 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
         second = deployment.submit(HOSPITAL, config | {"flower.resume": True, "flower.start_timeout": 5.0})
         deployment.start_node_when_allowed("south", nodes["south"], reviewed)
         finished = deployment.wait(second, 200)
-        assert finished["status"] == "finished:completed", deployment.log("superlink").read_text()[-3000:]
+        assert finished["status"] == "finished:completed", deployment.output(second)[-3000:]
         assert first != second
         assert finished["network-traffic"]["total-bytes"] > 0
     assert deployment.processes() == []

@@ -35,7 +35,7 @@ def test_the_quickstart_gives_the_simulators_bits(tmp_path, monkeypatch):
         deployment.start_simulator()
         run = deployment.submit(app, changes, "--federation-config", "num-supernodes=8 client-resources-num-cpus=1")
         finished = deployment.wait(run, 180)
-        assert finished["status"] == "finished:completed", deployment.log("superlink").read_text()[-3000:]
+        assert finished["status"] == "finished:completed", deployment.output(run)[-3000:]
     assert deployment.processes() == []
 
     monkeypatch.syspath_prepend(app)
