@@ -40,3 +40,11 @@ def test_a_forced_engine_is_taken_or_refused() -> None:
         choose("native", EXOTIC, (1, 2, 2), "cpu", 1, exact=False)
     with pytest.raises(ConfigError, match="allowed: auto, native"):
         choose("fast", PLAIN, (1, 2, 2), "cpu", 1, exact=False)  # type: ignore[arg-type]
+
+
+def test_stacked_is_taken_where_it_is_forced_and_can_run() -> None:
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    chosen = choose("stacked", plain, (1, 2, 2), "cpu", 1, exact=False)
+    assert chosen.name == "stacked"
+    with pytest.raises(ConfigError, match=r"run\.engine = 'stacked'.*"):
+        choose("stacked", EXOTIC, (1, 2, 2), "cpu", 1, exact=False)

@@ -124,7 +124,10 @@ def show(result: RunResult, screen: Console) -> None:
         f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates)",
         highlight=False,
     )
-    screen.print(f"Time        {summary['seconds']:.1f} s, engine {summary['engine']}", highlight=False)
+    screen.print(
+        f"Time        {summary['seconds']:.1f} s, engine {summary['engine']} ({summary['engine_reason']})",
+        highlight=False,
+    )
     for warning in summary["warnings"]:
         screen.print(f"[red]Note[/red]        {warning}", highlight=False)
     screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)

@@ -7,13 +7,13 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from fedspa.engine import native
+from fedspa.engine import native, stacked
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 
-EngineName = Literal["auto", "native", "generic", "reference"]
+EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
 
 
 def choose(
@@ -23,13 +23,23 @@ def choose(
     device: torch.device | str,
     threads: int,
     exact: bool,
+    tf32: bool = False,
 ) -> Engine:
-    """The engine for `name`; `auto` never fails for want of a fast one, a forced engine that cannot run is an error."""
+    """The engine for `name`; `auto` never fails for want of a fast one, a forced engine that cannot run is an error.
+
+    `auto` does not take `stacked`: its kernels are younger than the tests that ran on a GPU.
+    """
     if name not in get_args(EngineName):
         raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
-    obstacle = native_obstacle(module, input_shape, device, exact) if name in ("auto", "native") else None
-    if name == "native" and obstacle is not None:
-        raise ConfigError(f"run.engine = 'native' is not possible here: {obstacle}; use 'auto' or 'generic'")
+    obstacle = None
+    if name in ("auto", "native"):
+        obstacle = native_obstacle(module, input_shape, device, exact)
+    elif name == "stacked":
+        obstacle = stacked.device_obstacle(device, exact) or stacked.supports(module, input_shape)
+    if name in ("native", "stacked") and obstacle is not None:
+        raise ConfigError(f"run.engine = {name!r} is not possible here: {obstacle}; use 'auto' or 'generic'")
+    if name == "stacked":
+        return stacked.StackedEngine(module, device, tf32=tf32)
     if name == "reference":
         return ReferenceEngine(module)
     if name == "generic" or obstacle is not None:

@@ -98,7 +98,8 @@ class Run(Section):
 
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
-    engine: Literal["auto", "native", "generic", "reference"] = "auto"
+    engine: Literal["auto", "native", "stacked", "generic", "reference"] = "auto"
+    tf32: bool = False
     threads: Count = 2
     out: str | None = None
     ledger: str | None = None

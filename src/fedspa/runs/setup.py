@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedspa.algorithms import ALGORITHMS, Algorithm
-from fedspa.engine.choose import choose
+from fedspa.engine.choose import choose, reason
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
@@ -37,6 +37,7 @@ class Job:
     holdings: list[NDArray[np.int64]]
     model: FlatModel
     engine: Engine
+    engine_reason: str
     algorithm: Algorithm
     optimizer: ServerOptimizer
     active: int
@@ -69,15 +70,15 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
     cap = _cap(config)
     records = _smallest_holding(config, holdings)
     settings = config.algorithm
-    engine = choose(
-        config.run.engine, module, input_shape, config.run.device, config.run.threads, config.privacy.noise == "exact"
-    )
+    run, exact = config.run, config.privacy.noise == "exact"
+    engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32)
     return Job(
         config=config,
         data=data,
         holdings=holdings,
         model=model,
         engine=engine,
+        engine_reason=reason(run.engine, module, input_shape, run.device, exact),
         algorithm=algorithm,
         optimizer=ServerOptimizer(
             step=settings.server or algorithm.server,

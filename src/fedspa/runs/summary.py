@@ -32,6 +32,8 @@ def summarise(job: Job, history: Sequence[RoundMetrics], books: Books, seconds: 
         "rounds": len(history),
         "agents": config.federation.agents,
         "engine": job.engine.name,
+        "engine_reason": job.engine_reason,
+        "tf32": getattr(job.engine, "tf32", False),
         "seconds": round(seconds, 3),
         "seed": config.run.seed,
         "warnings": warnings(job),
