@@ -199,6 +199,9 @@ def test_a_record_that_is_not_finite_counts_as_zero(clip: Any, broken: float) ->
     wanted = careful_steps(theta, tasks[1], draw_batches(tasks[1]), gradients)
     assert torch.isfinite(got[1].delta).all()
     assert torch.allclose(got[1].delta, wanted.delta, rtol=1e-4, atol=1e-5)
+    met = int((draw_batches(tasks[1]).records < 6).sum())
+    assert [result.zeroed for result in got] == [0, met]
+    assert met > 0
     tasks[1].x[:6, 0, 4, 4] = 0
     undisturbed = Rounds(gradients, DEVICE, tf32=False).train(theta, tasks)
     assert torch.equal(got[0].delta, undisturbed[0].delta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import resource
@@ -294,6 +295,39 @@ class TestDivergence:
         assert caught.value.code == "not-finite"
 
 
+class TestRecordsThatAreNotFinite:
+    """Features so large that their gradients overflow: finite enough to be loaded, and zero to the mechanism."""
+
+    def test_the_agents_log_tells_and_the_run_does_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / "overflowing_records.py").write_text(
+            "from dataclasses import replace\n"
+            "from fedspa.federation.datasets import load\n"
+            "def sound():\n"
+            "    return load('digits', None)\n"
+            "def bad():\n"
+            "    x = sound().train_x.clone()\n"
+            "    x[::5] = 3e38\n"
+            "    return replace(sound(), train_x=x)\n"
+        )
+        left: dict[str, tuple[object, ...]] = {}
+        for kind in ("sound", "bad"):
+            caplog.clear()
+            folder = tmp_path / kind
+            fedspa.run(small(folder, data={"name": f"overflowing_records:{kind}"}))
+            told = [record.getMessage() for record in caplog.records if record.name == "fedspa.agent"]
+            assert bool(told) == (kind == "bad")
+            assert all("had a gradient that was not finite and counted as zero" in line for line in told)
+            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+            summary = json.loads((folder / "summary.json").read_text("utf-8"))
+            left[kind] = ([names(line) for line in lines], names(summary))
+            for file in filter(Path.is_file, folder.rglob("*")):
+                assert not re.search(rb"zeroed|not finite", file.read_bytes()), file
+        assert left["sound"] == left["bad"]
+
+
 class TestInterrupt:
     """Ctrl-C, in a process that is in native code and cannot run Python's own handlers."""
 
@@ -363,3 +397,8 @@ def test_every_row_of_the_documented_table_is_a_test() -> None:
     assert len(named) > 30
     for file, name in named:
         assert re.search(rf"^ *def {name}\(", (root / file).read_text("utf-8"), flags=re.M), f"{file}::{name}"
+
+
+def names(value: Any) -> Any:
+    """The keys of a JSON value, at every depth."""
+    return {key: names(inner) for key, inner in value.items()} if isinstance(value, dict) else None

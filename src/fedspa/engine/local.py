@@ -5,13 +5,14 @@ Back ends that run a whole round as one piece of work have loops of their own, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.mechanism.clipping import count_not_finite
 from fedspa.mechanism.release import noisy_mean
 from fedspa.mechanism.sampling import draw_batch
 from fedspa.mechanism.streams import Stream, derive_key
@@ -29,10 +30,22 @@ class Gradients(Protocol):
         ...
 
 
+class Counted:
+    """Blocks of rows on their way into `noisy_mean`; `zeroed` counts those that will count as zero there."""
+
+    def __init__(self) -> None:
+        self.zeroed = 0
+
+    def watch(self, blocks: Iterable[Tensor]) -> Iterator[Tensor]:
+        for rows in blocks:
+            self.zeroed += count_not_finite(rows)
+            yield rows
+
+
 def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalResult:
     """τ steps from θ; returns Δ on the active coordinates."""
     sampling, noise = Stream(derive_key(task.key, "sampling")), Stream(derive_key(task.key, "noise"))
-    plan = task.plan
+    plan, counted = task.plan, Counted()
     everywhere = slice(None) if task.coordinates is None else task.coordinates
     local = theta.clone()  # line 6
     for _ in range(task.local_steps):  # line 7
@@ -42,12 +55,12 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:
-            rows = _rows(gradients, local, x, y, task)
+            rows = counted.watch(_rows(gradients, local, x, y, task))
             step, clip_value = noisy_mean(rows, plan, noise, on_grid=task.exact)
             plan = plan.with_clip_value(clip_value)
         local[everywhere] -= (task.local_lr * task.scale * step).to(local)  # line 9
     delta = (local - theta)[everywhere]  # line 11
-    return LocalResult(delta, plan.clip_value if plan is not None else 0.0)
+    return LocalResult(delta, plan.clip_value if plan is not None else 0.0, counted.zeroed)
 
 
 def _rows(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, task: LocalTask) -> Iterator[Tensor]:

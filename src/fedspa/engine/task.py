@@ -41,10 +41,16 @@ class LocalTask:
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """Δ on the active coordinates, and the clip value after the last step (moved by a private quantile only)."""
+    """Δ on the active coordinates, and the clip value after the last step (moved by a private quantile only).
+
+    `zeroed` is for the agent's own log and is never released: it depends on the records without any noise. It says how
+    many sampled examples, over all steps, counted as zero because their gradient was not finite (in float32 back ends,
+    also those so large that it may overflow). Without a plan nothing is left out, and it is 0.
+    """
 
     delta: Tensor
     clip_value: float
+    zeroed: int = 0
 
 
 class Engine(Protocol):

@@ -41,6 +41,14 @@ def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     return 1 - above / alive.clamp(min=1)
 
 
+def count_not_finite(rows: Tensor) -> int:
+    """How many rows count as zero for a NaN or an infinity. Depends on the data: for the agent's own eyes only."""
+    return int((~_finite(rows)).sum())
+
+
+def _finite(rows: Tensor) -> Tensor:
+    return torch.isfinite(rows).all(dim=1)
+
+
 def _zero_unless_finite(rows: Tensor) -> Tensor:
-    finite = torch.isfinite(rows).all(dim=1, keepdim=True)
-    return torch.where(finite, rows, torch.zeros((), dtype=rows.dtype, device=rows.device))
+    return torch.where(_finite(rows).unsqueeze(1), rows, torch.zeros((), dtype=rows.dtype, device=rows.device))

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_double, c_int32, c_int64
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +80,7 @@ class NativeEngine:
                 stop.value = 1
                 pool.shutdown(cancel_futures=True)
                 raise
-        return [LocalResult(result.delta.to(theta.device, theta.dtype), result.clip_value) for result in results]
+        return [replace(result, delta=result.delta.to(theta.device, theta.dtype)) for result in results]
 
     def _net(self, task: LocalTask) -> int:
         """The library's net for records of this shape, built once."""
@@ -138,12 +139,13 @@ class NativeEngine:
             order.quantile = plan.clip_rule == "quantile"
             if order.quantile:
                 order.count_noise, order.clip_rate, order.clip_quantile = plan.count_noise, CLIP_RATE, CLIP_QUANTILE
-        delta, clip = torch.empty(active, dtype=torch.float32), c_double(0.0)
+        delta, clip, zeroed = torch.empty(active, dtype=torch.float32), c_double(0.0), c_int64(0)
         code = self._library.fedspa_train(
-            net, self._level, theta.data_ptr(), order, delta.data_ptr(), ctypes.byref(clip), ctypes.byref(stop)
+            *(net, self._level, theta.data_ptr(), order),
+            *(delta.data_ptr(), ctypes.byref(clip), ctypes.byref(zeroed), ctypes.byref(stop)),
         )
         if code == library.MEMORY:
             raise MemoryError("the native engine could not allocate its buffers")
         if code == library.LABEL:
             raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
-        return LocalResult(delta, clip.value if plan is not None else 0.0)
+        return LocalResult(delta, clip.value if plan is not None else 0.0, zeroed.value)

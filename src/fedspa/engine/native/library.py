@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
 
-_ABI = 1
+_ABI = 2
 LEVELS = ("plain", "avx2", "avx512")
 Level = Literal["plain", "avx2", "avx512"]
 
@@ -89,7 +89,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     loaded.fedspa_net_free.argtypes = [c_void_p]
     loaded.fedspa_train.restype = c_int64
     task = POINTER(Task)
-    outputs = (c_void_p, POINTER(c_double), POINTER(c_int32))
+    outputs = (c_void_p, POINTER(c_double), POINTER(c_int64), POINTER(c_int32))
     loaded.fedspa_train.argtypes = [c_void_p, c_int64, c_void_p, task, *outputs]
     loaded.fedspa_words.restype = None
     loaded.fedspa_words.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_uint64)]

@@ -115,7 +115,7 @@ class StackedEngine:
 
                 self._rounds = Rounds(self._gradients, self._device, self.tf32)
             results = self._rounds.train(start, moved)
-        return [LocalResult(result.delta.to(theta.device, theta.dtype), result.clip_value) for result in results]
+        return [replace(result, delta=result.delta.to(theta.device, theta.dtype)) for result in results]
 
     def _moved(self, task: LocalTask) -> LocalTask:
         """The task with its tensors on the engine's device, checked for what kernels could not say."""

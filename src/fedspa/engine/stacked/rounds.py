@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fedspa.engine.local import Counted
 from fedspa.engine.stacked.batches import Batches, draw_batches
 from fedspa.engine.stacked.buffers import Shape
 from fedspa.engine.stacked.chacha import ChaChaNoise
@@ -99,7 +100,7 @@ def careful_steps(theta: Tensor, task: LocalTask, batches: Batches, gradients: L
     """`local_steps` with a GPU's noise: slow, and exact about rows that are not finite."""
     noise = ChaChaNoise(derive_key(task.key, "noise", "chacha20"))
     everywhere = slice(None) if task.coordinates is None else task.coordinates
-    local, plan, end = theta.clone(), task.plan, 0
+    local, plan, end, counted = theta.clone(), task.plan, 0, Counted()
     for step, size in enumerate(batches.sizes.tolist()):
         index = torch.from_numpy(batches.records[end : end + size]).to(theta.device)
         end += size
@@ -108,13 +109,13 @@ def careful_steps(theta: Tensor, task: LocalTask, batches: Batches, gradients: L
         if plan is not None:
             rows = gradients.rows(local, x, y, task.coordinates) if size else iter(())
             # ChaChaNoise has the one method of a Stream that this calls.
-            mean, clip_value = noisy_mean(rows, plan, cast(Stream, noise))
+            mean, clip_value = noisy_mean(counted.watch(rows), plan, cast(Stream, noise))
             plan = plan.with_clip_value(clip_value)
         else:
             total = gradients.mean(local, x, y) * size if size else torch.zeros_like(local)
             mean = (total / task.batch)[everywhere]
         local[everywhere] -= (task.local_lr * task.scale * mean).to(local)
-    return LocalResult((local - theta)[everywhere], plan.clip_value if plan is not None else 0.0)
+    return LocalResult((local - theta)[everywhere], plan.clip_value if plan is not None else 0.0, counted.zeroed)
 
 
 def _kind(task: LocalTask) -> Key:

@@ -31,8 +31,8 @@ static const struct level *pick(int64_t level) {
 }
 
 int64_t fedspa_train(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
-                     float *delta, double *clip, const volatile int32_t *stop) {
-    return pick(level)->train(net, theta, task, delta, clip, stop);
+                     float *delta, double *clip, int64_t *zeroed, const volatile int32_t *stop) {
+    return pick(level)->train(net, theta, task, delta, clip, zeroed, stop);
 }
 
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words) {

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 1
+#define FEDSPA_ABI 2
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -53,9 +53,10 @@ struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t cou
                                   int64_t dimension);
 void fedspa_net_free(struct fedspa_net *net);
 
-/* delta: k values; clip: the clip value after the last step. `stop` is polled between steps. */
+/* delta: k values; clip: the clip value after the last step; zeroed: sampled examples, over all steps, that counted as
+ * zero. `stop` is polled between steps. */
 int64_t fedspa_train(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
-                     float *delta, double *clip, const volatile int32_t *stop);
+                     float *delta, double *clip, int64_t *zeroed, const volatile int32_t *stop);
 
 /* Parts on their own, for tests and benchmarks. */
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words);

@@ -32,6 +32,7 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
         int usable = !look->broken && isfinite(look->squares);
         double share = 1, norm = sqrt(look->squares);
         w->factor[e] = (float)usable;
+        w->zeroed += !usable;
         if (usable && task->clip == CLIP_L2) {
             share = norm <= clip_value;
             if (norm > clip_value * (1 - NORM_ERROR)) w->factor[e] = (float)(clip_value * (1 - NORM_ERROR) / norm);
@@ -63,6 +64,7 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
         return 0;
     }
     if (task->clip == CLIP_COORDINATE && !task->quantile) {
+        for (int e = 0; e < n; e++) w->zeroed += w->factor[e] == 0;
         backward(w, n, GRADIENT_ADD_CLAMPED, bound, 1);
         return 0;
     }
@@ -120,7 +122,7 @@ static void place_parameters(struct work *w, const struct fedspa_task *task, con
 }
 
 static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, float *delta,
-                     double *clip, const volatile int32_t *stop) {
+                     double *clip, int64_t *zeroed, const volatile int32_t *stop) {
     for (int64_t i = 0; i < task->records; i++)
         if (task->y[i] < 0 || task->y[i] >= net->classes) return FEDSPA_LABEL;
     struct work w;
@@ -152,6 +154,7 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
     for (int64_t j = 0; j < task->active; j++)
         delta[j] = w.theta[w.place[j]] - theta[task->coordinates ? task->coordinates[j] : j];
     *clip = clip_value;
+    *zeroed = w.zeroed;
     work_free(&w);
     return step < task->steps ? FEDSPA_STOPPED : FEDSPA_OK;
 }

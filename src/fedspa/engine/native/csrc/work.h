@@ -26,6 +26,7 @@ struct work {
     struct item *spot_items, **next;
     struct look *looks;
     float *factor;            /* what an example's gradient is multiplied by: 0 where it is left out */
+    int64_t zeroed;           /* examples left out so far, of all steps */
     int32_t *place, *active;
     uint8_t *straight;        /* do eight parameters lie side by side from here on? */
     double *noise;

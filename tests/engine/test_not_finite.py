@@ -1,0 +1,86 @@
+"""Examples whose gradient is not finite: every back end counts the same ones, and counts none where all are sound."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.stacked import StackedEngine
+from fedspa.engine.task import Engine, LocalTask
+from fedspa.mechanism.sampling import draw_batch
+from fedspa.mechanism.streams import Stream, derive_key
+from fedspa.privacy.plan import Plan
+
+KEY = bytes(range(32))
+RECORDS, BATCH, STEPS = 30, 12, 5
+BAD = {3: math.nan, 11: math.inf, 12: -math.inf, 29: math.nan}
+
+
+def net() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+
+
+def engines() -> list[Engine]:
+    found: list[Engine] = [ReferenceEngine(net()), GenericEngine(net()), GenericEngine(net(), memory_budget=1)]
+    found.append(StackedEngine(net(), "cpu", tf32=False))
+    if library.library() is not None:
+        found += [NativeEngine(net(), 1, level) for level in library.LEVELS]
+    return found
+
+
+def task(clip: Any, rule: Any, mask: Tensor | None, bad: dict[int, float], exact: bool = False) -> LocalTask:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(RECORDS, 1, 8, 8, generator=generator)
+    y = torch.randint(3, (RECORDS,), generator=generator)
+    for record, value in bad.items():
+        x[record, 0, 4, 4] = value
+    d = FlatModel(net()).dimension
+    k = d if mask is None else len(mask)
+    plan = Plan(d, k, clip, 0.1, "poisson", BATCH, RECORDS, STEPS, 1, 0.5, "add-remove", 1e-3, rule)
+    return LocalTask(x, y, mask, 1.0, "poisson", BATCH, STEPS, 0.1, plan, KEY, exact)
+
+
+def sampled_bad() -> int:
+    """How often a bad record is in a batch: what must be counted."""
+    stream = Stream(derive_key(KEY, "sampling"))
+    batches = [draw_batch("poisson", BATCH, BATCH / RECORDS, RECORDS, stream) for _ in range(STEPS)]
+    return sum(int(record) in BAD for batch in batches for record in batch)
+
+
+@pytest.mark.parametrize(
+    ("clip", "rule", "masked"),
+    list(itertools.product(["coordinate", "l2"], ["given", "quantile"], [False, True])),
+)
+def test_all_engines_count_the_same_examples(clip: str, rule: str, masked: bool) -> None:
+    theta = FlatModel(net()).flatten()
+    mask = torch.arange(0, len(theta), 3) if masked else None
+    assert sampled_bad() > len(BAD)  # some are sampled more than once
+    for engine in engines():
+        [bad, sound] = engine.train(theta, [task(clip, rule, mask, BAD), task(clip, rule, mask, {})])
+        assert (engine.name, bad.zeroed, sound.zeroed) == (engine.name, sampled_bad(), 0)
+        assert bad.delta.isfinite().all()
+
+
+def test_the_exact_mode_counts_too() -> None:
+    theta = FlatModel(net()).flatten()
+    [result] = GenericEngine(net()).train(theta, [task("l2", "given", None, BAD, exact=True)])
+    assert result.zeroed == sampled_bad()
+
+
+def test_without_a_plan_nothing_is_left_out_and_nothing_counted() -> None:
+    theta = FlatModel(net()).flatten()
+    private = task("l2", "given", None, BAD)
+    plain = LocalTask(private.x, private.y, None, 1.0, "poisson", BATCH, STEPS, 0.1, None, KEY)
+    for engine in engines():
+        assert engine.train(theta, [plain])[0].zeroed == 0
