@@ -22,7 +22,7 @@ from fedspa.privacy import ledger_report
 from fedspa.privacy.ledger import Ledger
 
 HOSPITAL = Path(__file__).parents[2] / "examples/hospital"
-ROUNDS = 8
+ROUNDS = 7
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
     assert [line["round"] for line in metrics] == list(range(ROUNDS))
     assert all(torch.isfinite(value).all() for value in load_file(out / "model.safetensors").values())
     summary = json.loads((out / "summary.json").read_text())
-    # 119 held-out records, 62 % in the larger class. Measured: 0.87 to 0.93 over several runs of this test.
-    assert summary["accuracy_last"] > 0.75
+    # 119 held-out records; the larger class alone gives 0.77. Six runs with these settings gave 0.91 to 0.96.
+    assert summary["accuracy_last"] > 0.85
     asked = [json.loads(line) for line in (out / "asked.jsonl").read_text().splitlines()]
     rounds = {number: {line["round"] for line in asked if number in line["agents"]} for number in range(3)}
     spent = {site: entries(tmp_path, site) for site in script.SITES}
