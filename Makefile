@@ -10,7 +10,7 @@ run: $(VENV)/.installed
 	$(BIN)/fedspa run
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -29,7 +29,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcar
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev,flower]'
 	touch $@
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -44,3 +45,16 @@ def test_its_privacy_table_is_what_the_command_prints() -> None:
     for row in table:
         line = rf"{row.method} +{row.sampling} +{row.neighbours} +{row.accountant} +{row.noise:.4g} +{row.epsilon:.4g} "
         assert re.search(line, README), line
+
+
+def test_its_results_are_the_kept_ones() -> None:
+    rows = json.loads((ROOT / "experiments" / "results" / "uploads.json").read_text("utf-8"))["rows"]
+    dense = next(row for row in rows if row["job"] == "mnist" and row["algorithm"] == "fedavg")
+    shown = [("fedavg", 1.0, "f32"), ("dp-fed", 1.0, "f32"), ("fedspa", 0.1, "int"), ("fedspa", 0.05, "int")]
+    for row in rows:
+        if row["job"] == "mnist" and (row["algorithm"], row["compression"], row["coding"]) in shown:
+            line = (
+                f"{row['accuracy']:.2f} ± {row['accuracy_std']:.2f} | {row['payload_bytes']:,.0f} "
+                f"| {dense['payload_bytes'] / row['payload_bytes']:.0f} |"
+            )
+            assert line in README, line

@@ -56,12 +56,12 @@ class Terms:
     def update_bound(self) -> float:
         """A value of Δ beyond this is no honest agent's: the server refuses it.
 
-        Signal: every sampled example pulls the coordinate to its clip, and twice as many are sampled as expected.
-        Noise: 12 standard deviations. A clip that follows a quantile may have grown in the meantime.
+        Signal: every sampled example pulls the coordinate to its clip, and ten times as many are sampled as the plan
+        expects (an agent may hold more records than the plan names). Noise: 12 standard deviations. A clip that follows a quantile may have grown in the meantime.
         """
         if self.plan is None:
             return UNCLIPPED_BOUND
-        examples = 2 * self.local_steps * self.batch + 50
+        examples = 10 * self.local_steps * self.batch + 50
         signal = self.local_lr * self.scale * self.plan.clip_value * examples / self.batch
         return (signal + 12 * self.update_noise) * largest_clip_growth(self.plan)
 
