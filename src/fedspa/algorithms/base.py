@@ -57,7 +57,8 @@ class Terms:
         """A value of Δ beyond this is no honest agent's: the server refuses it.
 
         Signal: every sampled example pulls the coordinate to its clip, and ten times as many are sampled as the plan
-        expects (an agent may hold more records than the plan names). Noise: 12 standard deviations. A clip that follows a quantile may have grown in the meantime.
+        expects (an agent may hold more records than the plan names). Noise: 12 standard deviations. A clip that follows
+        a quantile may have grown in the meantime.
         """
         if self.plan is None:
             return UNCLIPPED_BOUND

@@ -81,7 +81,9 @@ class Intake:
             return
         reach = largest_clip_growth(plan)
         if not plan.clip_value / reach <= clip_value <= plan.clip_value * reach:
-            raise PayloadError("clip", f"clip value is {clip_value:.3g}; from {plan.clip_value:.3g} no steps lead there")
+            raise PayloadError(
+                "clip", f"clip value is {clip_value:.3g}; no steps lead there from {plan.clip_value:.3g}"
+            )
 
 
 class Coordinator:
