@@ -117,6 +117,8 @@ def test_count_noise_belongs_to_the_quantile() -> None:
         ({"clip": "l1"}, "coordinate, l2"),
         ({"clip_rule": "guess"}, "given, quantile, median"),
         ({"clip_value": 0.0}, "clip value"),
+        ({"clip_value": 1e-11}, "clip value"),
+        ({"clip_value": 1e11}, "clip value"),
         ({"clip_value": float("nan")}, "clip value"),
         ({"clip_value": float("inf")}, "clip value"),
         ({"neighbours": "zero-out"}, "add-remove, replace-one"),

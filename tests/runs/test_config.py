@@ -49,6 +49,7 @@ def test_overrides_take_toml_values_and_bare_words_and_can_unset() -> None:
         (["privacy.epsilon=-1"], ["privacy.epsilon", "greater than 0"]),
         (["privacy.epsilon=0"], ["privacy.epsilon", "greater than 0"]),
         (["privacy.delta=1"], ["privacy.delta", "less than 1"]),
+        (["privacy.clip_value=1e-30"], ["privacy.clip_value", "1e-10"]),
         (["algorithm.compression=1.5"], ["algorithm.compression", "less than or equal to 1"]),
         (["algorithm.server=sgd"], ["algorithm.server", "'adam'", "'average'", "'momentum'"]),
         (["algorithm.name=fedprox"], ["algorithm.name", "'fedspa'"]),

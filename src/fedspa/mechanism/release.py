@@ -16,7 +16,7 @@ from fedspa.mechanism import exact
 from fedspa.mechanism.clipping import clip_rows, share_below
 from fedspa.mechanism.noise import add_noise
 from fedspa.mechanism.streams import Stream
-from fedspa.privacy.plan import Clipping, Plan
+from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
 
 # The quantile that a private clip steers to, and how fast (Andrew et al. 2021): a step moves log C by about RATE times
 # the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 a step;
@@ -44,7 +44,8 @@ def noisy_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: 
     if shares is None:
         return mean, plan.clip_value
     share = 0.5 + float(shares.release(noise)) / plan.batch
-    return mean, plan.clip_value * math.exp(-CLIP_RATE * (share - CLIP_QUANTILE))
+    moved = plan.clip_value * math.exp(-CLIP_RATE * (share - CLIP_QUANTILE))
+    return mean, min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
 
 def largest_clip_growth(plan: Plan) -> float:

@@ -28,6 +28,10 @@ ClipRule = Literal["given", "quantile", "median"]
 # clipped examples fits into the same accounted release.
 QUANTILE_NOISE_FACTOR = 1.02
 
+# Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
+# "norm 0" would pass any clip. A server that asks for such a clip is after that.
+SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -59,8 +63,10 @@ class Plan:
             raise PrivacyError(f"clip is {self.clip!r}; allowed: {', '.join(get_args(Clipping))}")
         if self.clip_rule not in get_args(ClipRule):
             raise PrivacyError(f"clip rule is {self.clip_rule!r}; allowed: {', '.join(get_args(ClipRule))}")
-        if not (math.isfinite(self.clip_value) and self.clip_value > 0):
-            raise PrivacyError(f"clip value is {self.clip_value}; it must be positive and finite")
+        if not SMALLEST_CLIP <= self.clip_value <= LARGEST_CLIP:
+            raise PrivacyError(
+                f"clip value is {self.clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}"
+            )
         if self.neighbours not in get_args(Neighbours):
             raise PrivacyError(f"neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
         if self.sampling == "fixed" and self.neighbours != "replace-one":

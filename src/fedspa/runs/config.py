@@ -16,6 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedspa.errors import ConfigError
+from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP
 
 AlgorithmName = Literal["fedspa", "fedavg", "dp-fed"]
 Positive = Annotated[float, Field(gt=0)]
@@ -85,7 +86,7 @@ class Privacy(Section):
     sampling: Literal["poisson", "fixed"] = "poisson"
     accountant: Literal["pld", "rdp", "theorem-1"] = "pld"
     clip: Literal["coordinate", "l2"] = "l2"
-    clip_value: Positive = 1.0
+    clip_value: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = 1.0
     clip_rule: Literal["given", "quantile", "median"] = "given"
     noise: Literal["secure", "exact", "seeded"] = "seeded"
 
