@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
     say("everything is stopped")
 
 
-def set_up(deployment: Deployment, site: str) -> dict[str, str]:
+def set_up(deployment: Deployment, site: str) -> dict[str, Any]:
     """What the site's own people would do, once: key, records, policy, ledger. Gives its node-config."""
     home = deployment.folder / site
     deployment.register(site)
@@ -79,7 +79,7 @@ def set_up(deployment: Deployment, site: str) -> dict[str, str]:
     np.savez(home / "records.npz", x=x, y=y)
     (home / "policy.toml").write_text(POLICY.format(epsilon=CAPS[site]))
     files = {"data": "records.npz", "policy": "policy.toml", "ledger": "ledger.sqlite"}
-    config = {"agent": site, **{key: str(home / file) for key, file in files.items()}}
+    config = {"agent": site, "classes": 2, **{key: str(home / file) for key, file in files.items()}}
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     check = [sys.executable, "-m", "fedspa.flower.site", "--create-ledger", text]
     subprocess.run(check, check=True, stdout=subprocess.DEVNULL)

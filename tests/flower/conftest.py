@@ -42,6 +42,7 @@ def deployment(tmp_path: Path) -> LocalGrid:
         nodes[100 + i] = {
             "agent": f"site-{i}",
             "data": str(home / "records.npz"),
+            "classes": 10,
             "policy": str(home / "policy.toml"),
             "ledger": str(home / "ledger.sqlite"),
         }

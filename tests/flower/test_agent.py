@@ -6,9 +6,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import to_record
 from fedspa.privacy.ledger import Ledger
 
-from .local_grid import POLICY
+from .local_grid import POLICY, SIMULATION
 from .test_terms import GIVEN, PLAN, TERMS
 
 ASKED = replace(GIVEN, terms=replace(TERMS, round=0))
@@ -33,17 +35,17 @@ THETA = torch.zeros(650)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> dict[str, str]:
+def node(tmp_path: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "records.npz", x=rng.normal(size=(200, 1, 8, 8)), y=rng.integers(0, 10, 200))
     (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=8.0))
     Ledger.open(tmp_path / "ledger.sqlite").close()
     names = {key: str(tmp_path / file) for key, file in (("data", "records.npz"), ("policy", "policy.toml"))}
-    return {"agent": "clinic", "ledger": str(tmp_path / "ledger.sqlite"), **names}
+    return {"agent": "clinic", "classes": 10, "ledger": str(tmp_path / "ledger.sqlite"), **names}
 
 
 @pytest.fixture
-def clinic(node: dict[str, str]) -> Site:
+def clinic(node: dict[str, Any]) -> Site:
     return read_site(node, {})
 
 
@@ -126,14 +128,45 @@ def test_nothing_is_spent_on_a_refusal(clinic):
         refusal(clinic, replace(ASKED, algorithm="fedavg", noise=None, terms=replace(TERMS, plan=None)))
         == "not-private"
     )
-    assert refusal(clinic, replace(ASKED, classes=5)) == "data"  # the agent has labels up to 9
+    assert refusal(clinic, replace(ASKED, classes=5)) == "terms"
     assert refusal(clinic, replace(ASKED, model="mlp")) == "terms"  # not 650 parameters
     assert refusal(clinic, theta=torch.zeros(651)) == "terms"
     fixed = replace(PLAN, sampling="fixed", neighbours="replace-one", records=201)
     few = replace(ASKED, terms=replace(TERMS, round=0, sampling="fixed", plan=fixed))
     assert refusal(replace(clinic, policy=replace(clinic.policy, neighbours="replace-one")), few) == "data"
-    many = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, delta=6e-3)))
-    assert refusal(replace(clinic, policy=replace(clinic.policy, delta=6e-3)), many) == "data"  # 1/200 is less
+    assert spent(clinic) == 0
+
+
+def with_labels(node: dict[str, Any], y: np.ndarray) -> Site:
+    np.savez(node["data"], x=np.zeros((len(y), 1, 8, 8)), y=y)
+    site._own_records.cache_clear()
+    return read_site(node, {})
+
+
+@pytest.mark.parametrize("classes", [2, 4, 9, 10, 11, 1000])
+def test_no_number_of_classes_makes_a_refusal_tell_of_a_label(node, classes):
+    """A server that moves its number of classes gets the same answer, whatever the largest label is."""
+    asked = replace(ASKED, classes=classes, model="mlp")  # not its 650 parameters: refused in any case
+    labels = np.arange(200) % 3
+    codes = {refusal(with_labels(node, np.append(labels, last)), asked) for last in (0, 5, 9)}
+    assert codes == {"terms"}
+
+
+def test_labels_are_held_against_the_sites_own_number(node):
+    beyond = with_labels(node, np.append(np.arange(200) % 3, 10))
+    for asked in (ASKED, replace(ASKED, coding="f32"), replace(ASKED, model="mlp")):
+        assert refusal(beyond, asked) == "data"
+    assert refusal(beyond, replace(ASKED, classes=11)) == "terms"
+    assert spent(beyond) == 0
+
+
+def test_a_delta_that_promises_nothing_serves_nobody(clinic):
+    """The policy's own δ against the site's own records: the server's smaller δ does not change the answer."""
+    lax = replace(clinic, policy=replace(clinic.policy, delta=6e-3))  # 1/200 is less
+    for delta in (6e-3, 4e-3, 1e-5):
+        assert refusal(lax, replace(ASKED, terms=replace(TERMS, plan=replace(PLAN, delta=delta)))) == "data"
+    with pytest.raises(DataError, match="below 1/200"):
+        lax.records(0)
     assert spent(clinic) == 0
 
 
@@ -175,7 +208,7 @@ def test_codes_are_few_and_fixed():
     assert Refusal("ε = 2.13 spent", "text").code == "internal"
 
 
-def answer(node: dict[str, str], message: Message) -> dict[str, object]:
+def answer(node: dict[str, Any], message: Message) -> dict[str, object]:
     context = Context(run_id=1, node_id=7, node_config=dict(node), state=RecordDict(), run_config={})
     reply = app(message, context)
     return dict(reply.content["update"])
@@ -222,11 +255,44 @@ def test_a_whole_message_gets_a_payload(node):
     assert list(answer(node, message())) == ["payload"]
 
 
-@pytest.mark.parametrize("key", ["agent", "data", "policy", "ledger"])
+@pytest.mark.parametrize("key", ["agent", "data", "classes", "policy", "ledger"])
 def test_a_node_config_without_a_key_serves_nobody(node, key):
     del node[key]
     with pytest.raises(ConfigError, match=key):
         read_site(node, {})
+    assert answer(node, message()) == {"refusal": "internal"}
+
+
+@pytest.mark.parametrize("classes", ["10", 1, 0, -3, 2.0, True])
+def test_classes_is_a_whole_number(node, classes):
+    with pytest.raises(ConfigError, match="classes"):
+        read_site(node | {"classes": classes}, {})
+
+
+def test_an_agent_inside_a_simulation_engine_is_still_an_agent(node, monkeypatch):
+    monkeypatch.setattr(site, "in_simulation_engine", lambda: True)
+    assert not read_site(node, {}).simulated
+    assert refusal(read_site(node, {}), replace(ASKED, noise="seeded")) == "noise"
+    for key in node:
+        with pytest.raises(ConfigError, match="missing"):
+            read_site({key: node[key]}, {})
+    theirs = SIMULATION
+    assert read_site({"partition-id": 0, "num-partitions": 4}, theirs).simulated
+    assert read_site({"simulation": True, "policy": node["policy"]}, theirs).simulated
+
+
+@pytest.mark.parametrize("error", ["SystemExit('row 17')", "ValueError('row 17')", "GeneratorExit('row 17')"])
+def test_a_data_function_that_exits_tells_the_server_nothing(node, tmp_path, monkeypatch, error):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "exiting_records.py").write_text(f"def mine(): raise {error}\n")
+    assert answer(node | {"data": "exiting_records:mine"}, message()) == {"refusal": "data"}
+
+
+def test_nothing_but_ctrl_c_gets_out_of_the_app(node, monkeypatch):
+    def leave(*_: object) -> None:
+        raise SystemExit("row 17")
+
+    monkeypatch.setattr("fedspa.flower.client_app.participate", leave)
     assert answer(node, message()) == {"refusal": "internal"}
 
 
@@ -288,7 +354,7 @@ def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
 
 def test_the_operator_makes_the_ledger_once(node, capsys):
     Path(node["ledger"]).unlink()
-    text = " ".join(f'{key}="{value}"' for key, value in node.items())
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
     from fedspa.errors import LedgerError
 
     with pytest.raises(LedgerError):

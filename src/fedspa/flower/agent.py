@@ -2,7 +2,10 @@
 
     terms ─► policy.check ─► records ─► policy.admit ─► ledger.reserve ─► train ─► outbox ─► ledger.release ─► payload
 
-Whatever goes wrong ends in a `Refusal` with one of `CODES`. Only the code travels; the text stays here.
+Whatever goes wrong ends in a `Refusal` with one of `CODES`. Only the code travels; the text stays here. Before anything
+is paid, no refusal depends on the records and on the server's words together: a server could move its words until the
+answer turns, and so measure a record without noise and without end. The one exception is the number of records under
+fixed-size sampling, which is the same in all neighbouring data.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
 from fedspa.mechanism.streams import agent_key, root_key
 from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.plan import Plan
 from fedspa.privacy.policy import Code, PolicyRefusal
 from fedspa.wire.payload import encode
 
@@ -62,15 +64,13 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     terms, number = announcement.terms, announcement.number
     _judge(site, announcement)
     x, y = site.records(number)
-    if int(y.max()) >= announcement.classes:
-        raise Refusal("data", f"label {int(y.max())}; the run has the classes 0 to {announcement.classes - 1}")
     exact = announcement.noise == "exact"
     engine, dimension = site.engine(announcement.model, tuple(x.shape[1:]), announcement.classes, exact)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan
-    if plan is not None:
-        _check_holding(plan, len(y))
+    if plan is not None and plan.sampling == "fixed" and len(y) < plan.records:
+        raise Refusal("data", f"{len(y)} records; with fixed-size batches the plan's ε holds from {plan.records} on")
     run, message, name = announcement.run, f"round-{terms.round}", site.name(number)
 
     with ExitStack() as stack:
@@ -113,6 +113,12 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
 
 def _judge(site: Site, announcement: Announcement) -> None:
     """Everything that can be refused before a record is looked at."""
+    _judge_plan(site, announcement)
+    if announcement.classes != site.classes:
+        raise Refusal("terms", f"the run has {announcement.classes} classes, this site {site.classes}")
+
+
+def _judge_plan(site: Site, announcement: Announcement) -> None:
     plan = announcement.terms.plan
     if site.simulated and (site.policy is None or plan is None):
         return
@@ -122,14 +128,6 @@ def _judge(site: Site, announcement: Announcement) -> None:
         raise Refusal("noise", "the server asks for seeded noise, which it could subtract; only simulations have it")
     assert site.policy is not None
     site.policy.check(plan)
-
-
-def _check_holding(plan: Plan, records: int) -> None:
-    """The plan's rate is public and serves any holding; a fixed-size batch of fewer records would be a larger share."""
-    if plan.sampling == "fixed" and records < plan.records:
-        raise Refusal("data", f"{records} records; with fixed-size batches the plan's ε holds from {plan.records} on")
-    if plan.delta * records >= 1:
-        raise Refusal("data", f"δ = {plan.delta:g} promises nothing to {records} records: it must be below 1/{records}")
 
 
 def _again(ledger: Ledger, outbox: Outbox, name: str, announcement: Announcement) -> bytes | None:

@@ -32,7 +32,9 @@ def train(message: Message, context: Context) -> Message:
     except Refusal as refusal:
         logger.warning("refused (%s): %s", refusal.code, refusal)
         record = ConfigRecord({"refusal": refusal.code})
-    except Exception:  # one that escaped would carry its text to the server
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # one that escaped, a SystemExit too, would carry its text to the server
         logger.exception("the round failed")
         record = ConfigRecord({"refusal": "internal"})
     return Message(RecordDict({"update": record}), reply_to=message)

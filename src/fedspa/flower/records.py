@@ -43,7 +43,7 @@ def _users(name: str, node: Mapping[str, Any]) -> object:
     function = plugin.resolve(name, key="data", error=DataError)
     try:
         return function(dict(node)) if inspect.signature(function).parameters else function()
-    except DataError:
+    except (DataError, KeyboardInterrupt):
         raise
-    except Exception as error:  # the user's code may raise anything
+    except BaseException as error:  # the user's code may raise anything, and a script exits
         raise DataError(f"data = {name!r} failed ({plugin.one_line(error)})") from error

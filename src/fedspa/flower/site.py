@@ -2,6 +2,7 @@
 
     agent="clinic-a"               its name in the ledger; names the data, never changes
     data="clinic.npz"              or "package.module:function"
+    classes=2                      how many classes its labels may name: a public number, by which it reads its records
     policy="policy.toml"           its limits (docs/ledger.md)
     ledger="ledger.sqlite"         made once, by `python -m fedspa.flower.site --create-ledger '<node-config>'`
     model="package.module:build"   needed where the model is not one of fedspa's own
@@ -9,7 +10,7 @@
                                    needed, and nothing that it sends is private
 
 The server's words decide none of these. In Flower's simulation engine there is no node-config to write; a process that
-it started is a simulation by itself.
+it started, with a node-config that names none of an agent's keys, is a simulation by itself.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
 from fedspa.runs.config import Config
 
+# Whoever names one of these is an agent with records of its own, whatever process it runs in.
+_NEEDED = frozenset({"agent", "data", "classes", "policy", "ledger"})
+
 
 @dataclass(frozen=True)
 class Site:
@@ -46,6 +50,15 @@ class Site:
     ledger: Path | None
     config: Config | None
     node: Mapping[str, Any]
+    own_classes: int | None
+
+    @property
+    def classes(self) -> int:
+        """The public number of classes: the node-config's, in a simulation that of its data."""
+        if self.own_classes is not None:
+            return self.own_classes
+        assert self.config is not None
+        return int(_federation(self.config.model_dump_json())[0].classes)
 
     @property
     def simulated(self) -> bool:
@@ -55,7 +68,14 @@ class Site:
         """The agent's x and y; in a simulation those of agent `number`."""
         if self.config is not None:
             return _share(self.config.model_dump_json(), number)
-        return _own_records(self.data, tuple(sorted(self.node.items())))
+        assert self.policy is not None
+        x, y = _own_records(self.data, tuple(sorted(self.node.items())), self.classes)
+        if self.policy.delta * len(y) >= 1:
+            raise DataError(
+                f"the policy's δ = {self.policy.delta:g} promises nothing to {len(y)} records; "
+                f"set it below 1/{len(y)} = {1 / len(y):.3g}"
+            )
+        return x, y
 
     def name(self, number: int) -> str:
         return f"agent-{number}" if self.simulated else self.agent
@@ -80,7 +100,7 @@ class Site:
 
 def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
     """The site of a node-config. `run_config` is the server's: it is looked at in simulations only."""
-    if node.get("simulation") is True or in_simulation_engine():
+    if node.get("simulation") is True or (in_simulation_engine() and not _NEEDED & node.keys()):
         config, _ = read_config(run_config)
         policy = node.get("policy", config.run.policy)
         ledger = node.get("ledger", config.run.ledger)
@@ -92,16 +112,24 @@ def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
             ledger=None if ledger is None else Path(str(ledger)),
             config=config,
             node=node,
+            own_classes=None,
         )
     for key in ("agent", "data", "policy", "ledger"):
         if not isinstance(node.get(key), str) or not node[key]:
             raise ConfigError(
-                f'node-config: {key} is missing; an agent needs agent, data, policy and ledger, as {key}="…"'
+                f'node-config: {key} is missing; an agent needs agent, data, classes, policy and ledger, as {key}="…"'
             )
+    classes = node.get("classes")
+    if type(classes) is not int or classes < 2:
+        raise ConfigError(
+            f"node-config: classes is {'missing' if classes is None else repr(classes)}; it must be a whole number "
+            "from 2 on, as classes=2: how many classes the run has, not how many this site happens to hold"
+        )
     model = node.get("model")
     if model is not None and not isinstance(model, str):
         raise ConfigError(f'node-config: model is {model!r}; it must be a text, as model="package.module:function"')
-    return Site(node["agent"], node["data"], model, Policy.load(node["policy"]), Path(node["ledger"]), None, dict(node))
+    policy, ledger = Policy.load(node["policy"]), Path(node["ledger"])
+    return Site(node["agent"], node["data"], model, policy, ledger, None, dict(node), classes)
 
 
 def in_simulation_engine() -> bool:
@@ -112,8 +140,11 @@ def in_simulation_engine() -> bool:
 
 # Processes that serve several messages load records and build models once.
 @lru_cache(maxsize=4)
-def _own_records(name: str, node: tuple[tuple[str, Any], ...]) -> tuple[Tensor, Tensor]:
-    return records.load(name, dict(node))
+def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> tuple[Tensor, Tensor]:
+    x, y = records.load(name, dict(node))
+    if int(y.max()) >= classes:
+        raise DataError(f"data = {name!r} has label {int(y.max())}; this site's classes are 0 to {classes - 1}")
+    return x, y
 
 
 @lru_cache(maxsize=2)
@@ -161,7 +192,7 @@ def main(arguments: list[str]) -> int:
     with Ledger.open(site.ledger, create=create) as ledger:
         spent = ledger.epsilon(site.agent, site.policy.delta, site.policy.neighbours)
     print(f"agent    {site.agent}")
-    print(f"records  {len(y)} of shape {tuple(x.shape[1:])}")
+    print(f"records  {len(y)} of shape {tuple(x.shape[1:])}, classes 0 to {site.classes - 1}")
     print(f"ledger   {site.ledger}: ε = {spent:.4g} spent of {site.policy.epsilon:g} (δ = {site.policy.delta:g})")
     return 0
 
