@@ -21,6 +21,7 @@ from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import PolicyRefusal
 from fedspa.runs.config import load
+from fedspa.runs.statement import statement
 from fedspa.wire.payload import HEADER_BYTES
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -93,6 +94,12 @@ def test_the_summary_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
     assert json.loads((result.folder / "summary.json").read_text()) == result.summary
     assert result.summary["neighbours"] == "add-remove"
     assert result.summary["accountant"] == "pld"
+
+
+def test_a_clip_read_off_the_data_is_called_not_private(tmp_path: Path) -> None:
+    summary = fedspa.run(small(tmp_path, privacy={"clip_rule": "median"})).summary
+    assert summary["private"] is False
+    assert statement(summary).startswith("NOT PRIVATE")
 
 
 def test_the_folder_holds_what_the_run_did(tmp_path: Path) -> None:
@@ -268,9 +275,19 @@ class TestGuard:
         """Two budgets of ε = 1 compose to 1.51 here, not to 2: above the cap of 1.5 all the same."""
         first = fedspa.run(self.guarded(tmp_path, "first"))
         assert first.summary["epsilon"] <= 1.0
+        assert first.summary["epsilon_total"] == pytest.approx(first.summary["epsilon"])
         with pytest.raises(BudgetError, match=r"left.*cap 1\.5"):
             fedspa.run(self.guarded(tmp_path, "second"))
         assert not (tmp_path / "second").exists()
+
+    def test_runs_on_one_ledger_add_up_in_the_summary(self, tmp_path: Path) -> None:
+        for name in ("first", "second"):
+            config = self.guarded(tmp_path, name)
+            del config["run"]["policy"]
+            result = fedspa.run(config)
+        assert result.summary["epsilon"] <= 1.0
+        assert 1.4 < result.summary["epsilon_total"] < 2.0
+        assert "with all runs in the ledger" in statement(result.summary)
 
     def test_terms_laxer_than_the_policy_are_refused_by_code(self, tmp_path: Path) -> None:
         with pytest.raises(PolicyRefusal) as caught:

@@ -28,7 +28,7 @@ def audit(
     ] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson (default) or fixed.")] = None,
     noise_mode: Annotated[str | None, typer.Option(help="secure (default), exact or seeded.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto (default), native, generic or reference.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto (default), native, stacked, generic or reference.")] = None,
     draws: Annotated[int, typer.Option(help="Draws a side of each attack.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the audit's data; of the noise too where it is seeded.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,

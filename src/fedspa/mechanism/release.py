@@ -23,6 +23,8 @@ from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
 # RATE = 0.02 averages over some hundred steps.
 CLIP_QUANTILE = 0.5
 CLIP_RATE = 0.02
+# However long and noisy a participation: a clip that moves by more than e¹⁰ in it is no honest one.
+LARGEST_LOG_GROWTH = 10.0
 
 
 def noisy_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: bool = False) -> tuple[Tensor, float]:
@@ -53,7 +55,7 @@ def largest_clip_growth(plan: Plan) -> float:
     if plan.clip_rule != "quantile":
         return 1.0
     noise = 8 * math.sqrt(plan.local_steps) * plan.count_noise / plan.batch
-    return math.exp(CLIP_RATE * (CLIP_QUANTILE * plan.local_steps + noise))
+    return math.exp(min(CLIP_RATE * (CLIP_QUANTILE * plan.local_steps + noise), LARGEST_LOG_GROWTH))
 
 
 class _NoisySum:

@@ -149,6 +149,14 @@ class Books:
             return None
         return self.guarantee.epsilon_max(self._job.plan.neighbours)
 
+    def epsilon_total(self) -> float | None:
+        """Largest ε over agents of all runs in a ledger that outlives this one (`run.ledger`); None without one."""
+        plan = self._job.plan
+        if plan is None or self.guarantee is None or self._job.config.run.ledger is None:
+            return None
+        names = (agent_name(number) for number in range(len(self._job.holdings)))
+        return max(self._ledger.epsilon(name, plan.delta, plan.neighbours) for name in names)
+
     def _unused_name(self, t: int, cohort: Sequence[int]) -> str:
         """The first name for round t under which none of them has an entry."""
         names = (f"round-{t}" if attempt == 1 else f"round-{t}-attempt-{attempt}" for attempt in count(1))

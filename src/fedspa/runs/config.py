@@ -185,7 +185,10 @@ def to_toml(config: Config) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.read_text("utf-8"))
+        if not values:
+            raise ConfigError(f"{path} is empty; a config needs at least a [privacy] section with an epsilon")
+        return values
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; give the path of a TOML config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -222,4 +225,4 @@ def _describe(kind: str, location: tuple[int | str, ...], message: str, given: A
         return f"unknown key {key}; allowed: {', '.join(sorted(owner.model_fields))}"
     if kind == "value_error":
         return message.removeprefix("Value error, ")
-    return f"{key} is {given!r}; {message[0].lower()}{message[1:]}"
+    return f"{key} is {given!r}; {message.replace('Input should be', 'it must be', 1)}"

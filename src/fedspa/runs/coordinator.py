@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedspa.algorithms import Terms
-from fedspa.errors import FedspaError, PayloadError
+from fedspa.errors import FedspaError
 from fedspa.mechanism.release import largest_clip_growth
 from fedspa.mechanism.streams import derive_key, mask_seed, root_key
 from fedspa.runs.initial_clip import median_clip
@@ -69,21 +69,17 @@ class Intake:
             seen=seen,
         )
         update = decode(payload, expected)
-        self._check_clip(update.clip_value)
         self.total.add(update)
-        self.log_clips += math.log(update.clip_value) if update.clip_value > 0 else 0.0
+        self.log_clips += math.log(self._plausible(update.clip_value))
         self.uplink_bytes += len(payload)
 
-    def _check_clip(self, clip_value: float) -> None:
-        """A private clip cannot have moved further than its steps allow; one agent's word must not move all others."""
+    def _plausible(self, clip_value: float) -> float:
+        """A private clip, held to where its steps can lead: one agent's word must not move all others'."""
         plan = self._terms.plan
         if plan is None or plan.clip_rule != "quantile":
-            return
+            return 1.0
         reach = largest_clip_growth(plan)
-        if not plan.clip_value / reach <= clip_value <= plan.clip_value * reach:
-            raise PayloadError(
-                "clip", f"clip value is {clip_value:.3g}; no steps lead there from {plan.clip_value:.3g}"
-            )
+        return min(max(clip_value, plan.clip_value / reach), plan.clip_value * reach)
 
 
 class Coordinator:

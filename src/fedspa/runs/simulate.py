@@ -112,7 +112,8 @@ def simulate(
                 if stopping:
                     raise Stopped(folder.path, len(done), config.federation.rounds)
             job.model.load(simulation.server.state.model)
-            summary = summarise(job, done, books, begun.seconds + time.monotonic() - started)
+            seconds = begun.seconds + time.monotonic() - started
+            summary = summarise(job, done, books, seconds, books.epsilon_total())
         folder.finish(summary, job.model.module)
     return RunResult(summary, done, job.model.module, folder.path)
 

@@ -18,8 +18,11 @@ def statement(summary: Mapping[str, Any]) -> str:
     other = ""
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
+    if summary["epsilon_total"] is not None:
+        other += f"; ε = {shown(summary['epsilon_total'])} with all runs in the ledger (pld)"
+    flaw = "" if summary["private"] else "NOT PRIVATE (see the notes); were the clip value given, "
     return (
-        f"(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each record of each agent, against the "
+        f"{flaw}(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each record of each agent, against the "
         f"server and all others: {summary['neighbours']}, {summary['sampling']} sampling, "
         f"accountant {summary['accountant']}, at most {summary['participations_max']} participations{other}"
     )

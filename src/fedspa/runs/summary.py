@@ -10,11 +10,14 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
 
 
-def summarise(job: Job, history: Sequence[RoundMetrics], books: Books, seconds: float) -> dict[str, Any]:
+def summarise(
+    job: Job, history: Sequence[RoundMetrics], books: Books, seconds: float, epsilon_total: float | None = None
+) -> dict[str, Any]:
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 
-    `epsilon` is the largest over agents, by the accountant named beside it; `uplink_bytes` is what an agent sent in the
-    whole run (mean over all agents), `payload_bytes` one upload.
+    `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
+    earlier runs of a ledger that outlives it. `uplink_bytes` is what an agent sent in the whole run (mean over all
+    agents), `payload_bytes` one upload.
     """
     config = job.config
     uploads = sum(metrics.agents for metrics in history)
@@ -24,6 +27,7 @@ def summarise(job: Job, history: Sequence[RoundMetrics], books: Books, seconds: 
         "accuracy_best": max(metrics.accuracy for metrics in history),
         "accuracy_last": history[-1].accuracy,
         **_privacy(job, books),
+        "epsilon_total": epsilon_total,
         "uplink_bytes": sent / config.federation.agents,
         "payload_bytes": sent / max(1, uploads),
         "coding": job.coding,
@@ -43,7 +47,7 @@ def summarise(job: Job, history: Sequence[RoundMetrics], books: Books, seconds: 
 def _privacy(job: Job, books: Books) -> dict[str, Any]:
     keys = ("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant")
     if job.plan is None or books.guarantee is None:
-        return dict.fromkeys((*keys, "noise_multiplier", "participations_max", "noise"))
+        return {**dict.fromkeys((*keys, "noise_multiplier", "participations_max", "noise")), "private": False}
     plan, guarantee = job.plan, books.guarantee
     return {
         "epsilon": guarantee.epsilon_max(plan.neighbours),
@@ -55,6 +59,7 @@ def _privacy(job: Job, books: Books) -> dict[str, Any]:
         "accountant": guarantee.accountant_for(plan.neighbours),
         "noise_multiplier": plan.noise_multiplier,
         "participations_max": guarantee.participations_max,
+        "private": plan.is_private,
         "noise": job.config.privacy.noise,
     }
 
