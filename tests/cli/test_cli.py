@@ -104,6 +104,7 @@ def test_privacy_prints_every_row_with_its_soundness(call: Call) -> None:
         ("run --set data.name=nothing", "data.name"),
         ("run --set federation.agents=100000", "federation.agents"),
         ("run nowhere.toml", "nowhere.toml"),
+        ("run --resume nowhere", "no run in that folder"),
         (f"privacy {SETTING}", "--epsilon and --noise"),
         (f"privacy {SETTING} --epsilon 1 --noise 1", "--epsilon and --noise"),
         (f"privacy {SETTING} --epsilon nan", "epsilon"),

@@ -208,6 +208,17 @@ def test_the_quickstart_learns_under_its_guarantee(tmp_path: Path) -> None:
     assert result.summary["epsilon"] <= load().privacy.epsilon  # type: ignore[operator]
 
 
+class Restless(nn.Module):
+    """Draws randomness of its own, where no layer shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.layer(x.flatten(1)), 0.5)
+
+
 class TestBadInput:
     """Refused in one line that names the key, with nothing written."""
 
@@ -232,6 +243,11 @@ class TestBadInput:
         assert "\n" not in str(caught.value)
         for word in words:
             assert word in str(caught.value)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_model_that_cannot_be_traced_fails_before_anything_is_written(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"model\.name: torch\.func cannot"):
+            fedspa.run(small(tmp_path), module=Restless())
         assert not (tmp_path / "run").exists()
 
     def test_a_folder_in_use_is_left_alone(self, tmp_path: Path) -> None:

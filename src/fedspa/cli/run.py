@@ -45,6 +45,8 @@ def run(
     if resume is not None:
         if out is not None:
             raise ConfigError("--out and --resume: both given; a resumed run stays in its folder")
+        if not (resume / "config.toml").is_file():
+            raise ConfigError(f"--resume {resume}: there is no run in that folder")
         config = config or resume / "config.toml"
     settings = load(config, [*(overrides or ()), *([f"run.out={json.dumps(str(out))}"] if out is not None else ())])
 
