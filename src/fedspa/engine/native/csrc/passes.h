@@ -98,8 +98,7 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
         next[r] = w->lists[r].items;
     }
     for (int e = 0; e < n; e++) {
-        const float factor = w->factor[e];
-        if (factor == 0) continue;
+        if (w->factor[e] == 0) continue;
         const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded + first : FIRST_PIXEL;
         for (int y = 0; y < out->height; y++)
             for (int x = 0; x < out->width; x++) {
@@ -109,12 +108,12 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
                 const int32_t start = (int32_t)(e * in->example) + window_start(op, in, y, x);
                 if (rows == LIST_BLOCK)
                     UNROLLED(LIST_BLOCK, r) {
-                        *next[r] = (struct item){start + pixel[arg[r]], delta[r] * factor};
+                        *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
                         next[r] += alive >> r & 1;
                     }
                 else
                     for (int r = 0; r < rows; r++) {
-                        *next[r] = (struct item){start + pixel[arg[r]], delta[r] * factor};
+                        *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
                         next[r] += alive >> r & 1;
                     }
                 if (op->pool) arg += op->rows_padded;
@@ -182,7 +181,7 @@ PHASE void spread(struct work *w, int i, int n) {
     }
 }
 
-enum { GRADIENT_ADD, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK, GRADIENT_NORM };
+enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK, GRADIENT_NORM };
 
 static void bias_row(struct work *w, const struct list *l, int64_t place, int what, float bound) {
     int item = 0;
@@ -190,10 +189,11 @@ static void bias_row(struct work *w, const struct list *l, int64_t place, int wh
         float v = 0;
         for (; item < l->end[g]; item++) v += l->items[item].delta;
         if (what == GRADIENT_ADD) w->sum[place] += v;
+        else if (what == GRADIENT_ADD_SCALED) w->sum[place] += w->factor[l->example[g]] * v;
         else if (what == GRADIENT_ADD_CLAMPED) w->sum[place] += v < bound ? (v > -bound ? v : -bound) : bound;
         else if (w->active[place]) {
             struct look *look = w->looks + l->example[g];
-            look->squares += v * v;
+            look->squares += (double)v * v;
             look->nonzero += v != 0;
             look->above += __builtin_fabsf(v) > bound;
             look->broken |= v - v != 0;
@@ -211,6 +211,8 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
         n = piece_length(segments_of(op) - s);
         const int64_t at = row + (int64_t)s * LANES;
         if (what == GRADIENT_ADD) ADD[n - 1](x, l, segment + s, w->sum + at);
+        else if (what == GRADIENT_ADD_SCALED)
+            (one_each ? ADD_SCALED_PRODUCTS : ADD_SCALED)[n - 1](x, l, segment + s, w->sum + at, w->factor);
         else if (what == GRADIENT_LOOK) LOOK[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
         else if (what == GRADIENT_NORM) NORM[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
         else if (one_each) ADD_PRODUCTS[n - 1](x, l, segment + s, w->sum + at, bound);
@@ -219,30 +221,36 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
     if (op->bias >= 0) bias_row(w, l, op->bias + r, what, bound);
 }
 
-/* Backward over the chunk. `what` happens to the examples' gradients on the way; with `propagate` the deltas of every
- * buffer are computed, without it they are there from a pass before. */
-static void backward(struct work *w, int n, int what, float bound, int propagate) {
-    for (int i = w->net->count - 1; i >= 0; i--) {
+/* The loss's derivatives for every buffer but the first, of the examples that are not left out. */
+static void propagate(struct work *w, int n) {
+    for (int i = w->net->count - 1; i > 0; i--) {
         const struct op *op = w->net->ops + i;
         const struct buffer *in = w->net->buffers + i, *out = in + 1;
-        const int deeper = propagate && i > 0;
-        if (deeper) memset(w->delta[i], 0, 4 * (size_t)(n * in->example));
+        memset(w->delta[i], 0, 4 * (size_t)(n * in->example));
         if (op->kind == OP_ROWS) {
-            for (int first = 0; first < op->rows; first += LIST_BLOCK) {
-                build_lists(w, i, first, n);
-                for (int r = 0; r < LIST_BLOCK && first + r < op->rows; r++)
-                    if (w->lists[r].count > 0) one_row(w, i, first + r, w->lists + r, what, bound);
-            }
-            if (deeper) spread(w, i, n);
-        } else if (deeper) {
-            for (int e = 0; e < n; e++) {
-                float *to = w->delta[i] + e * in->example;
-                const float *from = w->delta[i + 1] + e * out->example;
-                if (op->kind == OP_RELU || op->kind == OP_TANH)
-                    point_backward(op->kind, in, out, w->unit[i + 1] + e * out->example, from, to);
-                else
-                    pool_backward(op, in, out, w->unit[i] + e * in->example, from, to);
-            }
+            spread(w, i, n);
+            continue;
+        }
+        for (int e = 0; e < n; e++) {
+            float *to = w->delta[i] + e * in->example;
+            const float *from = w->delta[i + 1] + e * out->example;
+            if (op->kind == OP_RELU || op->kind == OP_TANH)
+                point_backward(op->kind, in, out, w->unit[i + 1] + e * out->example, from, to);
+            else
+                pool_backward(op, in, out, w->unit[i] + e * in->example, from, to);
+        }
+    }
+}
+
+/* `what` happens to the gradients of the examples that are not left out. */
+static void gradients(struct work *w, int n, int what, float bound) {
+    for (int i = w->net->count - 1; i >= 0; i--) {
+        const struct op *op = w->net->ops + i;
+        if (op->kind != OP_ROWS) continue;
+        for (int first = 0; first < op->rows; first += LIST_BLOCK) {
+            build_lists(w, i, first, n);
+            for (int r = 0; r < LIST_BLOCK && first + r < op->rows; r++)
+                if (w->lists[r].count > 0) one_row(w, i, first + r, w->lists + r, what, bound);
         }
     }
 }

@@ -68,6 +68,47 @@ INLINE void add_piece(const int n, const float *x, const struct list *l, const i
     UNROLLED(n, j) store(sum + j * LANES, acc[j]);
 }
 
+/* One example's piece. Every pass over an example's gradient must see the same bits, or the norm would be that of
+ * another vector than the one that is scaled by it: where a sum over pixels cancels, two ways to round it differ by as
+ * much as its terms are large. */
+INLINE const struct item *sum_example(const int n, const float *x, const struct item *item, const struct item *end,
+                                      const int32_t *segment, V *acc) {
+    UNROLLED(n, j) acc[j] = (V){0};
+    for (; item < end; item++) {
+        const float *p = x + item->at;
+        V d = splat(item->delta);
+        UNROLLED(n, j) acc[j] = multiply_add(d, load(p + segment[j]), acc[j]);
+    }
+    return item;
+}
+
+/* sum += each example's gradient times its factor. */
+INLINE void add_scaled_piece(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
+                             const float *factor) {
+    V total[PIECE], acc[PIECE];
+    UNROLLED(n, j) total[j] = load(sum + j * LANES);
+    const struct item *item = l->items;
+    for (int g = 0; g < l->groups; g++) {
+        item = sum_example(n, x, item, l->items + l->end[g], segment, acc);
+        V f = splat(factor[l->example[g]]);
+        UNROLLED(n, j) total[j] = multiply_add(f, acc[j], total[j]);
+    }
+    UNROLLED(n, j) store(sum + j * LANES, total[j]);
+}
+
+/* The same where each example has one pixel: its piece is one rounded product. */
+INLINE void add_scaled_products(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
+                                const float *factor) {
+    V total[PIECE];
+    UNROLLED(n, j) total[j] = load(sum + j * LANES);
+    for (int i = 0; i < l->count; i++) {
+        const float *p = x + l->items[i].at;
+        V d = splat(l->items[i].delta), f = splat(factor[l->example[i]]);
+        UNROLLED(n, j) total[j] = multiply_add(f, d * load(p + segment[j]), total[j]);
+    }
+    UNROLLED(n, j) store(sum + j * LANES, total[j]);
+}
+
 /* sum += each example's gradient, every coordinate brought within ±c. */
 INLINE void add_clamped_piece(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
                               float bound) {
@@ -75,13 +116,7 @@ INLINE void add_clamped_piece(const int n, const float *x, const struct list *l,
     UNROLLED(n, j) total[j] = load(sum + j * LANES);
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
-        const struct item *end = l->items + l->end[g];
-        UNROLLED(n, j) acc[j] = (V){0};
-        for (; item < end; item++) {
-            const float *p = x + item->at;
-            V d = splat(item->delta);
-            UNROLLED(n, j) acc[j] += d * load(p + segment[j]);
-        }
+        item = sum_example(n, x, item, l->items + l->end[g], segment, acc);
         UNROLLED(n, j) total[j] += clamp(acc[j], c);
     }
     UNROLLED(n, j) store(sum + j * LANES, total[j]);
@@ -107,19 +142,13 @@ INLINE void look_at_piece(const int n, const int counts, const float *x, const s
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
-        const struct item *end = l->items + l->end[g];
         struct look *look = looks + l->example[g];
-        UNROLLED(n, j) acc[j] = (V){0};
-        for (; item < end; item++) {
-            const float *p = x + item->at;
-            V d = splat(item->delta);
-            UNROLLED(n, j) acc[j] += d * load(p + segment[j]);
-        }
+        item = sum_example(n, x, item, l->items + l->end[g], segment, acc);
         UNROLLED(n, j) acc[j] = (V)((I)acc[j] & load_int(active + j * LANES));
         if (!counts) {
-            V squares = {0};
-            UNROLLED(n, j) squares += acc[j] * acc[j];
-            look->squares += sum_lanes(squares);
+            D squares = {0};
+            UNROLLED(n, j) squares = add_squares(squares, acc[j]);
+            look->squares += sum_doubles(squares);
             continue;
         }
         I nonzero = {0}, above = {0}, broken = {0};
@@ -153,6 +182,13 @@ INLINE void spread_piece(const int n, const float *weights, const struct item *i
     static void add_##N(const float *x, const struct list *l, const int32_t *s, float *sum) {                          \
         add_piece(N, x, l, s, sum);                                                                                    \
     }                                                                                                                  \
+    static void add_scaled_##N(const float *x, const struct list *l, const int32_t *s, float *sum, const float *f) {   \
+        add_scaled_piece(N, x, l, s, sum, f);                                                                          \
+    }                                                                                                                  \
+    static void scaled_products_##N(const float *x, const struct list *l, const int32_t *s, float *sum,                \
+                                    const float *f) {                                                                  \
+        add_scaled_products(N, x, l, s, sum, f);                                                                       \
+    }                                                                                                                  \
     static void add_clamped_##N(const float *x, const struct list *l, const int32_t *s, float *sum, float c) {         \
         add_clamped_piece(N, x, l, s, sum, c);                                                                         \
     }                                                                                                                  \
@@ -177,6 +213,8 @@ PIECES(ROW_FUNCTIONS)
 PIECES(SPREAD_FUNCTION)
 
 #define ADD_ENTRY(N) add_##N,
+#define SCALED_ENTRY(N) add_scaled_##N,
+#define SCALED_PRODUCTS_ENTRY(N) scaled_products_##N,
 #define CLAMPED_ENTRY(N) add_clamped_##N,
 #define PRODUCTS_ENTRY(N) add_products_##N,
 #define LOOK_ENTRY(N) look_##N,
@@ -184,12 +222,15 @@ PIECES(SPREAD_FUNCTION)
 #define SPREAD_ENTRY(N) spread_##N,
 
 typedef void (*add_function)(const float *, const struct list *, const int32_t *, float *);
+typedef void (*scaled_function)(const float *, const struct list *, const int32_t *, float *, const float *);
 typedef void (*clamped_function)(const float *, const struct list *, const int32_t *, float *, float);
 typedef void (*look_function)(const float *, const struct list *, const int32_t *, const int32_t *, float,
                               struct look *);
 typedef void (*spread_function)(const float *, const struct item *, int, const int32_t *, float *);
 
 static const add_function ADD[] = {PIECES(ADD_ENTRY)};
+static const scaled_function ADD_SCALED[] = {PIECES(SCALED_ENTRY)};
+static const scaled_function ADD_SCALED_PRODUCTS[] = {PIECES(SCALED_PRODUCTS_ENTRY)};
 static const clamped_function ADD_CLAMPED[] = {PIECES(CLAMPED_ENTRY)};
 static const clamped_function ADD_PRODUCTS[] = {PIECES(PRODUCTS_ENTRY)};
 static const look_function LOOK[] = {PIECES(LOOK_ENTRY)};

@@ -96,6 +96,40 @@ INLINE float sum_lanes(V v) {
 #endif
 }
 
+/* sum + a * b in one instruction where the level has it, and never left to the compiler: the same sum must come out
+ * with the same bits wherever it is computed. */
+INLINE V multiply_add(V a, V b, V sum) {
+#if LEVEL == 2
+    return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif LEVEL == 1
+    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+
+/* The lanes' squares added to those in `sum`, in float64, where no square of a float32 is lost or overflows. */
+INLINE D add_squares(D sum, V v) {
+#if LEVEL == 2
+    __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v));
+    __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1));
+    return (D)_mm512_fmadd_pd(high, high, _mm512_fmadd_pd(low, low, (__m512d)sum));
+#elif LEVEL == 1
+    __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v));
+    __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1));
+    return (D)_mm256_fmadd_pd(high, high, _mm256_fmadd_pd(low, low, (__m256d)sum));
+#else
+    D low = {v[0], v[1]}, high = {v[2], v[3]};
+    return sum + low * low + high * high;
+#endif
+}
+
+INLINE double sum_doubles(D v) {
+    double sum = 0;
+    for (int i = 0; i < LANES / 2; i++) sum += v[i];
+    return sum;
+}
+
 /* Bit i: channel i of 8 has a delta, and its unit is alive. */
 INLINE unsigned alive_of_8(const float *delta, const float *unit, int relu) {
 #if LEVEL > 0

@@ -2,10 +2,13 @@
 #ifndef FEDSPA_STEP_H
 #define FEDSPA_STEP_H
 
+#include <float.h>
+
 #include "passes.h"
 
-/* The float32 norm may be low by this much; the factor makes up for it, so that the bound holds all the same. */
-#define NORM_ERROR 2e-6
+/* What a clipped norm stays below the bound by, relatively. It covers the rounding of the factor and of its products
+ * (2^-24 each) and of the norm in float64 (2^-53 a coordinate). */
+#define CLIP_MARGIN 2e-6
 
 /* The greatest float32 that is not above the plan's bound. */
 static float bound_below(double clip_value) {
@@ -13,18 +16,22 @@ static float bound_below(double clip_value) {
     return (double)bound > clip_value ? nextafterf(bound, 0) : bound;
 }
 
-/* Does the example have an activation that is NaN, or so large that its gradient may overflow? It then counts as zero:
- * its gradient is no use to anyone, and the bound holds whatever the data. */
-PHASE int is_wild(struct work *w, int e) {
-    for (int i = 0; i <= w->net->count; i++) {
-        int64_t size = w->net->buffers[i].example;
-        if (any_wild(w->unit[i] + e * size, size)) return 1;
-    }
-    return 0;
+/* Leaves out the examples that have a NaN in `values` (per buffer, from `first` on), or one so large that a gradient
+ * may overflow: their gradients are no use to anyone. Returns how many. */
+PHASE int leave_out_wild(struct work *w, float *const *values, int first, int n) {
+    int wild = 0;
+    for (int e = 0; e < n; e++)
+        for (int i = first; i <= w->net->count && w->factor[e] != 0; i++) {
+            int64_t size = w->net->buffers[i].example;
+            if (!any_wild(values[i] + e * size, size)) continue;
+            w->factor[e] = 0;
+            wild++;
+        }
+    return wild;
 }
 
 /* From a look at each example's gradient: what it is multiplied by, and the sum of its shares within the bound minus
- * one half. A gradient that is not finite counts as zero (so does one whose squares overflow, under l2). */
+ * one half. A gradient that is not finite counts as zero. */
 static double judge(struct work *w, int n, const struct fedspa_task *task, double clip_value) {
     double centred = 0;
     for (int e = 0; e < n; e++) {
@@ -35,7 +42,9 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
         w->zeroed += !usable;
         if (usable && task->clip == CLIP_L2) {
             share = norm <= clip_value;
-            if (norm > clip_value * (1 - NORM_ERROR)) w->factor[e] = (float)(clip_value * (1 - NORM_ERROR) / norm);
+            /* A product below float32's normal range is rounded by up to 2^-150, however small it is. */
+            double limit = clip_value * (1 - CLIP_MARGIN) - ldexp(sqrt((double)task->active), -149);
+            if (norm > clip_value * (1 - CLIP_MARGIN)) w->factor[e] = limit >= FLT_MIN * norm ? (float)(limit / norm) : 0;
         } else if (usable) {
             share = 1 - look->above / (look->nonzero > 1 ? look->nonzero : 1);
         }
@@ -51,27 +60,26 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
     load_examples(w, task, chosen, n);
     forward(w, n);
     loss_deltas(w, task, chosen, n);
-    int wild = 0;
-    for (int e = 0; e < n; e++) {
-        w->factor[e] = (float)!is_wild(w, e);
-        wild |= w->factor[e] == 0;
-    }
+    for (int e = 0; e < n; e++) w->factor[e] = 1;
+    const int wild = leave_out_wild(w, w->unit, 0, n);
+    propagate(w, n);
     if (task->clip == CLIP_NONE) {
-        backward(w, n, GRADIENT_ADD, 0, 1);
+        gradients(w, n, GRADIENT_ADD, 0);
         /* Nothing is clipped, so nothing is left out either: a broken example breaks the step, as in torch. */
         if (wild)
             for (int64_t i = 0; i < w->net->layout; i++) w->sum[i] = NAN;
         return 0;
     }
     if (task->clip == CLIP_COORDINATE && !task->quantile) {
-        for (int e = 0; e < n; e++) w->zeroed += w->factor[e] == 0;
-        backward(w, n, GRADIENT_ADD_CLAMPED, bound, 1);
+        /* Nothing looks at a gradient before it is clamped, and a NaN would become the bound. */
+        w->zeroed += wild + leave_out_wild(w, w->delta, 1, n);
+        gradients(w, n, GRADIENT_ADD_CLAMPED, bound);
         return 0;
     }
     for (int e = 0; e < n; e++) w->looks[e] = (struct look){.broken = w->factor[e] == 0};
-    backward(w, n, task->clip == CLIP_L2 ? GRADIENT_NORM : GRADIENT_LOOK, bound, 1);
+    gradients(w, n, task->clip == CLIP_L2 ? GRADIENT_NORM : GRADIENT_LOOK, bound);
     double centred = judge(w, n, task, clip_value);
-    backward(w, n, task->clip == CLIP_L2 ? GRADIENT_ADD : GRADIENT_ADD_CLAMPED, bound, 0);
+    gradients(w, n, task->clip == CLIP_L2 ? GRADIENT_ADD_SCALED : GRADIENT_ADD_CLAMPED, bound);
     return centred;
 }
 
