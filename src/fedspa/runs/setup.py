@@ -106,8 +106,8 @@ def _try_gradients(model: FlatModel, input_shape: tuple[int, ...]) -> None:
         list(GenericEngine(model.module).rows(theta, x, y, None))
     except RuntimeError as error:
         raise ConfigError(
-            f"model.name: torch.func cannot take one example's gradient ({str(error).splitlines()[0]}); the model's forward "
-            "must draw no randomness and change no state"
+            f"model.name: torch.func cannot take one example's gradient ({str(error).splitlines()[0]}); the forward of "
+            "the model must draw no randomness and change no state"
         ) from None
 
 
