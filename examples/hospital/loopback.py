@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,13 @@ class Deployment:
 
     def close(self) -> None:
         """End everything: politely, then for sure."""
-        for name in reversed(list(self._processes)):
-            self._end(name, signal.SIGTERM)
-        for process in self.processes():
-            os.kill(process, signal.SIGKILL)
+        try:
+            for name in reversed(list(self._processes)):
+                self._end(name, signal.SIGTERM)
+        finally:  # also what a signal to this process, or an impatient test, kept from its end
+            for process in self.processes():
+                with suppress(ProcessLookupError):  # it ended by itself
+                    os.kill(process, signal.SIGKILL)
         end = time.monotonic() + 10
         while self.processes() and time.monotonic() < end:
             time.sleep(0.1)

@@ -19,6 +19,8 @@ import numpy as np
 from hospital.records import SITES, of_site
 from loopback import BIN, Deployment
 
+from fedspa.runs.statement import shown
+
 HERE = Path(__file__).resolve().parent
 # What each site's records may ever pay. One run costs at most ε = 3: the west agrees to one and not to two.
 CAPS = {"north": 10.0, "south": 8.0, "west": 3.5}
@@ -102,10 +104,17 @@ def lines(file: Path) -> int:
 def reached(out: Path) -> str:
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return (
-        f"accuracy {summary['accuracy_last']:.3f}, ε ≤ {summary['epsilon']:.2f} a site by the server's own count, "
+        f"accuracy {summary['accuracy_last']:.3f}, ε ≤ {shown(summary['epsilon'])} a site by the server's own count, "
         f"dropped: {summary['dropped'] or 'nothing'}"
     )
 
 
+def fresh(name: str) -> Path:
+    folder = Path(name).resolve()
+    if folder.exists():
+        sys.exit(f"{folder} is there already, perhaps with keys and ledgers; remove it or name another folder")
+    return folder
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "deployment").resolve())
+    main(fresh(sys.argv[1] if len(sys.argv) > 1 else "deployment"))

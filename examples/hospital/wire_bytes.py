@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from loopback import Deployment, free_port
-from run import HERE, SITES, set_up
+from run import HERE, SITES, fresh, set_up
 
 ROUNDS = 6
 RUNS = {
@@ -99,4 +99,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "wire-bytes").resolve())
+    main(fresh(sys.argv[1] if len(sys.argv) > 1 else "wire-bytes"))

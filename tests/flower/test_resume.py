@@ -11,11 +11,12 @@ import json
 import torch
 from flwr.app import Message
 
-from fedspa.errors import ConfigError, FedspaError
+from fedspa.errors import BudgetError, ConfigError, FedspaError
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.privacy.ledger import Ledger
 
+from .local_grid import POLICY
 from .test_strategy import theta
 
 
@@ -105,6 +106,66 @@ def test_a_resume_needs_a_folder(simulation, train):
     del simulation.run_config["run.out"]
     with pytest.raises(ConfigError, match=r"run\.out"):
         train(simulation, flower__resume=True)
+
+
+@pytest.mark.parametrize("damage", ["gone", "old", "empty"])
+def test_a_server_that_lost_its_count_does_not_state_a_smaller_one(deployment, train, tmp_path, damage):
+    die_in_round(deployment, 2, 1)
+    with pytest.raises(Killed):
+        train(deployment)
+    deployment.fault = honest
+    file = tmp_path / "run/asked.jsonl"
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_text(file.read_text().splitlines(keepends=True)[0] if damage == "old" else "")
+    with pytest.raises(FedspaError, match="the checkpoint in 2"):
+        train(deployment, flower__resume=True)
+
+
+def test_a_count_lost_in_the_first_round_is_missed(deployment, train, tmp_path):
+    die_in_round(deployment, 0, 2)
+    with pytest.raises(Killed):
+        train(deployment)
+    (tmp_path / "run/asked.jsonl").unlink()
+    with pytest.raises(FedspaError, match="the checkpoint in 1"):
+        train(deployment, flower__resume=True)
+
+
+@pytest.mark.parametrize(
+    "line", [b"garbage", b"", b"[]", b"{}", b'{"round": 0}', b'{"round": "0", "agents": []}', b"\xff\x00"]
+)
+def test_a_damaged_count_is_one_line(tmp_path, line):
+    file = tmp_path / "asked.jsonl"
+    file.write_bytes(b'{"round": 0, "agents": [1]}\n' + line + b"\n")
+    with pytest.raises(FedspaError, match="line 2: not a line that this server wrote") as caught:
+        Asked(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_count_that_cannot_be_read_or_written_is_one_line(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FedspaError, match="cannot be read"):
+        Asked(tmp_path / "folder")
+    asked = Asked(tmp_path / "absent/asked.jsonl")
+    with pytest.raises(FedspaError, match="cannot be written"):
+        asked.add(0, [1])
+    assert asked.count(1) == 0
+
+
+def test_a_resumed_simulation_is_not_refused_for_what_it_spent_itself(simulation, train, tmp_path):
+    """The cap fits one run: the rounds before the crash are part of it."""
+    cost = train(simulation, run__out=str(tmp_path / "first"))["epsilon"]
+    simulation.run_config["run.out"] = str(tmp_path / "run")
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=1.1 * cost))
+    limits = {"run__policy": str(tmp_path / "policy.toml"), "run__ledger": str(tmp_path / "shared.sqlite")}
+    die_in_round(simulation, 2, 0)
+    with pytest.raises(Killed):
+        train(simulation, **limits)
+    simulation.fault = honest
+    with pytest.raises(BudgetError):
+        train(simulation, run__out=str(tmp_path / "another"))
+    assert train(simulation, flower__resume=True, run__out=str(tmp_path / "run"))["rounds"] == 3
 
 
 def test_new_nodes_get_no_old_numbers():

@@ -1,7 +1,8 @@
 """Who was asked in which round, on disk before the question leaves: the server's own bound on what each agent spent.
 
 An agent spends at most once a (run, round), however often it is asked, so its participations are at most the number of
-rounds here that name it. That is the only count the server has: agents tell it nothing.
+rounds here that name it. That is the only count the server has: agents tell it nothing. So a file that lost lines must
+not pass for a smaller spend: each checkpoint carries the counts, and `require` holds the file against them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from fedspa.errors import FedspaError
+from fedspa.runs import durable
 
 
 class Asked:
@@ -19,20 +25,39 @@ class Asked:
         self._path = path
         self._pairs: set[tuple[int, int]] = set()
         self._counts: Counter[int] = Counter()
-        if path.exists():
+        with self._one_line_errors("read"):
             self._read()
 
     def add(self, round_: int, agents: list[int]) -> list[int]:
         """Durable on return. Gives those for whom this round is a new participation."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"round": round_, "agents": agents}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with self._one_line_errors("written"):
+            new = not self._path.exists()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"round": round_, "agents": agents}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                durable.force_folder(self._path.parent)
         return self._note(round_, agents)
 
     def count(self, agent: int) -> int:
         """In how many rounds `agent` was asked."""
         return self._counts[agent]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """`count` of everyone who was ever asked, for a checkpoint."""
+        return {str(number): times for number, times in sorted(self._counts.items())}
+
+    def require(self, counts: Mapping[str, int]) -> None:
+        """Raise where a checkpoint knows of more than this file does."""
+        for number, times in counts.items():
+            found = self.count(int(number))
+            if found < times:
+                raise FedspaError(
+                    f"{self._path} names agent {number} in {found} rounds, the checkpoint in {times}: "
+                    "it is an old copy, or lines are lost; put the newest one back"
+                )
 
     def was(self, round_: int, agent: int) -> bool:
         return (round_, agent) in self._pairs
@@ -44,10 +69,33 @@ class Asked:
         return fresh
 
     def _read(self) -> None:
-        text = self._path.read_text("utf-8")
-        whole, _, torn = text.rpartition("\n")
-        for line in whole.splitlines():
-            entry = json.loads(line)
-            self._note(int(entry["round"]), [int(number) for number in entry["agents"]])
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        whole, end, torn = data.rpartition(b"\n")
+        for number, line in enumerate(whole.split(b"\n") if end else (), 1):
+            try:
+                entry = json.loads(line)
+                self._note(_whole(entry["round"]), [_whole(agent) for agent in entry["agents"]])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise FedspaError(
+                    f"{self._path}, line {number}: not a line that this server wrote; put the file back from a backup"
+                ) from None
         if torn:  # cut short by a crash: what it would have announced was never sent
-            self._path.write_text(whole + "\n" if whole else "", "utf-8")
+            durable.replace_text(self._path, (whole + end).decode())
+
+    @contextmanager
+    def _one_line_errors(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FedspaError(
+                f"{self._path} cannot be {done}: {error.strerror or error}; mend that, then resume"
+            ) from error
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError
+    return value

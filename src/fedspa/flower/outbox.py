@@ -8,12 +8,12 @@ spend. One file a run and agent, beside the ledger; it holds nothing but what wa
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedspa.errors import LedgerError
+from fedspa.runs import durable
 
 _HEADER = struct.Struct("<4sI")
 _MAGIC = b"FSPO"
@@ -49,14 +49,16 @@ class Outbox:
     def put(self, run: str, sent: Sent) -> None:
         """Durable on return, and whole or absent whatever happens in between."""
         path = self._path(run)
-        fresh = path.with_suffix(f".{os.getpid()}")
+        data = _HEADER.pack(_MAGIC, sent.round) + sent.payload
+
+        def write(draft: Path) -> None:
+            draft.write_bytes(data)
+
         try:
-            self._folder.mkdir(exist_ok=True)
-            with fresh.open("wb") as file:
-                file.write(_HEADER.pack(_MAGIC, sent.round) + sent.payload)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
+            if not self._folder.exists():
+                self._folder.mkdir(exist_ok=True)
+                durable.force_folder(self._folder.parent)
+            durable.replace(path, write)
         except OSError as error:
             raise LedgerError(f"cannot write {path}: {error.strerror or error}; make room or mend rights") from error
 

@@ -46,10 +46,12 @@ def main(grid: Grid, context: Context) -> None:
 def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[str, Any]:
     """A whole run over `grid`; returns its summary."""
     job = prepare(config) if settings.records is None else deployed(config, settings.records)
-    if settings.records is None:
+    if settings.records is None and not settings.resume:
         refuse_over_budget(job)
     with _folder(job, settings) as folder:
         begun = saved(folder, job) if settings.resume else None
+        if settings.records is None and settings.resume:
+            refuse_over_budget(job, None if begun is None else begun.run)
         if begun is None:
             begun = _first_checkpoint(job)
             folder.save(begun, config.run.keep)

@@ -63,6 +63,7 @@ class FedSpa(Strategy):
         self._facts = facts(job)
         self._cohorts = islice(_cohorts(job), begun.state.round, None)
         self._asked = Asked(folder.path / "asked.jsonl")
+        self._asked.require(begun.extra.get("asked", {}))
         self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int]] | None = None
         if job.plan is not None:
@@ -101,9 +102,9 @@ class FedSpa(Strategy):
             )
         terms, cohort = self.coordinator.terms(), next(self._cohorts)
         asked = self._reachable(grid, [number for number in cohort if self._may_be_asked(terms.round, number)])
+        fresh = self._asked.add(terms.round, list(asked.values()))
         if self.roster.known != self._saved_roster:  # who is who must outlive a crash in this round
             self._save()
-        fresh = self._asked.add(terms.round, list(asked.values()))
         if self.guarantee is not None:
             self.guarantee.took_part(fresh)
         self._round = (terms, asked)
@@ -254,7 +255,7 @@ class FedSpa(Strategy):
             metrics=[asdict(metrics) for metrics in self.history],
             seconds=self.seconds,
             facts=self._facts,
-            extra={"roster": self.roster.to_json(), "dropped": dict(self.dropped)},
+            extra={"roster": self.roster.to_json(), "dropped": dict(self.dropped), "asked": self._asked.counts},
         )
         self._folder.save(state, self.job.config.run.keep)
         self._saved_roster = self.roster.known
