@@ -1,0 +1,120 @@
+"""The native engine's bound against data and models made to break it: what one record adds to a step.
+
+The record is swapped for one that counts as zero (a NaN), under the same noise: the difference of the two updates over
+the step size is the record's clipped gradient, nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.task import LocalTask
+from fedspa.privacy.plan import Plan
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+
+
+def contribution(
+    module: nn.Module, theta: Tensor, x: Tensor, clip_value: float, level: library.Level, mask: Tensor | None = None
+) -> float:
+    """The norm of what the one record x adds to the sum of a step, over the clip value."""
+    d = len(theta)
+    plan = Plan(d, d if mask is None else len(mask), "l2", 1.0, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
+    # Plan refuses the smallest of these clips; the engine must hold them all the same.
+    object.__setattr__(plan, "clip_value", clip_value)
+    # A step so long that θ's rounding is nothing beside it.
+    step = 2.0**24 * max(float(theta.abs().max()), 1.0) / clip_value
+    deltas = []
+    for record in (x, torch.full_like(x, math.nan)):
+        task = LocalTask(record, torch.zeros(1, dtype=torch.int64), mask, 1.0, "fixed", 1, 1, step, plan, bytes(32))
+        deltas.append(NativeEngine(module, 1, level).train(theta, [task])[0].delta.double())
+    return float((deltas[0] - deltas[1]).norm()) / step / clip_value
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("gap", [45.0, 55.0, 60.0])
+@pytest.mark.parametrize("clip_value", [1e-28, 1e-30])
+def test_gradients_whose_squares_vanish_in_float32_are_clipped(
+    level: library.Level, gap: float, clip_value: float
+) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    theta = torch.zeros(10)
+    theta[8] = gap  # so sure of the label that the derivatives are e^-gap: 3e-20 … 9e-27
+    mask = torch.tensor([4, 5, 6, 7, 9])  # the other class: 1 - p of the label itself rounds to 0
+    ratio = contribution(module, theta, torch.ones(1, 1, 2, 2), clip_value, level, mask)
+    assert 0.999 < ratio <= 1 + 1e-5
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    side=st.integers(2, 16),
+    kernel=st.integers(1, 2),
+    channels=st.sampled_from([1, 3]),
+    size=st.sampled_from([1.0, 1e3, 1e6]),
+    exponent=st.floats(-6, 0),
+    seed=st.integers(0, 2**20),
+)
+def test_sums_over_pixels_that_cancel_are_clipped(
+    side: int, kernel: int, channels: int, size: float, exponent: float, seed: int
+) -> None:
+    """A convolution's gradient of large terms whose sum is all rounding: the norm must be that of the same rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    units = (side - kernel + 1) ** 2
+    module = nn.Sequential(
+        nn.Conv2d(1, channels, kernel, bias=False), nn.Flatten(), nn.Linear(channels * units, 2, bias=False)
+    )
+    weights = channels * kernel**2
+    head = torch.randn(2, channels * units, generator=generator)
+    # No convolution weight: logits 0, derivatives half the difference of the head's rows whatever the data.
+    theta = torch.cat([torch.zeros(weights), head.flatten()])
+    slopes = (head[0] - head[1]).double().view(channels, side - kernel + 1, side - kernel + 1)
+    # The record is made orthogonal to every window's slopes: the gradient in exact arithmetic is 0.
+    placed = [
+        nn.functional.pad(slopes[c], (j, kernel - 1 - j, i, kernel - 1 - i)).flatten()
+        for c in range(channels)
+        for i in range(kernel)
+        for j in range(kernel)
+    ]
+    x = size * torch.randn(side * side, dtype=torch.float64, generator=generator)
+    if side * side > weights:
+        basis = torch.linalg.qr(torch.stack(placed, 1)).Q
+        x = x - basis @ (basis.T @ x)
+    record = x.float().view(1, 1, side, side)
+    for level in library.LEVELS:
+        for mask in (torch.arange(weights), None):  # the convolution alone: all of it is rounding
+            assert contribution(module, theta, record, 10.0**exponent, level, mask) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+@pytest.mark.parametrize("scale", [1e20, 3e37])
+def test_derivatives_that_overflow_count_as_zero_as_in_the_generic_engine(
+    level: library.Level, clip: str, scale: float
+) -> None:
+    """Small activations, weights so large that backward overflows."""
+    module = nn.Sequential(
+        *(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)),
+    )
+    generator = torch.Generator().manual_seed(1)
+    parts = []
+    for p, size in zip(module.parameters(), (1e-3, 0.0, scale, 0.0, scale, 0.0)):
+        parts.append(size * torch.randn(p.numel(), generator=generator))
+    theta = torch.cat(parts)
+    d = len(FlatModel(module).flatten())
+    plan = Plan(d, d, clip, 1.0, "fixed", 1, 4, 1, 1, 1e-3, "replace-one", 1e-3)  # type: ignore[arg-type]
+    x, y = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
+    task = LocalTask(x, y, None, 1.0, "fixed", 1, 1, 1.0, plan, bytes(32))
+    ours, theirs = (
+        engine.train(theta, [task])[0] for engine in (NativeEngine(module, 1, level), GenericEngine(module))
+    )
+    assert ours.zeroed == theirs.zeroed == 1
+    assert torch.allclose(ours.delta, theirs.delta, rtol=1e-5, atol=1e-7)
