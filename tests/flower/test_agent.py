@@ -17,7 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedspa.errors import ConfigError, DataError
+from fedspa.errors import ConfigError, DataError, LedgerError
 from fedspa.flower import agent as agents
 from fedspa.flower import records, site
 from fedspa.flower.agent import CODES, FINAL_CODES, Refusal, participate
@@ -343,6 +343,24 @@ def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
     assert outbox.last("a") is None
 
 
+def test_outbox_leaves_no_drafts(tmp_path, monkeypatch):
+    outbox, folder = Outbox(tmp_path / "ledger.sqlite", "clinic"), tmp_path / "ledger.sqlite.outbox"
+    outbox.put("a", Sent(0, b"zero"))
+    (kept,) = folder.iterdir()
+    kept.with_name(kept.name + ".new").write_bytes(b"of a process that was killed")
+    outbox.put("a", Sent(1, b"one"))
+    assert list(folder.iterdir()) == [kept]
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedspa.runs.durable.force", full)
+    with pytest.raises(LedgerError, match="No space left"):
+        outbox.put("a", Sent(2, b"two"))
+    assert list(folder.iterdir()) == [kept]
+    assert outbox.last("a") == Sent(1, b"one")
+
+
 def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
     """One is killed between training and release; the other must not send what the first one made."""
     other = replace(clinic, agent="second clinic")
@@ -355,8 +373,6 @@ def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
 def test_the_operator_makes_the_ledger_once(node, capsys):
     Path(node["ledger"]).unlink()
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
-    from fedspa.errors import LedgerError
-
     with pytest.raises(LedgerError):
         site.main([text])
     assert site.main(["--create-ledger", text]) == 0

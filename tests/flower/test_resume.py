@@ -123,7 +123,7 @@ def test_a_server_that_lost_its_count_does_not_state_a_smaller_one(deployment, t
         train(deployment, flower__resume=True)
 
 
-def test_a_count_lost_in_the_first_round_is_missed(deployment, train, tmp_path):
+def test_a_count_lost_in_the_first_round_is_noticed(deployment, train, tmp_path):
     die_in_round(deployment, 0, 2)
     with pytest.raises(Killed):
         train(deployment)

@@ -4,8 +4,8 @@
 
 Whatever goes wrong ends in a `Refusal` with one of `CODES`. Only the code travels; the text stays here. Before anything
 is paid, no refusal depends on the records and on the server's words together: a server could move its words until the
-answer turns, and so measure a record without noise and without end. The one exception is the number of records under
-fixed-size sampling, which is the same in all neighbouring data.
+answer turns, and so measure a record without noise and without end. Exceptions are what all neighbouring data share:
+the shape of a record and, under fixed-size sampling, the number of records.
 """
 
 from __future__ import annotations
