@@ -211,8 +211,9 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
         n = piece_length(segments_of(op) - s);
         const int64_t at = row + (int64_t)s * LANES;
         if (what == GRADIENT_ADD) ADD[n - 1](x, l, segment + s, w->sum + at);
-        else if (what == GRADIENT_ADD_SCALED)
-            (one_each ? ADD_SCALED_PRODUCTS : ADD_SCALED)[n - 1](x, l, segment + s, w->sum + at, w->factor);
+        else if (what == GRADIENT_ADD_SCALED && one_each)
+            ADD_SCALED_PRODUCTS[n - 1](x, l, segment + s, w->sum + at, w->factor);
+        else if (what == GRADIENT_ADD_SCALED) ADD_SCALED[n - 1](x, l, segment + s, w->sum + at, w->factor);
         else if (what == GRADIENT_LOOK) LOOK[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
         else if (what == GRADIENT_NORM) NORM[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
         else if (one_each) ADD_PRODUCTS[n - 1](x, l, segment + s, w->sum + at, bound);
