@@ -127,7 +127,11 @@ class Deployment:
 
     def kill(self, name: str) -> None:
         """As a power cut would: SIGKILL to the process and all that it started."""
+        started = descendants(self._processes[name].pid)  # Flower's apps lead groups of their own
         self._end(name, signal.SIGKILL)
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def flwr(self, *arguments: str) -> str:
         """A `flwr` command's output; what it prints on failure is in the exception."""
@@ -223,6 +227,20 @@ class Deployment:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 continue
+
+
+def descendants(ancestor: int) -> list[int]:
+    """All that a process started, and what that started (Linux)."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            # "pid (name) state ppid …", where the name may hold anything
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [ancestor]
+    for process in found:
+        found += children.get(process, [])
+    return found[1:]
 
 
 def free_port() -> int:
