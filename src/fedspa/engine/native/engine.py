@@ -148,4 +148,6 @@ class NativeEngine:
             raise MemoryError("the native engine could not allocate its buffers")
         if code == library.LABEL:
             raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+        if code == library.STOPPED:
+            raise KeyboardInterrupt("local training was stopped half-way: there is no update")
         return LocalResult(delta, clip.value if plan is not None else 0.0, zeroed.value)
