@@ -32,6 +32,7 @@ from fedspa.mechanism.mask import active_coordinates
 from fedspa.privacy.event import Neighbours
 from fedspa.runs.books import Books
 from fedspa.runs.config import Config, load
+from fedspa.runs.coordinator import Diverged
 from fedspa.runs.setup import Job, prepare
 from fedspa.runs.simulate import Simulation
 from fedspa.wire.payload import Update
@@ -64,7 +65,17 @@ class Run:
 
 
 def run_checks(setting: Setting, target: Target, alpha: float) -> list[Check]:
-    """Two questions at chance `alpha` each (keys, canaries), and one without chance (masks)."""
+    """Two questions at chance `alpha` each (keys, canaries), and one without chance (masks).
+
+    A run that the server refuses to go on with has failed them all: no honest update is beyond its bounds.
+    """
+    try:
+        return _run_checks(setting, target, alpha)
+    except Diverged as refused:
+        return [Check("run: updates", "count", 0.0, 1.0, 1.0, False, str(refused))]
+
+
+def _run_checks(setting: Setting, target: Target, alpha: float) -> list[Check]:
     # The exact path takes its gradients one by one: fewer agents there, to stay within a minute.
     x = torch.from_numpy(hadamard(RECORDS).astype(np.float32)).repeat(AGENTS // 4 if setting.exact else AGENTS, 1)
     coins = setting.stream("coins").uint64(len(x)) >> np.uint64(63)
