@@ -97,8 +97,10 @@ def test_the_summary_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
 
 
 def test_a_clip_read_off_the_data_is_called_not_private(tmp_path: Path) -> None:
-    summary = fedspa.run(small(tmp_path, privacy={"clip_rule": "median"})).summary
+    result = fedspa.run(small(tmp_path, privacy={"clip_rule": "median"}))
+    summary = result.summary
     assert summary["private"] is False
+    assert not any(json.loads(line)["private"] for line in (result.folder / "metrics.jsonl").open())
     assert statement(summary).startswith("NOT PRIVATE")
 
 

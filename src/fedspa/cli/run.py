@@ -78,7 +78,8 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
     )
 
     def advance(metrics: RoundMetrics) -> None:
-        spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}"
+        flaw = "" if metrics.private else " (not private)"
+        spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{flaw}"
         bar.update(task, completed=metrics.round + 1, description=f"accuracy {metrics.accuracy:.2%}{spent}")
 
     def stopping() -> None:
@@ -102,7 +103,8 @@ def show(result: RunResult, screen: Console) -> None:
     from fedspa.runs.statement import shown, statement
 
     table = Table(title="Accuracy by round", box=None)
-    for column in ("round", "accuracy", "loss", "ε so far", "uploaded"):
+    cost = "ε so far" if result.summary["private"] else "ε so far (not private)"
+    for column in ("round", "accuracy", "loss", cost, "uploaded"):
         table.add_column(column, justify="right")
     for metrics in _thinned(result.metrics):
         spent = "–" if metrics.epsilon is None else shown(metrics.epsilon)

@@ -235,6 +235,7 @@ class FedSpa(Strategy):
             agents=taken,
             uplink_bytes=uplink,
             epsilon=None if plan is None or self.guarantee is None else self.guarantee.epsilon_max(plan.neighbours),
+            private=plan is not None and plan.is_private,
             clip_value=self.coordinator.clip_value,
         )
         self.history.append(metrics)

@@ -67,7 +67,7 @@ class _Header(Section):
     clip_value: Annotated[float, Field(gt=0)] | None
     run: Annotated[str, Field(min_length=1, max_length=200)]
     config: Config
-    metrics: list[dict[str, int | float | None]]
+    metrics: list[dict[str, bool | int | float | None]]
     seconds: Annotated[float, Field(ge=0)]
     facts: dict[str, Fact]
     extra: dict[str, Any]

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
-    """What is known after a round. `epsilon` is the largest over agents so far, verified; None without privacy."""
+    """What is known after a round. `epsilon` is the largest over agents so far, verified; None without privacy.
+
+    `private` is False where there is no ε, and where it does not count: a clip value read off the data.
+    """
 
     round: int
     accuracy: float
@@ -15,4 +18,5 @@ class RoundMetrics:
     agents: int
     uplink_bytes: int
     epsilon: float | None
+    private: bool
     clip_value: float | None

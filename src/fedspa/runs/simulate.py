@@ -176,6 +176,7 @@ class Simulation:
             agents=intake.count,
             uplink_bytes=intake.uplink_bytes,
             epsilon=books.epsilon(),
+            private=self.job.plan is not None and self.job.plan.is_private,
             clip_value=self.server.clip_value,
         )
 
