@@ -70,7 +70,7 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
     bar = Progress(
         TextColumn("round"),
         MofNCompleteColumn(),
-        BarColumn(),
+        BarColumn(bar_width=20),
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
         console=screen,
