@@ -102,34 +102,30 @@ def _print(summary: LedgerSummary) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedspa.runs.statement import shown
+
     screen = Console()
     table = Table(box=None)
-    for column in (
-        "agent",
-        "runs",
-        "participations",
-        "released",
-        "last (UTC)",
-        "last event",
-        "ε",
-        "ε left",
-        "more rounds",
-    ):
+    for column in ("agent", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds"):
         table.add_column(column)
     for agent in summary.agents:
-        event = agent.last_event
         table.add_row(
             agent.agent,
             str(len(agent.runs)),
             str(sum(run.participations for run in agent.runs)),
             str(sum(run.released for run in agent.runs)),
-            agent.runs[-1].last_at,
-            f"{event.steps} steps, {event.sampling} {event.batch}/{event.records}, noise {event.noise_multiplier:.4g}",
-            f"{agent.epsilon:.4g}",
+            agent.runs[-1].last_at[:16],
+            shown(agent.epsilon),
             "–" if agent.epsilon_left is None else f"{agent.epsilon_left:.4g}",
             "–" if agent.participations_left is None else str(agent.participations_left),
         )
     screen.print(table)
+    for event in dict.fromkeys(agent.last_event for agent in summary.agents):
+        screen.print(
+            f"last event: {event.steps} steps, {event.sampling} {event.batch}/{event.records}, "
+            f"noise {event.noise_multiplier:.4g}",
+            highlight=False,
+        )
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if summary.agents:
         first = summary.agents[0]
