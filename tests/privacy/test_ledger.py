@@ -114,6 +114,30 @@ def test_a_round_is_reserved_whole_or_not_at_all(path: Path, quick_epsilon: None
     assert verify(path) == []
 
 
+def test_a_round_that_was_half_recorded_is_completed(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("old", EVENT, "run", "round")
+        many = ledger.reserve_many({"new": OTHER, "old": EVENT, "newer": EVENT}, "run", "round")
+        assert [(entry.sequence, entry.fresh) for entry in many] == [(2, True), (1, False), (3, True)]
+        ledger.release("old", "run", "round", "x")
+        ledger.release_many({"new": "y", "old": "x"}, "run", "round")
+        assert [ledger.find(agent, "run", "round").digest for agent in ("new", "old")] == ["y", "x"]  # type: ignore[union-attr]
+    assert verify(path) == []
+
+
+def test_what_a_round_shares_is_read_once(path: Path) -> None:
+    """Event and head once for all agents of a simulated round; beside them one look-up an agent each way."""
+    said: list[str] = []
+    with Ledger.open(path) as ledger:
+        agents = [f"agent-{number}" for number in range(10)]
+        ledger.reserve_many(dict.fromkeys(agents, EVENT), "run", "0")
+        ledger._connection.set_trace_callback(said.append)
+        ledger.reserve_many(dict.fromkeys(agents, EVENT), "run", "1")
+        ledger.release_many(dict.fromkeys(agents, "x"), "run", "1")
+    assert sum(statement.startswith("SELECT") for statement in said) == 2 + 2 * len(agents)
+    assert (said.count("BEGIN IMMEDIATE"), said.count("COMMIT")) == (2, 2)
+
+
 def test_cap_is_checked_before_and_counted_entries_pass(path: Path, quick_epsilon: None) -> None:
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0", cap=Cap(0.3, 1e-3, "add-remove"))
@@ -210,7 +234,7 @@ def test_work_does_not_grow_with_the_entries(path: Path, quick_epsilon: None) ->
         ledger.reserve_many({f"agent-{number}": EVENT for number in range(2000)}, "old", "many")
         with ledger._write():
             for number in range(5000):
-                ledger._reserve("a", EVENT, "old", str(number), None)
+                ledger._reserve({"a": EVENT}, "old", str(number), None)
         assert work("1") <= 1.1 * before
 
 

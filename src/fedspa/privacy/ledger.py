@@ -116,31 +116,43 @@ class Ledger:
             for agent, event in events.items():
                 total_epsilon(self._after(agent, event, 1), cap.delta, cap.neighbours)
         with self._write():
-            return [self._reserve(agent, event, run, message, cap) for agent, event in events.items()]
+            return self._reserve(events, run, message, cap)
 
-    def _reserve(self, agent: str, event: GaussianEvent, run: str, message: str, cap: Cap | None) -> Reservation:
-        found = self._find(agent, run, message)
-        if found is not None:
-            if found.event != event:
+    def _reserve(
+        self, events: Mapping[str, GaussianEvent], run: str, message: str, cap: Cap | None
+    ) -> list[Reservation]:
+        """Within a transaction. A simulated round is ten agents: what they share is read and written once for all."""
+        reserved: list[Reservation] = []
+        rows: list[tuple[int | str, ...]] = []
+        ids = {event: self._event_id(event.to_json()) for event in dict.fromkeys(events.values())}
+        entries, link = self._connection.execute("SELECT entries, hash FROM head").fetchone()
+        now = _now()
+        for agent, event in events.items():
+            found = self._find(agent, run, message)
+            if found is None:
+                if cap is not None:
+                    self.require(agent, event, cap)
+                event_id, text = ids[event]
+                sequence = entries + 1 + len(rows)
+                link = ledger_schema.entry_hash(link, sequence, agent, run, message, text, now)
+                rows.append((sequence, agent, run, message, event_id, now, link))
+                found = Reservation(sequence, agent, run, message, event, now, fresh=True, digest=None)
+            elif found.event != event:
                 raise LedgerError(
                     f"agent {agent!r}, run {run!r}, message {message!r} is recorded with another event "
                     f"({found.event.to_json()}, now {event.to_json()}); use a new message name"
                 )
-            return found
-        if cap is not None:
-            self.require(agent, event, cap)
-        text, now = event.to_json(), _now()
-        known = "SELECT id FROM event WHERE text = ?"
-        if self._connection.execute(known, (text,)).fetchone() is None:
+            reserved.append(found)
+        self._connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        return reserved
+
+    def _event_id(self, text: str) -> tuple[int, str]:
+        """The number under which this event is kept, from now on if it was not known; and its text."""
+        known = self._connection.execute("SELECT id FROM event WHERE text = ?", (text,)).fetchone()
+        if known is None:
             self._connection.execute("INSERT INTO event (text) VALUES (?)", (text,))
-        (event_id,) = self._connection.execute(known, (text,)).fetchone()
-        entries, previous = self._connection.execute("SELECT entries, hash FROM head").fetchone()
-        sequence: int = entries + 1
-        link = ledger_schema.entry_hash(previous, sequence, agent, run, message, text, now)
-        self._connection.execute(
-            "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", (sequence, agent, run, message, event_id, now, link)
-        )
-        return Reservation(sequence, agent, run, message, event, now, fresh=True, digest=None)
+            known = self._connection.execute("SELECT id FROM event WHERE text = ?", (text,)).fetchone()
+        return known[0], text
 
     def release(self, agent: str, run: str, message: str, digest: str) -> None:
         """Mark that the update named by `digest` is about to be sent: call it after training and *before* sending.
@@ -155,19 +167,26 @@ class Ledger:
         for digest in digests.values():
             _check_name("digest", digest)
         with self._write():
+            rows, now = [], _now()
             for agent, digest in digests.items():
-                found = self._find(agent, run, message)
+                found = self._connection.execute(
+                    "SELECT sequence, digest FROM entry LEFT JOIN release USING (sequence) "
+                    "WHERE agent = ? AND run = ? AND message = ?",
+                    (agent, run, message),
+                ).fetchone()
                 if found is None:
                     raise LedgerError(
                         f"agent {agent!r}, run {run!r}, message {message!r} was never reserved; reserve before training"
                     )
-                if found.digest is None:
-                    self._connection.execute("INSERT INTO release VALUES (?, ?, ?)", (found.sequence, digest, _now()))
-                elif found.digest != digest:
+                sequence, released = found
+                if released is None:
+                    rows.append((sequence, digest, now))
+                elif released != digest:
                     raise LedgerError(
                         f"agent {agent!r}, run {run!r}, message {message!r} has already released another update; "
                         "send that one again or reserve under a new message name"
                     )
+            self._connection.executemany("INSERT INTO release VALUES (?, ?, ?)", rows)
 
     def find(self, agent: str, run: str, message: str) -> Reservation | None:
         """The entry of this triple, if there is one."""
