@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test lint clean
+.PHONY: run test lint docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedspa run
@@ -17,6 +17,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site of the documentation, in site/: open site/index.html.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # torch first, from its pin alone: a resolver that is free to choose takes gigabytes of CUDA builds.
 $(VENV)/.torch: constraints.txt
@@ -32,5 +36,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install -c constraints.txt -e '.[dev,flower]'
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from fedspa.cli import main
+from fedspa.cli import app, main
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -129,6 +134,83 @@ def test_a_wrong_flag_is_exit_2(call: Call) -> None:
     code, _, err = call("run --nonsense")
     assert code == 2
     assert "--nonsense" in err
+
+
+def _commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(_commands(get_command(app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_helps_with_an_example_that_parses(call: Call, path: tuple[str, ...]) -> None:
+    code, out, _ = call(f"{' '.join(path)} --help")
+    assert code == 0
+    examples = re.findall(r"Example: fedspa (.+?)\s*$", COMMANDS[path].help, flags=re.M)
+    assert examples
+    assert examples[0].split(">")[0].strip() in " ".join(out.split())
+    assert all(parameter.help for parameter in COMMANDS[path].params)  # lost by click 8.5 under typer 0.20
+    for example in examples:
+        words = shlex.split(example.split(">")[0])
+        assert tuple(words[: len(path)]) == path
+        COMMANDS[path].make_context(path[-1], words[len(path) :])  # unknown flags and missing ones raise
+
+
+def test_new_makes_a_project_that_runs_and_touches_no_other(call: Call, tmp_path: Path) -> None:
+    assert call("new study")[0] == 0
+    config = (tmp_path / "study" / "config.toml").read_text("utf-8")
+    code, out, err = call("new study")
+    assert (code, out) == (2, "")
+    assert "not empty" in err
+    assert (tmp_path / "study" / "config.toml").read_text("utf-8") == config
+    # In a process of its own, as a user runs it: the modules named my_data and my_model are then this folder's.
+    command = [sys.executable, "-c", "from fedspa.cli import main; main()", "run", "config.toml", "--json"]
+    result = subprocess.run(command, cwd=tmp_path / "study", capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["accuracy_last"] > 0.8
+    assert summary["epsilon"] <= 4
+    assert summary["engine"] in ("native", "generic")
+
+
+def test_new_where_nothing_can_be_made_is_one_line(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = call("new file/below")
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_doctor_runs_a_round_and_says_ready(call: Call) -> None:
+    code, out, _ = call("doctor")
+    assert code == 0
+    assert "Ready" in out
+    assert "one round in" in out
+
+
+def test_doctor_without_torch_says_no_and_exits_1(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['torch'] = None; from fedspa.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", program, "doctor", "--json"], cwd=tmp_path, capture_output=True)
+    assert result.returncode == 1, result.stderr
+    answers = json.loads(result.stdout)
+    assert answers["ready"] is False
+    assert {a["topic"]: a["works"] for a in answers["answers"]}["torch"] is False
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_shell_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the script that --install-completion writes asks of the program."""
+    for typed, wanted in (("fedspa led", "ledger"), ("fedspa run --res", "--resume"), ("fedspa ledger v", "verify")):
+        environment = {"_FEDSPA_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        program = "import sys; from fedspa.cli import main; sys.argv = ['fedspa']; main()"
+        result = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True
+        )
+        assert result.stdout.split() == [wanted], result.stderr
 
 
 def test_help_is_quick_and_needs_no_torch() -> None:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fedspa.cli import audit, ledger, privacy, run
+from fedspa.cli import audit, doctor, ledger, new, privacy, run
 from fedspa.errors import FedspaError
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("privacy")(privacy.privacy)
 app.command("audit")(audit.audit)
+app.command("new")(new.new)
+app.command("doctor")(doctor.doctor)
 app.add_typer(ledger.app, name="ledger")
 
 

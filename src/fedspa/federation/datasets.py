@@ -8,7 +8,7 @@ spends no privacy budget; a mean computed from the agents' own records would.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -81,6 +81,15 @@ def load(name: str, directory: Path | None) -> Dataset:
     )
 
 
+def files(name: Literal["mnist", "cifar10"], directory: Path | None) -> list[Path]:
+    """Where the files of ``name`` lie in ``directory``; a DataError names those that are missing."""
+    if name == "mnist":
+        folders = _folders(name, directory, ("", "mnist", "MNIST/raw"))
+        return _find(name, {file: (file, f"{file}.gz") for file in _MNIST_FILES}, folders, _MNIST_SOURCE)
+    folders = _folders(name, directory, ("cifar-10-batches-py", ""))
+    return _find(name, {file: (file,) for file in _CIFAR10_FILES}, folders, _CIFAR10_SOURCE)
+
+
 def from_arrays(train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, name: str) -> Dataset:
     """A Dataset from four arrays or tensors. Features are taken as they are; classes are 0 to the largest label."""
     ys = [_labels(y, f"data {name!r}: {split} labels") for split, y in (("train", train_y), ("test", test_y))]
@@ -151,9 +160,7 @@ def _digits() -> Dataset:
 
 
 def _mnist(directory: Path | None) -> Dataset:
-    folders = _folders("mnist", directory, ("", "mnist", "MNIST/raw"))
-    forms = {name: (name, f"{name}.gz") for name in _MNIST_FILES}
-    paths = _find("mnist", forms, folders, _MNIST_SOURCE)
+    paths = files("mnist", directory)
     arrays = [idx.read(path, (28, 28) if "images" in path.name else ()) for path in paths]
     train_x, test_x = (_normalised(x[:, None], _MNIST_MEAN, _MNIST_STD) for x in (arrays[0], arrays[2]))
     train_y, test_y = (torch.from_numpy(y.astype(np.int64)) for y in (arrays[1], arrays[3]))
@@ -161,9 +168,7 @@ def _mnist(directory: Path | None) -> Dataset:
 
 
 def _cifar10(directory: Path | None) -> Dataset:
-    folders = _folders("cifar10", directory, ("cifar-10-batches-py", ""))
-    paths = _find("cifar10", {name: (name,) for name in _CIFAR10_FILES}, folders, _CIFAR10_SOURCE)
-    batches = [cifar.read(path) for path in paths]
+    batches = [cifar.read(path) for path in files("cifar10", directory)]
     train_x, test_x = (
         _normalised(np.concatenate([x for x, _ in part]), _CIFAR10_MEAN, _CIFAR10_STD)
         for part in (batches[:-1], batches[-1:])

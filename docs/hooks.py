@@ -1,0 +1,112 @@
+"""What `make docs` adds to the pages: files that live outside docs/, the generated reference, and mended Markdown.
+
+Pages are written for a forge first: they link to sources and examples by relative paths. Here every such target becomes
+a page of the site, so that nothing leads nowhere and the site needs no network.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import reference  # noqa: E402
+
+# Page of the site ← file of the repository.
+OUTSIDE = {
+    "index.md": "README.md",
+    "security.md": "SECURITY.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    **{f"examples/{path.parent.name}.md": f"examples/{path.parent.name}/README.md"
+       for path in sorted(ROOT.glob("examples/*/README.md"))},
+}  # fmt: skip
+_LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".c": "c", ".h": "c", ".sh": "sh"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    for section in config.nav or []:
+        for entries in section.values():
+            for entry in entries if isinstance(entries, list) else []:
+                for title, target in entry.items():
+                    if target == "EXAMPLES":
+                        entry[title] = [page for page in OUTSIDE if page.startswith("examples/")]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds what lies outside docs/; each text has its links made relative to where it now is."""
+    for page, source in OUTSIDE.items():
+        files.append(File.generated(config, page, content=_moved((ROOT / source).read_text("utf-8"), source, page)))
+    for page in [file.src_uri for file in files.documentation_pages() if file.src_uri not in OUTSIDE]:
+        text = reference.filled((ROOT / "docs" / page).read_text("utf-8"))
+        files.remove(files.src_uris[page])
+        files.append(File.generated(config, page, content=_moved(text, f"docs/{page}", page)))
+    for source in sorted(_linked_sources):
+        text, language = (ROOT / source).read_text("utf-8"), _LANGUAGES.get(Path(source).suffix, "text")
+        content = f"---\nsearch:\n  exclude: true\n---\n# `{source}`\n\n````{language}\n{text}\n````\n"
+        files.append(File.generated(config, _page_of(source), content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return _lists_apart(markdown)
+
+
+_linked_sources: set[str] = set()
+
+
+def _moved(text: str, source: str, page: str) -> str:
+    """`text` of the repository's file `source` with its links as they must read on the site's `page`."""
+
+    def link(match: re.Match[str]) -> str:
+        opening, target, anchor, closing = match[1], match[2], match[3] or "", match[4]
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if not (ROOT / path).exists():
+            return match[0]  # the strict build names it
+        new = posixpath.relpath(_page_of(path), posixpath.dirname(page) or ".")
+        return f"{opening}{new}{anchor}{closing}"
+
+    return "".join(
+        part if i % 2 else _LINK.sub(link, part) for i, part in enumerate(re.split(r"(```.*?```)", text, flags=re.S))
+    )
+
+
+def _page_of(path: str) -> str:
+    """Where a file or folder of the repository is found on the site."""
+    if (ROOT / path).is_dir():
+        path = f"{path}/README.md"
+    for page, source in OUTSIDE.items():
+        if path == source:
+            return page
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if Path(path).suffix in {".png", ".svg", ".ipynb"}:
+        return path
+    _linked_sources.add(path)
+    return f"source/{path}.md"
+
+
+def _lists_apart(text: str) -> str:
+    """Python-Markdown wants an empty line before a list, a forge does not."""
+    lines: list[str] = []
+    fenced = False
+    for line in text.splitlines():
+        fenced ^= line.lstrip().startswith("```")
+        before = lines[-1] if lines else ""
+        begins = re.match(r"([-*]|\d+\.) ", line) is not None and not re.match(r"([-*]|\d+\.) | ", before)
+        if not fenced and begins and before.strip():
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,117 @@
+"""The reference of the config and of the command line, from the code that reads them. Run by docs/hooks.py.
+
+python docs/reference.py config     # prints the tables
+python docs/reference.py cli
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from typer.main import get_command
+
+from fedspa.cli import app
+from fedspa.runs.config import Config
+from fedspa.runs.keys import MEANING
+
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def filled(page: str) -> str:
+    """A page with its markers `<!-- reference: config -->` replaced by what they name."""
+    makers = {"config": config, "cli": cli}
+    return re.sub(r"<!-- reference: (\w+) -->\n(?:.*\n)*?<!-- end -->\n", lambda match: makers[match[1]](), page)
+
+
+def config() -> str:
+    """A table a section: key, values, default, meaning."""
+    parts = []
+    for section, field in Config.model_fields.items():
+        rows = []
+        for key, about in field.annotation.model_fields.items():  # type: ignore[union-attr]
+            default = "–" if about.default is None else f"`{_toml(about.default)}`"
+            rows.append(f"| `{key}` | {_values(about)} | {default} | {MEANING.get(f'{section}.{key}', '')} |")
+        parts.append(f"## [{section}]\n\n| key | values | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def cli() -> str:
+    """A section a command: what it does, an example, its arguments and options."""
+    parts = []
+    for path, command in _commands(get_command(app)):
+        name = " ".join(("fedspa", *path))
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        words = [f"[{p.human_readable_name}]" if not p.required else p.human_readable_name for p in arguments]
+        described = re.sub(r"^\s*Example: (.+)$", r"\n    \1\n", command.help or "", flags=re.M)
+        rows = [_row(p) for p in command.params if p.name != "help"]
+        table = "| | values | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+        usage = " ".join([name, *words, *(["[OPTIONS]"] if len(rows) > len(arguments) else [])])
+        parts.append(f"## {name}\n\n    {usage}\n\n{_unwrapped(described)}\n{table}")
+    return "\n".join(parts)
+
+
+def _commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+def _row(parameter: Any) -> str:
+    option = parameter.param_type_name == "option"
+    name = f"`{', '.join(parameter.opts)}`" if option else f"`{parameter.human_readable_name}`"
+    kind = "flag" if getattr(parameter, "is_flag", False) else _kind(parameter)
+    default = parameter.default
+    shown = "required" if parameter.required else "–" if default is None or default is False else f"`{default}`"
+    return f"| {name} | {kind} | {shown} | {_cell(getattr(parameter, 'help', None) or '')} |"
+
+
+def _kind(parameter: Any) -> str:
+    choices = getattr(parameter.type, "choices", None)
+    if choices:
+        return " ".join(f"`{choice}`" for choice in choices)
+    return str(parameter.metavar or parameter.type.name).lower()
+
+
+def _values(about: FieldInfo) -> str:
+    """The allowed values of a key: choices, or a type with its bounds."""
+    choices, kinds, metadata = [], [], list(about.metadata)
+    waiting = [about.annotation]
+    while waiting:
+        kind: Any = waiting.pop(0)
+        if kind is type(None):
+            continue
+        if get_origin(kind) is None:
+            kinds.append(kind.__name__)
+        elif str(get_origin(kind)) == "typing.Literal":
+            choices += [f"`{choice}`" for choice in get_args(kind)]
+        elif hasattr(kind, "__metadata__"):
+            metadata += [bound for field in kind.__metadata__ for bound in field.metadata]
+            waiting.append(get_args(kind)[0])
+        else:
+            waiting += get_args(kind)
+    signs = [(bound, name) for bound in metadata for name in _SIGNS if hasattr(bound, name)]
+    bounds = [f"{_SIGNS[name]} {getattr(bound, name):g}" for bound, name in signs]
+    return " ".join(choices) or ", ".join([" or ".join(kinds), *bounds])
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _unwrapped(text: str) -> str:
+    """Paragraphs on a line each; an indented example stays as it is."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text).strip() + "\n"
+
+
+if __name__ == "__main__":
+    print({"config": config, "cli": cli}[sys.argv[1]](), end="")

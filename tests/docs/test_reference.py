@@ -1,0 +1,46 @@
+"""The reference is made from the code: every key has a meaning, every command and option a line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from fedspa.runs.config import Config
+from fedspa.runs.keys import MEANING
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+
+import reference
+
+
+def test_every_key_of_a_config_has_a_meaning_and_none_is_stale() -> None:
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    keys = {f"{name}.{key}" for name, section in sections.items() for key in section.model_fields}  # type: ignore[union-attr]
+    assert keys == MEANING.keys(), "say what a new key means in src/fedspa/runs/keys.py"
+
+
+def test_values_and_defaults_are_those_of_the_code() -> None:
+    table = reference.config()
+    assert "| `compression` | float, > 0, ≤ 1 | `1.0` |" in table
+    assert '| `sampling` | `poisson` `fixed` | `"poisson"` |' in table
+    assert "| `agents` | int, ≥ 1 | `10` |" in table
+    assert "| `epsilon` | float, > 0 | – |" in table
+    assert table.count("\n## [") + 1 == len(Config.model_fields)
+
+
+def test_every_command_is_there_with_its_options() -> None:
+    text = reference.cli()
+    headings = re.findall(r"^## (.+)$", text, flags=re.M)
+    assert {"fedspa run", "fedspa ledger show", "fedspa doctor", "fedspa new"} <= set(headings)
+    assert "| `--batch` | integer | required |" in text
+    assert "\n    fedspa audit --plant sensitivity\n" in text
+    assert not re.search(r"^\| .* \|  \|$", text, flags=re.M)  # an option without a word of help
+
+
+def test_markers_are_filled_and_the_rest_stays() -> None:
+    page = "before\n<!-- reference: config -->\nsee elsewhere\n<!-- end -->\nafter\n"
+    filled = reference.filled(page)
+    assert filled.startswith("before\n## [federation]")
+    assert filled.endswith("after\n")
+    assert "elsewhere" not in filled
