@@ -20,6 +20,7 @@ from fedspa.engine.stacked.chacha import GROUP, LANES
 from fedspa.engine.stacked.describe import Activation, Layer, Pool
 from fedspa.engine.stacked.units import Tiles, Unit, fuse, tiles
 from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
+from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP
 
 _ACTIVATIONS = {None: kernels.NONE, "relu": kernels.RELU, "tanh": kernels.TANH}
 # Replaying a graph of several steps hides the gap between two graphs.
@@ -69,8 +70,8 @@ class Stack:
         self._all_sums = sums
         self._table = torch.tensor(parts, dtype=torch.int64, device=device)
         statistics = self._tile_count if s.clip == "l2" or s.quantile else 1
-        self._first = make(agents, rows, statistics)
-        self._second = make(agents, rows, statistics if s.clip == "coordinate" else 1)
+        self._first = make(agents, rows, statistics, dtype=torch.float64)
+        self._second = make(agents, rows, statistics if s.clip == "coordinate" else 1, dtype=torch.float64)
         self._factors = torch.ones(agents, rows, device=device)
         self._shares = make(agents, rows, dtype=torch.float64)
 
@@ -117,19 +118,19 @@ class Stack:
         mode = {
             None: sum_kernels.SUM,
             "coordinate": sum_kernels.COUNT if s.quantile else sum_kernels.CLAMP,
-            "l2": sum_kernels.NORM,
+            "l2": sum_kernels.SCALED,
         }
         used = self._backward(mode[s.clip])
         if s.clip == "l2" or s.quantile:
             self._join()
             sum_kernels.row_statistics[(s.rows, s.agents)](
                 *(self._first, self._second, held.clips, self._factors, self._shares, held.counts, held.step),
-                *(s.agents, s.rows, self._tile_count),
+                *(s.agents, s.rows, self._tile_count, s.active),
                 MODE=mode[s.clip], BLOCK=128, num_warps=1,
             )  # fmt: skip
         if s.clip == "l2":
             for i, x, delta in used:
-                self._sum(i, x, delta, sum_kernels.SUM)
+                self._sum(i, x, delta, sum_kernels.SCALED)
         self._join()
         splits = max(t.split for t in self._tiles.values())
         step_kernels.take_step[(math.ceil(s.active / 256), s.agents)](
@@ -141,7 +142,7 @@ class Stack:
             step_kernels.move_clip[(s.agents,)](
                 *(self._shares, held.noise, held.clips, held.count_sigmas, held.batches, held.counts, held.step),
                 *(s.agents, s.rows, s.active),
-                RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, BLOCK=64, num_warps=1,
+                RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
             )  # fmt: skip
         held.step.add_(1)
 

@@ -122,9 +122,9 @@ def take_step(
 @triton.jit
 def move_clip(
     shares, noise, clips, count_sigmas, batches, counts, step, agents, rows, active,
-    RATE: tl.constexpr, QUANTILE: tl.constexpr, BLOCK: tl.constexpr,
+    RATE: tl.constexpr, QUANTILE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The private quantile (`noisy_mean`): log C moves by −RATE · (noisy share below C − QUANTILE)."""
+    """The private quantile (`noisy_mean`): log C moves by −RATE · (noisy share below C − QUANTILE), within bounds."""
     agent = tl.program_id(0)
     count = tl.load(counts + tl.load(step) * agents + agent)
     total = tl.zeros([BLOCK], dtype=tl.float64)
@@ -134,4 +134,5 @@ def move_clip(
     drawn = tl.load(noise + agent.to(tl.int64) * (active + 1) + active)
     noisy = tl.sum(total, 0) + tl.load(count_sigmas + agent) * drawn
     share = 0.5 + noisy / tl.load(batches + agent)
-    tl.store(clips + agent, tl.load(clips + agent) * tl.exp(-RATE * (share - QUANTILE)))
+    moved = tl.load(clips + agent) * tl.exp(-RATE * (share - QUANTILE))
+    tl.store(clips + agent, tl.minimum(tl.maximum(moved, LEAST), MOST))

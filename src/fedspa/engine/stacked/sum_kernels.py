@@ -1,29 +1,46 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,type-arg"
 """Triton kernels that sum the clipped gradients of a layer's parameters over an agent's examples.
 
-An example's gradient exists only as a tile in registers, where it is clamped and added (CLAMP; COUNT also counts how
-much was clamped), squared for its norm (NORM), or added with a factor (SUM). `kernels.py` has the conventions.
+An example's gradient exists only as a tile in registers, where it is added (SUM), clamped and added (CLAMP; COUNT also
+counts how much was clamped), or added with a factor while its squares are summed for its norm (SCALED). SCALED runs
+twice with the same arguments: the first run is for the norms, the second, with the factors that came of them, for the
+sums. It is the same code both times, so the vector that is scaled is to the last bit the one whose norm was taken, and
+squares are summed in float64, where those of float32 numbers neither vanish nor overflow. `kernels.py` has the
+conventions.
 """
 
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
-SUM, CLAMP, NORM, COUNT = (tl.constexpr(i) for i in range(4))
+SUM, CLAMP, COUNT, SCALED = (tl.constexpr(i) for i in range(4))
+# As the native engine's (`step.h`): covers the rounding of the factor and of its products, 2⁻²⁴ each.
+MARGIN = tl.constexpr(2e-6)
 
 
 @triton.jit
-def _account(g, total, mask, c, first, second, at, MODE: tl.constexpr):
-    """What one example's tile of gradients adds: to the sum, or to its row's statistics."""
-    if MODE == NORM:
-        tl.store(first + at, tl.sum(tl.sum(tl.where(mask, g * g, 0.0), 1), 0))
+def _account(g, total, mask, c, factors, first, second, row, at, MODE: tl.constexpr):
+    """What one example's tile of gradients adds: to the sum, and to its row's statistics."""
+    if MODE == SUM:
+        total += g
+    elif MODE == SCALED:
+        wide = tl.where(mask, g, 0.0).to(tl.float64)
+        tl.store(first + at, tl.sum(tl.sum(wide * wide, 1), 0))
+        total += g * tl.load(factors + row)
     else:
         # Clamping would turn an infinity or NaN into c; g − g is 0 for finite numbers and NaN for those.
         total += tl.minimum(tl.maximum(g, -c), c) + (g - g)
         if MODE == COUNT:
             size = tl.abs(g)
-            tl.store(first + at, tl.sum(tl.sum(tl.where(mask & (size > 0), 1.0, 0.0), 1), 0))
-            tl.store(second + at, tl.sum(tl.sum(tl.where(mask & (size > c), 1.0, 0.0), 1), 0))
+            tl.store(first + at, tl.sum(tl.sum(tl.where(mask & (size > 0), 1.0, 0.0), 1), 0).to(tl.float64))
+            tl.store(second + at, tl.sum(tl.sum(tl.where(mask & (size > c), 1.0, 0.0), 1), 0).to(tl.float64))
     return total
+
+
+@triton.jit
+def _bound_below(clip):
+    """The greatest float32 that is not above the plan's bound."""
+    near = clip.to(tl.float32)
+    return tl.where(near.to(tl.float64) > clip, (near.to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True), near)
 
 
 @triton.jit
@@ -65,12 +82,8 @@ def _weight_tile(
             # Positions last, as in `backward`.
             patch = tl.load(image + (there[:, None] + (oy * W + ox)[None, :]), inside, other=0.0)
             g = tl.dot(d, tl.trans(patch), g, input_precision=PRECISION)
-        if MODE == SUM:
-            total += g * tl.load(factors + row)
-        else:
-            total = _account(g, total, mask, clip, first, second, row * tiles + tile, MODE)
-    if MODE != NORM:
-        tl.store(to + place, total, valid)
+        total = _account(g, total, mask, clip, factors, first, second, row, row * tiles + tile, MODE)
+    tl.store(to + place, total, valid)
 
 
 @triton.jit
@@ -91,12 +104,8 @@ def _bias_tile(
             at = (o * Q)[:, None] + q[None, :]
             several += tl.load(delta + row * (N * Q) + at, valid & (q < Q)[None, :], other=0.0)
         g = tl.sum(several, 1)[:, None]
-        if MODE == SUM:
-            total += g * tl.load(factors + row)
-        else:
-            total = _account(g, total, mask, clip, first, second, row * tiles + tile, MODE)
-    if MODE != NORM:
-        tl.store(to + place, total, valid)
+        total = _account(g, total, mask, clip, factors, first, second, row, row * tiles + tile, MODE)
+    tl.store(to + place, total, valid)
 
 
 @triton.jit
@@ -117,7 +126,7 @@ def conv_sums(
     o = (tl.program_id(0) // (J + BIAS)) * BO + tl.arange(0, BO)
     column = tl.program_id(0) % (J + BIAS)
     count = tl.load(counts + tl.load(step) * agents + agent)
-    clip = tl.load(clips + agent).to(tl.float32)
+    clip = _bound_below(tl.load(clips + agent))
     to = sums + (part * agents + agent).to(tl.int64) * (N * (K + BIAS))
     tile += tl.program_id(0)
     if column < J:
@@ -148,7 +157,7 @@ def linear_sums(
     place = tl.where(j[None, :] < C, o[:, None] * C + j[None, :], N * C + o[:, None])
     valid = (o < N)[:, None] & (j < C + BIAS)[None, :]
     mask = _active(masks, agent, dimension, weight, place, valid, MASKED)
-    clip = tl.load(clips + agent).to(tl.float32)
+    clip = _bound_below(tl.load(clips + agent))
     total = tl.zeros([BO, BJ], dtype=tl.float32)
     count = tl.load(counts + tl.load(step) * agents + agent)
     for r in range(part, count, SPLIT):
@@ -158,19 +167,17 @@ def linear_sums(
         if BIAS:
             a = tl.where(j == C, 1.0, a)
         g = d[:, None] * a[None, :]
-        if MODE == SUM:
-            total += g * tl.load(factors + row)
-        else:
-            total = _account(g, total, mask, clip, first, second, row * tiles + tile + tl.program_id(0), MODE)
-    if MODE != NORM:
-        tl.store(sums + (part * agents + agent).to(tl.int64) * (N * (C + BIAS)) + place, total, valid)
+        at = row * tiles + tile + tl.program_id(0)
+        total = _account(g, total, mask, clip, factors, first, second, row, at, MODE)
+    tl.store(sums + (part * agents + agent).to(tl.int64) * (N * (C + BIAS)) + place, total, valid)
 
 
 @triton.jit
 def row_statistics(
-    first, second, clips, factors, shares, counts, step, agents, rows, tiles, MODE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """A row's tiles put together: its factor C/‖g‖ and how much of it the bound leaves alone (`share_below`)."""
+    first, second, clips, factors, shares, counts, step, agents, rows, tiles, active, MODE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row's tiles put together: its factor, C/‖g‖ or less, and how much the bound leaves alone (`share_below`)."""
     row, agent = tl.program_id(0), tl.program_id(1)
     if row < tl.load(counts + tl.load(step) * agents + agent):
         at = (agent.to(tl.int64) * rows + row) * tiles
@@ -178,14 +185,18 @@ def row_statistics(
         two = tl.zeros([BLOCK], dtype=tl.float64)
         for t0 in range(0, tiles, BLOCK):
             t = t0 + tl.arange(0, BLOCK)
-            one += tl.load(first + at + t, t < tiles, other=0.0).to(tl.float64)
+            one += tl.load(first + at + t, t < tiles, other=0.0)
             if MODE == COUNT:
-                two += tl.load(second + at + t, t < tiles, other=0.0).to(tl.float64)
+                two += tl.load(second + at + t, t < tiles, other=0.0)
         total = tl.sum(one, 0)
         clip = tl.load(clips + agent)
-        if MODE == NORM:
+        if MODE == SCALED:
             norm = tl.sqrt(total)
-            factor = clip / tl.maximum(norm, clip) + (total - total)  # NaN if any gradient's square is not finite
+            # A product below float32's normal range is rounded by up to 2⁻¹⁵⁰, however small it is; a factor below it
+            # has too few digits to keep the bound, and the row counts as zero.
+            limit = clip * (1 - MARGIN) - tl.sqrt(active.to(tl.float64)) * 1.401298464324817e-45
+            scaled = tl.where(limit >= 1.1754943508222875e-38 * norm, limit / tl.maximum(norm, limit), 0.0)
+            factor = tl.where(norm > clip * (1 - MARGIN), scaled, 1.0) + (total - total)  # NaN if a gradient is
             tl.store(factors + agent.to(tl.int64) * rows + row, factor.to(tl.float32))
             share = tl.where(norm <= clip, 1.0, 0.0).to(tl.float64)
         else:
