@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.flat import FlatModel
+from fedspa.engine.layers import Weighted
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked.batches import draw_batches
-from fedspa.engine.stacked.describe import Weighted, describe
+from fedspa.engine.stacked.describe import describe
 from fedspa.engine.task import LocalTask
 from fedspa.federation.models import build
 from fedspa.mechanism.clipping import clip_rows

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedspa.engine.flat import FlatModel
+from fedspa.engine.layers import Activation, Pool, Weighted
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine, device_obstacle, supports
 from fedspa.engine.stacked.batches import draw_batches
 from fedspa.engine.stacked.chacha import GROUP, ChaChaNoise, block_words
-from fedspa.engine.stacked.describe import Activation, Pool, Weighted, describe
+from fedspa.engine.stacked.describe import describe
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.stacked.units import Unit, fuse, tiles
 from fedspa.engine.task import LocalTask
@@ -217,14 +218,14 @@ def test_empty_batches_are_batches() -> None:
 @pytest.mark.parametrize(
     ("net", "shape", "word"),
     [
-        (nn.Sequential(nn.Linear(4, 3), nn.GroupNorm(1, 3)), (4,), "GroupNorm"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()), (4,), "Sigmoid"),
         (nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Flatten()), (2, 1, 3), "groups"),
         (nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), nn.Flatten()), (1, 3, 3), "zeros"),
         (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), (4,), "Flatten"),
         (nn.Sequential(nn.Linear(5, 3)), (4,), "5 features"),
         (nn.Sequential(nn.Conv2d(1, 2, 3)), (1, 5, 5), "one score a class"),
         (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(4, 3)), (1, 3, 3), "ceil_mode"),
-        (nn.TransformerEncoderLayer(4, 1), (4,), "Sequential"),
+        (nn.TransformerEncoderLayer(4, 1), (4,), "trace"),
         (nn.Sequential(nn.Conv2d(1, 2, 5)), (1, 3, 3), "does not fit"),
     ],
 )
@@ -241,7 +242,7 @@ def test_frozen_shared_and_buffered_are_refused() -> None:
     buffered = nn.Sequential(nn.Linear(3, 3))
     buffered[0].register_buffer("mean", torch.zeros(1))
     assert "frozen" in str(supports(frozen, (1, 7, 7)))
-    assert "more than one" in str(supports(nn.Sequential(layer, nn.Tanh(), layer), (3,)))
+    assert "used twice" in str(supports(nn.Sequential(layer, nn.Tanh(), layer), (3,)))
     assert "buffers" in str(supports(buffered, (3,)))
     assert supports(small_net(), (1, 7, 7)) is None
     with pytest.raises(ConfigError, match="does not fit"):

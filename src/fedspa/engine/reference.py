@@ -32,6 +32,6 @@ class ReferenceEngine:
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         theta = theta.detach().requires_grad_()
-        loss = self._model.mean_loss(theta, x.to(torch.float64), y)
+        loss = self._model.mean_loss(theta, x.to(torch.float64) if x.is_floating_point() else x, y)
         (gradient,) = torch.autograd.grad(loss, theta)
         return gradient

@@ -17,8 +17,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fedspa.engine.layers import Unsupported
 from fedspa.engine.native import library
-from fedspa.engine.native.describe import Unsupported, describe
+from fedspa.engine.native.describe import describe
 from fedspa.engine.native.library import LEVELS, Level
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.flat import FlatModel
+from fedspa.engine.layers import Embedding, Unsupported
 from fedspa.engine.local import local_steps
 from fedspa.engine.stacked import rules
-from fedspa.engine.stacked.describe import Layer, Unsupported, Weighted, describe
+from fedspa.engine.stacked.describe import Layer, describe, scores
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
 
@@ -123,10 +124,12 @@ class StackedEngine:
         obstacle = device_obstacle(device, task.exact)
         if obstacle is not None:
             raise ConfigError(f"run.engine = 'stacked' is not possible here: {obstacle}; use 'auto' or 'generic'")
-        last = self._gradients.layers(tuple(task.x.shape[1:]))
-        classes = next(layer for layer in reversed(last) if isinstance(layer, Weighted)).outputs
-        if len(task.y) and not 0 <= int(task.y.min()) <= int(task.y.max()) < classes:
+        layers = self._gradients.layers(tuple(task.x.shape[1:]))
+        if len(task.y) and not 0 <= int(task.y.min()) <= int(task.y.max()) < scores(layers):
             raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+        words = layers[0].words if isinstance(layers[0], Embedding) and len(task.x) else None
+        if words is not None and not 0 <= float(task.x.min()) <= float(task.x.max()) < words:
+            raise DataError("a record has a token outside the model's Embedding; tokens must be 0 … words - 1")
         coordinates, d = task.coordinates, self._gradients.dimension
         active = d if coordinates is None else coordinates.numel()
         if task.plan is not None and task.plan.active != active:

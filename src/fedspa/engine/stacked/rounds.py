@@ -13,11 +13,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fedspa.engine.layers import Weighted
 from fedspa.engine.local import Counted
 from fedspa.engine.stacked.batches import Batches, draw_batches
 from fedspa.engine.stacked.buffers import Shape
 from fedspa.engine.stacked.chacha import ChaChaNoise
-from fedspa.engine.stacked.describe import Layer, Weighted
+from fedspa.engine.stacked.describe import Layer
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.stacked.stack import Stack
 from fedspa.engine.task import LocalResult, LocalTask

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedspa.engine.stacked.describe import Activation, Layer, Pool, Weighted
+from fedspa.engine.layers import Activation, Embedding, Norm, Pool, Weighted
+from fedspa.engine.stacked.describe import Layer, first_parameter
 
 aten = torch.ops.aten
 
@@ -20,7 +21,7 @@ aten = torch.ops.aten
 def forward(layer: Weighted, theta: Tensor, x: Tensor) -> Tensor:
     """x [b, inputs] → [b, outputs · L]."""
     weight, bias = _parameters(layer, theta)
-    if layer.is_linear:
+    if layer.one_pixel:
         return functional.linear(x, weight, bias)
     image = x.view(-1, layer.channels, layer.height, layer.width)
     kernels = weight.view(layer.outputs, layer.channels, *layer.kernel)
@@ -30,7 +31,7 @@ def forward(layer: Weighted, theta: Tensor, x: Tensor) -> Tensor:
 def backward(layer: Weighted, theta: Tensor, delta: Tensor) -> Tensor:
     """δ of the outputs → δ of the inputs [b, inputs]."""
     weight, _ = _parameters(layer, theta)
-    if layer.is_linear:
+    if layer.one_pixel:
         return delta @ weight
     shape = (len(delta), layer.channels, layer.height, layer.width)
     kernels = weight.view(layer.outputs, layer.channels, *layer.kernel)
@@ -44,7 +45,7 @@ def backward(layer: Weighted, theta: Tensor, delta: Tensor) -> Tensor:
 
 def rows(layer: Weighted, x: Tensor, delta: Tensor) -> Tensor:
     """Each example's gradient of the layer's parameters, [b, layer.size]: the weight's, then the bias's."""
-    if layer.is_linear:
+    if layer.one_pixel:
         weights = delta.unsqueeze(2) * x.unsqueeze(1)
         biases = delta
     else:
@@ -85,6 +86,52 @@ def unpool(planes: int, sides: tuple[int, int], winner: Tensor, delta: Tensor) -
     return torch.where(winner.view(windows) == place, delta.view(windows), 0.0).flatten(1)
 
 
+def normalize(layer: Norm, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[b, inputs] → the outputs, the normalized values x̂ before weight and bias, and what each group was scaled by."""
+    groups = x.view(len(x), layer.groups, -1)
+    centred = groups - groups.mean(dim=2, keepdim=True)
+    scales = (centred.square().mean(dim=2, keepdim=True) + layer.epsilon).rsqrt()
+    normal = (centred * scales).flatten(1)
+    out = normal if layer.weight is None else normal * _spread(layer, theta, layer.weight)
+    return out if layer.bias is None else out + _spread(layer, theta, layer.bias), normal, scales
+
+
+def normalize_backward(layer: Norm, theta: Tensor, normal: Tensor, scales: Tensor, delta: Tensor) -> Tensor:
+    if layer.weight is not None:
+        delta = delta * _spread(layer, theta, layer.weight)
+    shape = (len(delta), layer.groups, -1)
+    delta, normal = delta.view(shape), normal.view(shape)
+    along = normal * (delta * normal).mean(dim=2, keepdim=True)
+    return (scales * (delta - delta.mean(dim=2, keepdim=True) - along)).flatten(1)
+
+
+def normalize_rows(layer: Norm, normal: Tensor, delta: Tensor) -> Tensor:
+    """Each example's gradient of the weight, then of the bias, where there are any."""
+    shape = (len(delta), layer.outer, layer.parameters, layer.inner)
+    weights, biases = (delta * normal).view(shape).sum(dim=(1, 3)), delta.view(shape).sum(dim=(1, 3))
+    parts = [weights] if layer.weight is not None else []
+    return torch.cat([*parts, biases] if layer.bias is not None else parts, dim=1)
+
+
+def _spread(layer: Norm, theta: Tensor, offset: int) -> Tensor:
+    """The weight or bias of every input."""
+    parameters = theta[offset : offset + layer.parameters].view(1, -1, 1)
+    return parameters.expand(layer.outer, -1, layer.inner).reshape(1, -1)
+
+
+def embed(layer: Embedding, theta: Tensor, x: Tensor) -> Tensor:
+    """[b, tokens] whole numbers → [b, tokens · width]."""
+    weight = theta[layer.weight : layer.weight + layer.size].view(layer.words, layer.width)
+    return weight[x.long()].flatten(1)
+
+
+def embed_rows(layer: Embedding, x: Tensor, delta: Tensor) -> Tensor:
+    """Each example's gradient: a word's uses are summed before anything is clipped."""
+    rows = delta.new_zeros(len(x), layer.words, layer.width)
+    places = x.long().unsqueeze(2).expand(-1, -1, layer.width)
+    return rows.scatter_add_(1, places, delta.view(len(x), -1, layer.width)).flatten(1)
+
+
 def activate(layer: Activation, x: Tensor) -> Tensor:
     return x.relu() if layer.kind == "relu" else x.tanh()
 
@@ -104,28 +151,39 @@ def loss_gradient(logits: Tensor, y: Tensor) -> Tensor:
 def gradient_rows(layers: Sequence[Layer], theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Gradients of the examples, [b, d]."""
     x = x.flatten(1)
-    taped: list[tuple[Layer, Tensor, Tensor, Tensor | None]] = []
+    taped: list[tuple[Layer, Tensor, Tensor, Tensor, Tensor | None]] = []
     for layer in layers:
-        where = None
+        kept, where = x, None
         if isinstance(layer, Weighted):
             out = forward(layer, theta, x)
         elif isinstance(layer, Pool):
             out, where = pool(layer, x)
+        elif isinstance(layer, Norm):
+            out, kept, where = normalize(layer, theta, x)
+        elif isinstance(layer, Embedding):
+            out = embed(layer, theta, x)
         else:
             out = activate(layer, x)
-        taped.append((layer, x, out, where))
+        taped.append((layer, x, out, kept, where))
         x = out
     delta = loss_gradient(x, y)
-    first = next(layer for layer in layers if isinstance(layer, Weighted))
     gradients = torch.empty(len(y), len(theta), dtype=theta.dtype, device=theta.device)
-    for layer, x, out, where in reversed(taped):
+    lowest = next(i for i, layer in enumerate(layers) if first_parameter(layer) is not None)
+    for layer, x, out, kept, where in reversed(taped[lowest:]):
         if isinstance(layer, Weighted):
             gradients[:, layer.weight : layer.weight + layer.size] = rows(layer, x, delta)
-            if layer is first:
+            if layer is layers[lowest]:
                 break
             delta = backward(layer, theta, delta)
         elif isinstance(layer, Pool):
             delta = pool_backward(layer, x, where, delta)
+        elif isinstance(layer, Norm):
+            assert where is not None
+            if (start := first_parameter(layer)) is not None:
+                gradients[:, start : start + layer.size] = normalize_rows(layer, kept, delta)
+            delta = normalize_backward(layer, theta, kept, where, delta)
+        elif isinstance(layer, Embedding):
+            gradients[:, layer.weight : layer.weight + layer.size] = embed_rows(layer, x, delta)
         else:
             delta = activate_backward(layer, out, delta)
     return gradients

@@ -14,10 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fedspa.engine.layers import Activation, Pool
 from fedspa.engine.stacked import kernels, rules, step_kernels, sum_kernels
 from fedspa.engine.stacked.buffers import RoundBuffers, Shape
 from fedspa.engine.stacked.chacha import GROUP, LANES
-from fedspa.engine.stacked.describe import Activation, Layer, Pool
+from fedspa.engine.stacked.describe import Layer
 from fedspa.engine.stacked.units import Tiles, Unit, fuse, tiles
 from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
 from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP
@@ -243,7 +244,7 @@ class Stack:
         bo, bj, bq, warps = shape.sums
         grid = (shape.sum_tiles(layer), shape.split, s.agents)
         bias, masked = int(layer.bias is not None), s.masked and mode != sum_kernels.SUM and mode != sum_kernels.CLAMP
-        if layer.is_linear:
+        if layer.one_pixel:
             sum_kernels.linear_sums[grid](
                 *(delta, x, *common, held.counts, held.step, *numbers),
                 C=layer.channels, N=layer.outputs, BIAS=bias, MASKED=masked, MODE=mode,

@@ -40,7 +40,9 @@ def _account(g, total, mask, c, factors, first, second, row, at, MODE: tl.conste
 def _bound_below(clip):
     """The greatest float32 that is not above the plan's bound."""
     near = clip.to(tl.float32)
-    return tl.where(near.to(tl.float64) > clip, (near.to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True), near)
+    return tl.where(
+        near.to(tl.float64) > clip, (near.to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True), near
+    )
 
 
 @triton.jit

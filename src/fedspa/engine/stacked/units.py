@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedspa.engine.stacked.describe import Activation, Layer, Pool, Weighted
+from fedspa.engine.layers import Activation, Pool, Weighted
+from fedspa.engine.stacked.describe import Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Tiles:
     def sum_tiles(self, layer: Weighted) -> int:
         """Programs that make the layer's sums, not counting the split; a convolution's biases have their own."""
         bias = layer.bias is not None
-        if layer.is_linear:
+        if layer.one_pixel:
             columns = math.ceil((layer.columns + bias) / self.sums[1])
         else:
             columns = math.ceil(layer.columns / self.sums[1]) + bias
@@ -61,6 +62,7 @@ def fuse(layers: Sequence[Layer]) -> list[Unit | Pool | Activation]:
     while rest:
         layer = rest.pop(0)
         if not isinstance(layer, Weighted):
+            assert isinstance(layer, (Pool, Activation))
             units.append(layer)
             continue
         pooled, activation = False, None
@@ -84,7 +86,7 @@ def fuse(layers: Sequence[Layer]) -> list[Unit | Pool | Activation]:
 
 def tiles(unit: Unit) -> Tiles:
     layer = unit.weighted
-    if layer.is_linear:
+    if layer.one_pixel:
         forward = (32, 16, 128, 2) if layer.columns >= 512 else (16, 16, 64, 4)
         backward = (16, 32, 128, 4)
         sums = (8, _power(layer.columns + 1, 32, 128), 0, 2)
