@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fedspa.cli import audit, doctor, ledger, new, privacy, run
+from fedspa.cli import audit, doctor, ledger, new, privacy, run, table
 from fedspa.errors import FedspaError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("privacy")(privacy.privacy)
 app.command("audit")(audit.audit)
+app.command("table")(table.table)
 app.command("new")(new.new)
 app.command("doctor")(doctor.doctor)
 app.add_typer(ledger.app, name="ledger")

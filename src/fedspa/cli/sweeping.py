@@ -1,0 +1,73 @@
+"""What `fedspa table` and `fedspa tradeoff` share: where the data are, which device, and the wait for many runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedspa.cli import interrupt
+from fedspa.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from fedspa.paper.sweep import Outcome, Planned
+
+
+def machine_overrides(device: str, jobs: int) -> list[str]:
+    """The keys of [run] for this machine: a GPU if there is one (with the engine made for it), else every core."""
+    import torch
+
+    if jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}; it must be at least 1")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    engine = ["run.engine=stacked"] if torch.device(device).type == "cuda" else []
+    return [f"run.device={device}", f"run.threads={max(1, cores // jobs)}", *engine]
+
+
+def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list[str]:
+    """The keys of [data], after a look whether the records are there; `stand_in` serves where no folder was named."""
+    from fedspa.federation.datasets import load
+
+    where = folder if folder is not None else Path("data")
+    try:
+        load(name, where)
+    except DataError as error:
+        if stand_in is not None and folder is None:
+            return [f"data.name={stand_in}"]
+        raise DataError(f"{error}; put them there, or name their folder by --data or FEDSPA_DATA") from None
+    return [f"data.dir={json.dumps(str(where))}"]
+
+
+def run_all(planned: Sequence[Planned], jobs: int, again: str, on_end: Callable[[Planned, Outcome], None]) -> None:
+    """Every run to its end, a line each; Ctrl-C leaves them so that the same command (`again`) goes on."""
+    from rich.console import Console
+
+    from fedspa.paper.sweep import Interrupted, sweep
+
+    screen = Console(stderr=True)
+
+    def stopping() -> None:
+        screen.print("Stopping after the round that is running; Ctrl-C again stops at once.")
+
+    width = max(len(run.name) for run in planned)
+    with interrupt.watched(stopping) as asked:
+        try:
+            for count, (run, outcome) in enumerate(sweep(planned, jobs, asked), 1):
+                on_end(run, outcome)
+                screen.print(f"{count:>3}/{len(planned)}  {run.name:<{width}}  {_words(outcome)}", highlight=False)
+        except Interrupted:
+            print(f"fedspa: stopped; to go on: {again}", file=sys.stderr)
+            raise typer.Exit(interrupt.EXIT_CODE) from None
+
+
+def _words(outcome: Outcome) -> str:
+    if outcome.summary is None:
+        return f"{outcome.status}: {outcome.reason}"
+    return f"{outcome.summary['accuracy_last']:.2%} at the end  {outcome.summary['seconds']:.0f} s"

@@ -1,0 +1,109 @@
+"""`fedspa table`: every row of a table of the paper, printed figures and ours side by side."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedspa.cli import sweeping
+from fedspa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedspa.paper.sweep import Outcome, Planned
+
+
+def table(
+    name: Annotated[str, typer.Argument(metavar="mnist|cifar10", help="Table 1 or 2; or the path of a table's TOML.")],
+    seeds: Annotated[int, typer.Option(help="Runs a row, with run.seed 0, 1, 2 …")] = 1,
+    rows: Annotated[
+        str | None, typer.Option(metavar="ROW,…", help="Only these: an algorithm (fedspa) or a row (fedspa-0.05).")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Every row, small: two minutes on two cores, no result. Needs no files.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(envvar="FEDSPA_DATA", metavar="DIR", help="Folder with the data's files (data/).")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
+    jobs: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where runs and table go, and are looked for (runs/table-NAME).")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every run.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON object, nothing else.")] = False,
+) -> None:
+    """Run a table of the paper: each row at the published noise and under a sound guarantee.
+
+    Example: fedspa table mnist --seeds 3 --jobs 2 --data DIR
+
+    Stopped by Ctrl-C or by a crash, the same command goes on: runs that ended are kept.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds is {seeds}; it must be at least 1")
+    from fedspa.paper import rows as specs
+    from fedspa.paper import table as tables
+    from fedspa.runs import durable
+
+    path = specs.find(name)
+    spec = specs.read(path)
+    chosen = specs.select(spec, rows)
+    out = out if out is not None else Path("runs", f"table-{path.stem}{'-quick' if quick else ''}")
+    settings = [
+        *(spec.quick if quick else ()),
+        *sweeping.data_overrides(spec.data, data, spec.stand_in if quick else None),
+        *sweeping.machine_overrides(device, jobs),
+        *(overrides or ()),
+    ]
+    planned = tables.plan(path, chosen, seeds, out, settings)
+    runs = [run for cell in planned.values() for run in cell]
+    words = ["fedspa", "table", name, "--seeds", str(seeds), *(["--rows", rows] if rows is not None else [])]
+    words += [*(["--quick"] if quick else []), *(word for key in overrides or () for word in ("--set", key))]
+    command = shlex.join(words)
+    about = {"command": command, "quick": quick, "seeds": seeds, "data": runs[0].config.data.name}
+    ended: dict[str, Outcome] = {}
+    found = tables.assemble(spec, chosen, planned, ended, about)
+
+    def keep(run: Planned, outcome: Outcome) -> None:
+        """The table is whole on the disk after every run."""
+        nonlocal found
+        ended[run.name] = outcome
+        found = tables.assemble(spec, chosen, planned, ended, about)
+        out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
+        durable.replace_text(out / "table.json", text + "\n")
+        durable.replace_text(out / "table.md", f"# {spec.title}\n\n{tables.markdown(found)}\n")
+
+    sweeping.run_all(runs, jobs, f"{command} --out {shlex.quote(str(out))}", keep)
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False, allow_nan=False))
+        return
+
+    from rich.console import Console
+
+    screen = Console()
+    _show(screen, spec.title, tables.RUN_COLUMNS, tables.run_lines(found))
+    heads = ["\n".join(column.rsplit(" ", 1)) for column in tables.COST_COLUMNS]
+    _show(screen, "What an agent uploads in the whole run", heads, tables.cost_lines(found))
+    for line in tables.notes(found):
+        screen.print(line, highlight=False)
+    screen.print(f"Files: {out} (table.json, table.md, runs/)", highlight=False, soft_wrap=True)
+
+
+def _show(screen: Console, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    grid = Table(title=title, box=None, padding=(0, 1))
+    for number, column in enumerate(columns):
+        grid.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for line in lines:
+        grid.add_row(*line)
+    screen.print(grid)

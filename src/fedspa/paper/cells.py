@@ -1,0 +1,83 @@
+"""The runs of one setting over its seeds, as one cell: means, spreads, and what they cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedspa.paper.sweep import Outcome
+from fedspa.runs.config import Config
+
+# Taken over from the summaries as they are: the same for every seed, or of the first where they may differ a little.
+_SAME = (
+    *(
+        "epsilon",
+        "epsilon_replace_one",
+        "epsilon_published",
+        "delta",
+        "neighbours",
+        "sampling",
+        "accountant",
+        "private",
+    ),
+    *("noise_multiplier", "participations_max", "coding", "compression", "dimension", "rounds", "agents", "engine"),
+    "tf32",
+)
+
+
+def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, Any]:
+    """JSON for `outcomes`, of `seeds` that were asked for. Accuracies in %; `status` is the worst of the seeds.
+
+    `sound` says whether the ε beside it is a guarantee: a verified accountant's, at a clip value not read off the data.
+    ε is the largest over agents and seeds.
+    """
+    done = [outcome.summary for outcome in outcomes if outcome.summary is not None]
+    failed = [outcome for outcome in outcomes if outcome.status != "done"]
+    found: dict[str, Any] = {
+        "status": failed[0].status if failed else "done" if len(done) == seeds else "running",
+        "reason": failed[0].reason if failed else "",
+        "seeds": len(done),
+        "sound": config.private and config.privacy.accountant != "theorem-1" and all(run["private"] for run in done),
+    }
+    if not done:
+        return found
+    return found | {
+        "accuracy_best": spread([100 * run["accuracy_best"] for run in done]),
+        "accuracy_last": spread([100 * run["accuracy_last"] for run in done]),
+        **{key: done[0].get(key) for key in _SAME},
+        **{key: _largest([run[key] for run in done]) for key in ("epsilon", "epsilon_replace_one")},
+        "payload_bytes": statistics.mean(run["payload_bytes"] for run in done),
+        "uplink_bytes": statistics.mean(run["uplink_bytes"] for run in done),
+        "per_round": config.federation.per_round,
+        "seconds": round(statistics.mean(run["seconds"] for run in done), 1),
+    }
+
+
+def origin(outcomes: Iterable[Outcome]) -> dict[str, list[str]]:
+    """The commits and machines that made these runs."""
+    ended = list(outcomes)
+    return {
+        "commits": sorted({commit or "unknown" for outcome in ended for commit in outcome.commits}),
+        "hardware": sorted({words for outcome in ended for words in outcome.hardware}),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds (none for a single one), and the values themselves."""
+    return {
+        "mean": round(statistics.mean(values), 4),
+        "std": round(statistics.stdev(values), 4) if len(values) > 1 else None,
+        "values": [round(value, 4) for value in values],
+    }
+
+
+def shown(values: dict[str, Any]) -> str:
+    """Mean ± standard deviation in two digits."""
+    tail = "" if values["std"] is None else f" ± {values['std']:.2f}"
+    return f"{values['mean']:.2f}{tail}"
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None

@@ -1,0 +1,134 @@
+"""A table of the paper as data: its rows, what is printed in them, and the configs that run them.
+
+The file is TOML (experiments/tables/*.toml). Each row has up to two trials: `published` has the paper's hyperparameters
+and its Theorem 1's noise, which proves nothing; `verified` has a sound guarantee. A trial names a config, relative to
+the table's file, and the keys in which the row differs from it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+import fedspa
+from fedspa.errors import ConfigError
+from fedspa.runs.config import Config, Positive, Section, load
+
+SETTINGS: tuple[Literal["published", "verified"], ...] = ("published", "verified")
+LABELS = {"fedspa": "Fed-SPA", "cpsgd": "cpSGD", "dp-fed": "DP-Fed", "fedavg": "FedAvg"}
+
+
+class Printed(Section):
+    """What stands in the paper's row: accuracy in %, cost in MB; None for its dashes."""
+
+    accuracy: float | None = None
+    cost: float | None = None
+    epsilon: float | None = None
+    diverged: bool = False
+
+
+class Trial(Section):
+    """A config, and what this row changes in it (as in `fedspa run --set`)."""
+
+    config: str
+    set: list[str] = Field(default_factory=list)
+
+
+class Row(Section):
+    """One algorithm at one compression ratio p."""
+
+    algorithm: Literal["fedspa", "cpsgd", "dp-fed", "fedavg"]
+    compression: float = Field(gt=0, le=1)
+    printed: Printed
+    published: Trial | None = None
+    verified: Trial | None = None
+
+    @property
+    def label(self) -> str:
+        return LABELS[self.algorithm]
+
+    @property
+    def key(self) -> str:
+        """Names the row in --rows and in folders."""
+        return f"{self.algorithm}-{self.compression:g}"
+
+    def trial(self, setting: Literal["published", "verified"]) -> Trial | None:
+        return self.published if setting == "published" else self.verified
+
+
+class Curve(Section):
+    """Figure 1: accuracy against ε, one line a compression ratio."""
+
+    config: str
+    compressions: list[Positive]
+    epsilons: list[Positive]
+
+
+class TableSpec(Section):
+    """A whole table. `quick` makes every row small; `stand_in` is data for that where there are no files."""
+
+    title: str
+    data: str
+    note: str = ""
+    quick: list[str]
+    stand_in: str
+    curve: Curve
+    row: list[Row] = Field(min_length=1)
+
+
+def find(name: str) -> Path:
+    """The file of a table: a path that ends in .toml, or a name looked up in experiments/tables."""
+    if name.endswith(".toml"):
+        return Path(name)
+    places = [Path("experiments"), Path(fedspa.__file__).parents[2] / "experiments"]
+    for place in places:
+        if (path := place / "tables" / f"{name}.toml").is_file():
+            return path
+    known = sorted({path.stem for place in places for path in (place / "tables").glob("*.toml")})
+    if known:
+        raise ConfigError(f"there is no table {name!r}; there are {', '.join(known)}, or give the path of a TOML file")
+    raise ConfigError(
+        f"table {name!r} is not here: the paper's tables are in experiments/tables of fedspa's repository; run this in "
+        "a checkout, or give the path of a table's TOML file"
+    )
+
+
+def read(path: Path) -> TableSpec:
+    try:
+        spec = TableSpec.model_validate(tomllib.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; give the path of a table's TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{path} is no table: {where}: {first['msg']}") from None
+    keys = [row.key for row in spec.row]
+    if len(keys) != len(set(keys)):
+        raise ConfigError(f"{path} is no table: a row is in it twice ({', '.join(sorted(keys))})")
+    return spec
+
+
+def select(spec: TableSpec, wanted: str | None) -> list[Row]:
+    """The rows that a filter like `fedspa,dp-fed` or `fedspa-0.05` keeps; all without one."""
+    if wanted is None:
+        return list(spec.row)
+    words = [word.strip() for word in wanted.split(",") if word.strip()]
+    for word in words:
+        if not any(word in (row.key, row.algorithm) for row in spec.row):
+            known = ", ".join(dict.fromkeys([*(row.algorithm for row in spec.row), *(row.key for row in spec.row)]))
+            raise ConfigError(f"--rows: there is no row {word!r}; allowed: {known}")
+    kept = [row for row in spec.row if row.key in words or row.algorithm in words]
+    if not kept:
+        raise ConfigError("--rows is empty; leave it away for all rows")
+    return kept
+
+
+def trial_config(path: Path, trial: Trial, overrides: Sequence[str]) -> Config:
+    """The config of one run: the trial's file, what the row changes, then what the caller does."""
+    return load(path.parent / trial.config, [*trial.set, *overrides])

@@ -1,0 +1,200 @@
+"""Many runs, one folder each: those that ended are kept, those that were cut off go on, the rest begin.
+
+Killed at any instant, a sweep that is called again repeats no run that had ended, and no round that had been saved
+(runs/resume.py). Several processes can share the work; they end with the one that started them.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedspa.errors import ConfigError, FedspaError, PrivacyError
+from fedspa.paper import provenance
+from fedspa.runs import durable
+from fedspa.runs.config import Config, load
+from fedspa.runs.coordinator import Diverged
+from fedspa.runs.setup import Job
+from fedspa.runs.simulate import Stopped, simulate
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that a sweep wants: its name there, and a config whose `run.out` is its folder."""
+
+    name: str
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        assert self.config.run.out is not None
+        return Path(self.config.run.out)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `done`: with a summary; `diverged`; `refused`: no sound guarantee exists for its settings."""
+
+    status: Literal["done", "diverged", "refused"]
+    reason: str = ""
+    summary: dict[str, Any] | None = None
+    commits: tuple[str | None, ...] = ()
+    hardware: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended a run in a worker, in words: not every error survives the way between processes."""
+
+    sentence: str | None  # None: it was asked to stop
+
+
+class Interrupted(FedspaError):
+    """The sweep was asked to stop; what ended is kept and what ran can go on."""
+
+
+def sweep(planned: Sequence[Planned], jobs: int, stop: Callable[[], bool]) -> Iterator[tuple[Planned, Outcome]]:
+    """Each run with its outcome, first those that ended earlier. `jobs` processes at once; one means this one."""
+    left = []
+    for run in planned:
+        if _begun(run):
+            _same_settings(run)  # for all of them before any trains: nobody waits hours to be told
+    for run in planned:
+        if (found := ended(run.folder)) is not None:
+            yield run, found
+        else:
+            left.append(run)
+    yield from _here(left, stop) if jobs == 1 else _processes(left, jobs, stop)
+
+
+def settle(run: Planned, stop: Callable[[], bool]) -> Outcome:
+    """Bring one run to its end, from wherever it is."""
+    folder, begun = run.folder, _begun(run)
+    try:
+        simulate(None if begun else run.config, resume=folder if begun else None, on_start=_sign, stop=stop)
+    except Diverged as error:
+        durable.replace_text(folder / "diverged.json", json.dumps({"reason": f"{error.sign}, round {error.round + 1}"}))
+    except PrivacyError as error:
+        return Outcome("refused", str(error))
+    found = ended(folder)
+    assert found is not None
+    return found
+
+
+def ended(folder: Path) -> Outcome | None:
+    """The outcome that a folder holds; None while its run is not over."""
+    lines = (folder / "attempts.jsonl").read_text("utf-8").splitlines() if (folder / "attempts.jsonl").exists() else []
+    attempts = [json.loads(line) for line in lines if line.endswith("}")]
+    commits = tuple(dict.fromkeys(attempt["commit"] for attempt in attempts))
+    hardware = tuple(dict.fromkeys(attempt["hardware"] for attempt in attempts))
+    if (folder / "summary.json").is_file():
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        return Outcome("done", "", summary, commits, hardware)
+    if (folder / "diverged.json").is_file():
+        reason = json.loads((folder / "diverged.json").read_text("utf-8"))["reason"]
+        return Outcome("diverged", reason, None, commits, hardware)
+    return None
+
+
+def _begun(run: Planned) -> bool:
+    return (run.folder / "config.toml").is_file()
+
+
+def _sign(job: Job, folder: Path) -> None:
+    """Each attempt at a run leaves a line: who finds the result can tell which source and machine made it."""
+    line = {"commit": provenance.commit(), "hardware": provenance.hardware(job.config.run.device)}
+    with (folder / "attempts.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _same_settings(run: Planned) -> None:
+    """A folder from earlier counts only for the same settings; threads, device and the data's place may be others."""
+    found, wanted = (config.model_dump() for config in (load(run.folder / "config.toml"), run.config))
+    for config in (found, wanted):
+        config["run"] = {"seed": config["run"]["seed"]}
+        del config["data"]["dir"]
+    differing = [
+        f"{section}.{key}"
+        for section in wanted
+        for key in wanted[section]
+        if found[section][key] != wanted[section][key]
+    ]
+    if differing:
+        raise ConfigError(
+            f"{run.folder} holds a run with other settings ({', '.join(differing)}); name another --out, or delete it"
+        )
+
+
+def _here(planned: Sequence[Planned], stop: Callable[[], bool]) -> Iterator[tuple[Planned, Outcome]]:
+    for run in planned:
+        if stop():
+            raise Interrupted("stopped")
+        try:
+            yield run, settle(run, stop)
+        except Stopped:
+            raise Interrupted("stopped") from None
+
+
+def _processes(planned: Sequence[Planned], jobs: int, stop: Callable[[], bool]) -> Iterator[tuple[Planned, Outcome]]:
+    context = multiprocessing.get_context("spawn")  # a forked torch may hang on its parent's threads
+    asked = context.Event()
+    with ProcessPoolExecutor(max(1, min(jobs, len(planned))), context, _begin, (asked, os.getpid())) as pool:
+        waiting: dict[Future[Outcome | Failure], Planned] = {pool.submit(_work, run): run for run in planned}
+        try:
+            while waiting:
+                done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                if stop():
+                    raise Interrupted("stopped")
+                for future in done:
+                    run, result = waiting.pop(future), future.result()
+                    if isinstance(result, Failure):
+                        raise FedspaError(result.sentence) if result.sentence is not None else Interrupted("stopped")
+                    yield run, result
+        except BrokenProcessPool:
+            if stop():
+                raise Interrupted("stopped") from None
+            raise FedspaError(
+                "a process that trained was ended from outside (no memory left?); the same command goes on, with fewer "
+                "--jobs if need be"
+            ) from None
+        finally:
+            asked.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+_asked: Callable[[], bool] = lambda: False  # noqa: E731
+
+
+def _begin(asked: Any, parent: int) -> None:
+    """A worker leaves Ctrl-C to the process that started it, and ends with it, however that ends."""
+    global _asked
+    _asked = asked.is_set
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)  # at any instant: runs can be killed
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(run: Planned) -> Outcome | Failure:
+    if _asked():
+        return Failure(None)
+    try:
+        return settle(run, _asked)
+    except Stopped:
+        return Failure(None)
+    except FedspaError as error:
+        return Failure(str(error))

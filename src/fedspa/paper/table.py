@@ -1,0 +1,196 @@
+"""`fedspa table`: which runs a table takes, and the table that they give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedspa.paper import cells, rows
+from fedspa.paper.rows import SETTINGS, Row, TableSpec
+from fedspa.paper.sweep import Outcome, Planned
+from fedspa.runs.statement import shown
+
+
+def plan(
+    path: Path, chosen: Sequence[Row], seeds: int, out: Path, overrides: Sequence[str]
+) -> dict[str, list[Planned]]:
+    """Cell → its runs, one a seed. Rows change slowest, so that a table that is cut off has whole rows."""
+    planned: dict[str, list[Planned]] = {}
+    for row in chosen:
+        for setting in SETTINGS:
+            if (trial := row.trial(setting)) is None:
+                continue
+            key = f"{row.key}-{setting}"
+            for seed in range(seeds):
+                name = f"{key}-seed-{seed}"
+                own = [f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
+                run = Planned(name, rows.trial_config(path, trial, [*overrides, *own]))
+                planned.setdefault(key, []).append(run)
+    return planned
+
+
+def assemble(
+    spec: TableSpec,
+    chosen: Sequence[Row],
+    planned: Mapping[str, Sequence[Planned]],
+    outcomes: Mapping[str, Outcome],
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The table so far, as JSON: `about` (command, seeds, …), then a row each with printed and measured figures."""
+    body = []
+    for row in chosen:
+        found: dict[str, Any] = {}
+        for setting in SETTINGS:
+            if (runs := planned.get(f"{row.key}-{setting}")) is not None:
+                ended = [outcomes[run.name] for run in runs if run.name in outcomes]
+                found[setting] = cells.cell(runs[0].config, ended, len(runs))
+        body.append(
+            {
+                "algorithm": row.algorithm,
+                "compression": row.compression,
+                "printed": row.printed.model_dump(),
+                "cost": _cost(row, list(found.values())),
+                **found,
+            }
+        )
+    return {"title": spec.title, **about, **cells.origin(outcomes.values()), "note": spec.note, "rows": body}
+
+
+def _cost(row: Row, found: Sequence[Mapping[str, Any]]) -> float | None:
+    """The paper's formula, p·d·32·T·r bits, in MB: what an agent uploads in the whole run on average."""
+    for run in found:
+        if "dimension" in run:
+            shares = row.compression * run["dimension"] * run["rounds"] * run["per_round"] / run["agents"]
+            return float(shares * 4 / 1e6)
+    return None
+
+
+ACCURACY_COLUMNS = (
+    *("algorithm", "p", "printed %", "printed ε"),
+    *("published noise: best %", "last %", "ε, Theorem 1", "ε, verified"),
+    *("sound: best %", "last %", "ε"),
+)
+COST_COLUMNS = ("algorithm", "p", "printed MB", "formula MB", "measured MB", "bytes an upload", "× fewer than FedAvg")
+
+
+def accuracy_lines(table: Mapping[str, Any]) -> list[list[str]]:
+    """Printed figures, ours at the published noise, ours under a sound guarantee: side by side."""
+    lines = []
+    for row in table["rows"]:
+        printed = row["printed"]
+        lines.append(
+            [
+                rows.LABELS[row["algorithm"]],
+                f"{row['compression']:g}",
+                "diverged" if printed["diverged"] else _number(printed["accuracy"], ".2f"),
+                _number(printed["epsilon"], "g"),
+                *_accuracies(row.get("published")),
+                _epsilon(row.get("published"), "epsilon_published"),
+                _epsilon(row.get("published"), "epsilon"),
+                *_accuracies(row.get("verified")),
+                _epsilon(row.get("verified"), "epsilon"),
+            ]
+        )
+    return lines
+
+
+def cost_lines(table: Mapping[str, Any]) -> list[list[str]]:
+    """What an agent uploads in the whole run: printed, by the paper's formula, and as payloads that were sent."""
+    dense = next((_sent(row) for row in table["rows"] if row["algorithm"] == "fedavg"), None)
+    lines = []
+    for row in table["rows"]:
+        sent = _sent(row)
+        measured = ["–", "–", "–"]
+        if sent is not None:
+            fewer = None if dense is None else dense["uplink_bytes"] / sent["uplink_bytes"]
+            measured = [_mb(sent["uplink_bytes"] / 1e6), f"{sent['payload_bytes']:,.0f}", _number(fewer, ",.1f")]
+        cost = [_number(row["printed"]["cost"], "g"), "–" if row["cost"] is None else _mb(row["cost"])]
+        lines.append([rows.LABELS[row["algorithm"]], f"{row['compression']:g}", *cost, *measured])
+    return lines
+
+
+RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "Theorem 1\nε", "verified\nε")
+
+
+def run_lines(table: Mapping[str, Any]) -> list[list[str]]:
+    """A line a cell: what fits on a screen."""
+    lines = []
+    for row in table["rows"]:
+        printed = "diverged" if row["printed"]["diverged"] else _number(row["printed"]["accuracy"], ".2f")
+        for setting in SETTINGS:
+            if (cell := row.get(setting)) is None:
+                continue
+            noise = "none" if row["algorithm"] == "fedavg" else setting if setting == "published" else "sound"
+            name = [rows.LABELS[row["algorithm"]], f"{row['compression']:g}", noise, printed]
+            accuracies = [text.replace(" ", "") for text in _accuracies(cell)]
+            lines.append([*name, *accuracies, _epsilon(cell, "epsilon_published"), _epsilon(cell, "epsilon")])
+    return lines
+
+
+def notes(table: Mapping[str, Any]) -> list[str]:
+    """What a reader of the figures must know: how many seeds, whose ε counts, why a row has none."""
+    lines = (
+        ["Quick: tiny runs that show every row works. Nothing follows from their accuracies."] if table["quick"] else []
+    )
+    lines.append(
+        f"best: over rounds, on the held-out records, as the paper reports; last: after the last round; "
+        f"{table['seeds']} seed(s), mean ± standard deviation. ε is the largest over agents."
+    )
+    for row in table["rows"]:
+        for setting in SETTINGS:
+            cell = row.get(setting)
+            if cell is not None and cell["reason"]:
+                name = f"{rows.LABELS[row['algorithm']]}, p = {row['compression']:g}, {setting}"
+                lines.append(f"{name}: {cell['status']}: {cell['reason']}")
+    if any("published" in row and row["published"].get("private") is False for row in table["rows"]):
+        lines.append(
+            "Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold there. "
+            "Its verified ε is what it would be were the clip value given."
+        )
+    return lines
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """Both tables, for documents."""
+    parts = [_markdown(ACCURACY_COLUMNS, accuracy_lines(table)), _markdown(COST_COLUMNS, cost_lines(table))]
+    return "\n\n".join(parts)
+
+
+def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join([*head, *("| " + " | ".join(line) + " |" for line in lines)])
+
+
+def _sent(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The bytes of the sound run where there is one: what anyone would deploy."""
+    for setting in ("verified", "published"):
+        if "payload_bytes" in row.get(setting, {}):
+            found: Mapping[str, Any] = row[setting]
+            return found
+    return None
+
+
+def _accuracies(cell: Mapping[str, Any] | None) -> list[str]:
+    if cell is None:
+        return ["–", "–"]
+    if cell["status"] in ("diverged", "refused"):
+        return [cell["status"], "–"]
+    if "accuracy_best" not in cell:
+        return ["…", "…"]
+    return [cells.shown(cell["accuracy_best"]), cells.shown(cell["accuracy_last"])]
+
+
+def _epsilon(cell: Mapping[str, Any] | None, key: str) -> str:
+    value = cell.get(key) if cell is not None else None
+    return "–" if value is None else shown(value)
+
+
+def _mb(value: float) -> str:
+    """Four digits, and never 2.1e-05."""
+    return f"{value:.4g}" if value >= 1e-4 else f"{value:.6f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

@@ -1,0 +1,179 @@
+"""Sweeps keep what ended, go on with what did not, and refuse to mix settings; killed at any instant, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_table
+
+from fedspa.errors import ConfigError
+from fedspa.paper import sweep as sweeps
+from fedspa.paper.sweep import Interrupted, Outcome, Planned, sweep
+from fedspa.runs.config import load
+
+SMALL: dict[str, dict[str, Any]] = {
+    "federation": {"agents": 6, "rounds": 3, "per_round": 3},
+    "algorithm": {"compression": 0.2, "local_steps": 2, "batch": 10, "local_lr": 0.5},
+    "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3},
+    "run": {"engine": "generic", "threads": 1},
+}
+
+
+def planned(folder: Path, name: str = "a", *overrides: str) -> Planned:
+    return Planned(name, load(SMALL, [f"run.out={json.dumps(str(folder / name))}", *overrides]))
+
+
+def never() -> bool:
+    return False
+
+
+def test_runs_that_ended_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [planned(tmp_path, "a"), planned(tmp_path, "b", "run.seed=1")]
+    first = {run.name: outcome for run, outcome in sweep(runs, 1, never)}
+    assert [outcome.status for outcome in first.values()] == ["done", "done"]
+    monkeypatch.setattr(sweeps, "simulate", None)
+    assert {run.name: outcome for run, outcome in sweep(runs, 1, never)} == first
+
+
+def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    (untouched,) = sweep([planned(tmp_path / "whole")], 1, never)
+    run = planned(tmp_path)
+    with pytest.raises(Interrupted):
+        list(sweep([run], 1, iter([False, True]).__next__))  # asked before the run, and after its first round
+    assert sweeps.ended(run.folder) is None
+    ((_, outcome),) = sweep([run], 1, never)
+    assert outcome.summary is not None
+    assert untouched[1].summary is not None
+    assert {**outcome.summary, "seconds": 0} == {**untouched[1].summary, "seconds": 0}
+    assert len((run.folder / "attempts.jsonl").read_text().splitlines()) == 2
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    list(sweep([planned(tmp_path)], 1, never))
+    with pytest.raises(ConfigError, match=r"other settings \(algorithm.local_lr\); name another --out"):
+        list(sweep([planned(tmp_path, "a", "algorithm.local_lr=0.25")], 1, never))
+    with pytest.raises(ConfigError, match=r"run.seed"):
+        list(sweep([planned(tmp_path, "a", "run.seed=3")], 1, never))
+    list(sweep([planned(tmp_path, "a", "run.threads=2", "data.dir=elsewhere")], 1, never))
+
+
+def test_a_run_that_diverges_is_an_outcome_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wild = planned(tmp_path, "wild", "algorithm.local_lr=1e37", "algorithm.server=average", "algorithm.coding=f32")
+    ((_, first),) = sweep([wild], 1, never)
+    assert first.status == "diverged"
+    assert "round 1" in first.reason
+    monkeypatch.setattr(sweeps, "simulate", None)
+    ((_, second),) = sweep([wild], 1, never)
+    assert second == first
+
+
+def test_a_setting_without_a_guarantee_is_an_outcome(tmp_path: Path) -> None:
+    """(1e-9, 1e-12) takes more noise than the calibration goes up to."""
+    run = planned(tmp_path, "a", "privacy.noise_multiplier=none", "privacy.epsilon=1e-9", "privacy.delta=1e-12")
+    ((_, outcome),) = sweep([run], 1, never)
+    assert outcome.status == "refused"
+    assert outcome.reason
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+    names = ["a", "b", "c"]
+    runs = {jobs: [planned(tmp_path / str(jobs), n, f"run.seed={i}") for i, n in enumerate(names)] for jobs in (1, 2)}
+    found = {jobs: {run.name: outcome for run, outcome in sweep(runs[jobs], jobs, never)} for jobs in (1, 2)}
+    for name in names:
+        one, two = found[1][name].summary, found[2][name].summary
+        assert one is not None
+        assert two is not None
+        assert {**one, "seconds": 0} == {**two, "seconds": 0}
+
+
+def test_an_error_in_a_process_comes_back_in_words(tmp_path: Path) -> None:
+    """Errors with arguments of their own do not survive pickling, and would hang the pool."""
+    told = sweeps._work(planned(tmp_path, "a", "data.name=none.npz"))
+    assert isinstance(told, sweeps.Failure)
+    assert "none.npz" in (told.sentence or "")
+
+
+def test_outcomes_of_damaged_attempts(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "attempts.jsonl").write_text('{"commit": "a", "hardware": "x"}\n{"commit": nu')
+    assert sweeps.ended(tmp_path) == Outcome("done", "", {}, ("a",), ("x",))
+
+
+def _processes_of(session: int) -> list[int]:
+    """Living processes of a session, zombies not counted."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def _command(table: Path, out: Path, jobs: int) -> list[str]:
+    words = [
+        "table",
+        str(table),
+        "--rows",
+        "fedspa",
+        "--jobs",
+        str(jobs),
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    return [sys.executable, "-m", "fedspa", *words]
+
+
+def _begin_and_end(table: Path, out: Path, sign: signal.Signals) -> tuple[int, str]:
+    """Start the table with two processes, send `sign` once both train, and wait until all processes are gone."""
+    command = _command(table, out, 2)
+    child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    saved = len(_rounds(out))
+    until = time.monotonic() + 120
+    while len(_rounds(out)) < saved + 4 and child.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    os.kill(child.pid, sign)
+    _, told = child.communicate(timeout=60)
+    until = time.monotonic() + 30
+    while _processes_of(child.pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert _processes_of(child.pid) == []
+    return child.returncode, told
+
+
+def _rounds(out: Path) -> list[str]:
+    return [line for file in out.glob("runs/*/metrics.jsonl") for line in file.read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_interrupted_then_killed_and_called_again_the_table_is_the_same(tmp_path: Path) -> None:
+    table, out = small_table.write(tmp_path, rounds=30), tmp_path / "out"
+    code, told = _begin_and_end(table, out, signal.SIGINT)
+    assert code == 130
+    assert "to go on: fedspa table" in told
+    code, _ = _begin_and_end(table, out, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert 8 <= len(_rounds(out)) < 60  # both times some rounds were done, and neither time all
+    again = subprocess.run(_command(table, out, 1), capture_output=True, text=True, check=True)
+    whole = subprocess.run(_command(table, tmp_path / "whole", 1), capture_output=True, text=True, check=True)
+    first, second = json.loads(whole.stdout), json.loads(again.stdout)
+    for found in (first, second):
+        for cell in (found["rows"][0]["published"], found["rows"][0]["verified"]):
+            del cell["seconds"]
+    assert second == first

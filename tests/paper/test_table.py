@@ -1,0 +1,161 @@
+"""The table that runs give: figures side by side, costs by the paper's formula and as sent, and honest notes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_table
+from typer.testing import CliRunner
+
+from fedspa.cli import app
+from fedspa.errors import ConfigError, DataError
+from fedspa.paper import cells, rows, table
+from fedspa.paper.sweep import Outcome
+from fedspa.runs.config import load
+
+
+def call(*words: str) -> str:
+    result = CliRunner().invoke(app, ["table", *words, "--device", "cpu"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("table")
+    path = small_table.write(folder)
+    found = json.loads(call(str(path), "--seeds", "2", "--out", str(folder / "out"), "--json"))
+    return path, folder / "out", found
+
+
+def test_every_row_and_setting_is_there(small: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, out, found = small
+    assert json.loads((out / "table.json").read_text("utf-8")) == found
+    cells_of = {row["algorithm"]: {"published", "verified"} & row.keys() for row in found["rows"]}
+    assert cells_of == {"fedspa": {"published", "verified"}, "dp-fed": {"verified"}, "fedavg": {"published"}}
+    sparse, dense, plain = found["rows"]
+    assert (sparse["published"]["sound"], sparse["verified"]["sound"]) == (False, True)
+    assert sparse["published"]["epsilon_published"] == pytest.approx(4.0)
+    assert sparse["verified"]["epsilon"] <= 4.0
+    assert plain["published"]["epsilon"] is None
+    assert plain["published"]["sound"] is False
+    for cell in (sparse["published"], sparse["verified"], dense["verified"], plain["published"]):
+        best, last = cell["accuracy_best"], cell["accuracy_last"]
+        assert len(best["values"]) == cell["seeds"] == 2
+        assert all(one >= other for one, other in zip(best["values"], last["values"]))
+    assert found["command"].endswith("small.toml --seeds 2")
+    assert found["hardware"]
+
+
+def test_costs(small: tuple[Path, Path, dict[str, Any]]) -> None:
+    """2 rounds of 3 in 6 agents: an agent uploads once on average. d = 650 values of 4 bytes."""
+    sparse, dense, plain = small[2]["rows"]
+    assert dense["cost"] == pytest.approx(650 * 4 / 1e6)
+    assert sparse["cost"] == pytest.approx(0.2 * dense["cost"])
+    for row, setting in ((sparse, "verified"), (dense, "verified"), (plain, "published")):
+        assert row[setting]["uplink_bytes"] == pytest.approx(row[setting]["payload_bytes"])
+    assert plain["published"]["payload_bytes"] == 2648
+    lines = {line[0]: line for line in table.cost_lines(small[2])}
+    assert lines["FedAvg"][2:] == ["0.3931", "0.0026", "0.002648", "2,648", "1.0"]
+    assert float(lines["Fed-SPA"][-1]) > 10
+
+
+def test_markdown_has_all_three_figures_side_by_side(small: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, out, found = small
+    text = (out / "table.md").read_text("utf-8")
+    assert table.markdown(found) in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| Fed-SPA | 0.2 | 92.65 ")]
+    for setting in ("published", "verified"):
+        assert cells.shown(found["rows"][0][setting]["accuracy_best"]) in line
+    (line,) = [line for line in text.splitlines() if line.startswith("| DP-Fed | 1 | diverged | – | – | – | – | – ")]
+    columns = {len(line.split("|")) for line in text.splitlines() if line.startswith("|")}
+    assert columns == {len(table.ACCURACY_COLUMNS) + 2, len(table.COST_COLUMNS) + 2}
+
+
+def test_on_the_screen(small: tuple[Path, Path, dict[str, Any]]) -> None:
+    path, out, _ = small
+    text = call(str(path), "--seeds", "2", "--out", str(out))
+    assert max(len(line) for line in text.splitlines() if "Files:" not in line) <= 80
+    assert "not private" in text
+    assert "Quick" not in text
+    assert text.count("Fed-SPA") == 3  # two settings, and the uploads
+
+
+def test_one_row_more_seeds(small: tuple[Path, Path, dict[str, Any]]) -> None:
+    """What is there is used: the same two seeds, and a third beside them."""
+    path, out, found = small
+    more = json.loads(call(str(path), "--seeds", "3", "--rows", "fedavg", "--out", str(out), "--json"))
+    (row,) = more["rows"]
+    values = row["published"]["accuracy_last"]["values"]
+    assert values[:2] == found["rows"][2]["published"]["accuracy_last"]["values"]
+    assert len(values) == 3
+
+
+def test_quick_is_quick_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = small_table.write(tmp_path)
+    text = call(str(path), "--quick", "--rows", "fedavg")
+    assert "Nothing follows" in text
+    found = json.loads((tmp_path / "runs" / "table-small-quick" / "table.json").read_text("utf-8"))
+    assert (found["quick"], found["rows"][0]["published"]["rounds"]) == (True, 1)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_without_files_it_says_where_to_put_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDSPA_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    words = ["table", name]
+    with pytest.raises(DataError, match=r"missing .* in 'data.*'.*get them from https://.*--data or FEDSPA_DATA"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    with pytest.raises(DataError, match=r"missing .* in 'elsewhere"):
+        CliRunner().invoke(app, [*words, "--data", "elsewhere", "--quick"], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_quick_needs_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDSPA_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(call("mnist", "--quick", "--json"))
+    assert found["data"] == "fedspa.paper.stand_in:mnist"
+    for row in found["rows"]:
+        for setting in rows.SETTINGS:
+            if (cell := row.get(setting)) is not None:
+                assert cell["status"] in ("done", "refused"), (row["algorithm"], cell["reason"])
+    payloads = {
+        row["compression"]: row["verified"]["payload_bytes"] for row in found["rows"] if "fedspa" in row.values()
+    }
+    assert payloads[0.05] < payloads[0.1] < payloads[0.4] < payloads[1.0]
+
+
+@pytest.mark.parametrize("words", [["--seeds", "0"], ["--jobs", "0"], ["--set", "algorithm.compression=2"]])
+def test_bad_options_are_one_line(tmp_path: Path, words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        CliRunner().invoke(app, ["table", str(small_table.write(tmp_path)), *words], catch_exceptions=False)
+
+
+def test_a_cell_whose_runs_failed() -> None:
+    config = load()
+    wild = Outcome("diverged", "its loss is no longer finite, round 3")
+    assert cells.cell(config, [wild], 2)["status"] == "diverged"
+    assert cells.cell(config, [], 2)["status"] == "running"
+    row = {
+        "algorithm": "cpsgd",
+        "compression": 0.1,
+        "printed": rows.Printed(diverged=True).model_dump(),
+        "cost": None,
+        "verified": cells.cell(config, [Outcome("refused", "outside the theorem")], 1),
+        "published": cells.cell(config, [], 1),
+    }
+    found = {"rows": [row], "quick": False, "seeds": 1}
+    assert table.accuracy_lines(found)[0] == ["cpSGD", "0.1", "diverged", "–", "…", "…", "–", "–", "refused", "–", "–"]
+    assert "cpSGD, p = 0.1, verified: refused: outside the theorem" in table.notes(found)
+
+
+def test_spread() -> None:
+    assert cells.spread([1.0, 2.0, 3.0]) == {"mean": 2.0, "std": 1.0, "values": [1.0, 2.0, 3.0]}
+    assert cells.shown(cells.spread([97.5])) == "97.50"
+    assert cells.shown(cells.spread([90.0, 92.0])) == "91.00 ± 1.41"
