@@ -32,12 +32,14 @@ def machine_overrides(device: str, jobs: int) -> list[str]:
 
 
 def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list[str]:
-    """The keys of [data], after a look whether the records are there; `stand_in` serves where no folder was named."""
-    from fedspa.federation.datasets import load
+    """The keys of [data], after a look whether the files are there; `stand_in` serves where no folder was named."""
+    from fedspa.federation.datasets import files
 
     where = folder if folder is not None else Path("data")
     try:
-        load(name, where)
+        match name:
+            case "mnist" | "cifar10":
+                files(name, where)
     except DataError as error:
         if stand_in is not None and folder is None:
             return [f"data.name={stand_in}"]
