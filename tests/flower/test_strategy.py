@@ -24,6 +24,17 @@ from fedspa.wire.payload import Update, encode
 
 from .local_grid import SIMULATION, LocalGrid
 
+CPSGD = {
+    "federation.per_round": 4,
+    "algorithm.name": "cpsgd",
+    "algorithm.compression": 1.0,
+    "algorithm.local_steps": 1,
+    "privacy.sampling": "fixed",
+    "privacy.clip": "coordinate",
+    "privacy.noise_multiplier": "",
+    "privacy.trials": 9000,
+}
+
 
 def theta(folder: Path) -> torch.Tensor:
     from safetensors.torch import load_file
@@ -42,6 +53,8 @@ def reply(question: Message, **values: Any) -> Message:
         {"algorithm.mask": "shared", "algorithm.server": "adam"},
         {"privacy.clip_rule": "quantile", "algorithm.coding": "f32"},
         {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "federation.participation": "uniform"},
+        CPSGD,
+        CPSGD | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3},
     ],
 )
 def test_same_bits_as_the_simulator(simulation, train, tmp_path, overrides):

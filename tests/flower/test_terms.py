@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedspa.algorithms import Terms
 from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
+from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.privacy.plan import Plan
 
 PLAN = Plan(
@@ -57,6 +58,66 @@ GIVEN = Announcement(
 
 def test_there_and_back():
     assert from_record(to_record(GIVEN)) == GIVEN
+
+
+CPSGD_PLAN = BinomialPlan(
+    dimension=650,
+    clip="coordinate",
+    clip_value=0.3,
+    bits=4,
+    trials=9000,
+    rotation=True,
+    adversary="local",
+    agents=10,
+    batch=20,
+    records=100,
+    participations=3,
+    delta=1e-3,
+)
+CPSGD = replace(
+    GIVEN,
+    algorithm="cpsgd",
+    terms=replace(
+        TERMS,
+        active=650,
+        mask="shared",
+        mask_seed=bytes(range(16)),
+        sampling="fixed",
+        local_steps=1,
+        plan=CPSGD_PLAN,
+    ),
+)
+
+
+def test_there_and_back_with_cpsgds_plan():
+    assert from_record(to_record(CPSGD)) == CPSGD
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bits", 0),
+        ("bits", 17),
+        ("bits", 4.0),
+        ("trials", 0),
+        ("trials", 2**31),
+        ("rotation", 1),
+        ("adversary", "server"),
+        ("agents", 0),
+        ("records", 0),
+        ("batch", 101),
+        ("active", 649),
+        ("mask", "per-agent"),
+        ("sampling", "poisson"),
+        ("local_steps", 2),
+        ("delta", 0.5),
+        ("noise_multiplier", 1.0),
+        ("algorithm", "fedspa"),
+    ],
+)
+def test_bad_terms_of_cpsgd_are_refused(key, value):
+    with pytest.raises(TermsError):
+        from_record(ConfigRecord(dict(to_record(CPSGD)) | {key: value}))
 
 
 def test_there_and_back_with_one_mask_for_all():

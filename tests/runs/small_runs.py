@@ -20,6 +20,11 @@ ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
     "fedspa": {},
     "fedavg": {"algorithm": {"name": "fedavg", "compression": 1.0}},
     "dp-fed": {"algorithm": {"name": "dp-fed", "compression": 1.0}},
+    "cpsgd": {
+        "federation": {"per_round": 6},
+        "algorithm": {"name": "cpsgd", "compression": 1.0, "local_steps": 1, "rotation": True},
+        "privacy": {"noise_multiplier": None, "trials": 9000, "sampling": "fixed", "clip": "coordinate"},
+    },
 }
 
 

@@ -30,7 +30,7 @@ def go_on(config: dict[str, Any], every: int = 1) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
     """At least 20 kills an algorithm, at instants drawn over the whole life of a process."""
-    sections = {**ALGORITHMS[name], "federation": {"rounds": 6}}
+    sections = {**ALGORITHMS[name], "federation": {**ALGORITHMS[name].get("federation", {}), "rounds": 6}}
     fedspa.run(small(tmp_path / "unkilled", **sections))
     wanted = outcome(tmp_path / "unkilled")
     started = time.monotonic()
@@ -60,7 +60,7 @@ def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_killed_before_every_durable_step(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Die before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
-    sections = {**ALGORITHMS[name], "federation": {"rounds": 3}}
+    sections = {**ALGORITHMS[name], "federation": {**ALGORITHMS[name].get("federation", {}), "rounds": 3}}
     fedspa.run(small(tmp_path / "unkilled", **sections))
     wanted = outcome(tmp_path / "unkilled")
     for fatal in range(1, 100):

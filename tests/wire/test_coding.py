@@ -61,10 +61,10 @@ def reference_unpack(body: bytes, scale: int, active: int) -> list[int]:
 @given(st.lists(integers, min_size=1, max_size=60), st.integers(0, SCALES - 1))
 @settings(max_examples=200, deadline=None)
 def test_packed_integers_come_back_by_both_readers(numbers: list[int], scale: int) -> None:
-    body = coding._pack(np.array(numbers, dtype=np.int64), scale)
+    body = coding.pack(np.array(numbers, dtype=np.int64), scale)
     fewest, most = coding.body_limits("int", len(numbers))
     assert fewest <= len(body) <= most
-    assert coding._unpack(body, scale, len(numbers)).tolist() == numbers
+    assert coding.unpack(body, scale, len(numbers)).tolist() == numbers
     assert reference_unpack(body, scale, len(numbers)) == numbers
 
 
@@ -72,14 +72,14 @@ def test_packed_integers_come_back_by_both_readers(numbers: list[int], scale: in
 @settings(max_examples=400, deadline=None)
 def test_what_is_read_has_one_spelling(body: bytes, scale: int, active: int) -> None:
     try:
-        numbers = coding._unpack(body, scale, active)
+        numbers = coding.unpack(body, scale, active)
     except PayloadError:
         return
-    assert coding._pack(numbers, scale) == body
+    assert coding.pack(numbers, scale) == body
 
 
 def test_every_value_escaping_stays_within_the_limit() -> None:
-    body = coding._pack(np.full(1000, 2**31 - 1, dtype=np.int64), SCALES - 1)
+    body = coding.pack(np.full(1000, 2**31 - 1, dtype=np.int64), SCALES - 1)
     assert len(body) <= coding.body_limits("int", 1000)[1]
 
 
@@ -94,15 +94,15 @@ def test_escape_of_a_number_with_an_entry_is_refused() -> None:
     coder.encode_reverse(np.array([2 * radius(20) + 1], dtype=np.int32), entropy_model(20))
     body = coder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
     with pytest.raises(PayloadError, match="escape"):
-        coding._unpack(body, 20, 1)
+        coding.unpack(body, 20, 1)
 
 
 def test_longer_and_shorter_bodies_are_refused() -> None:
     numbers = np.random.default_rng(0).integers(-3, 4, 200)
-    body = coding._pack(numbers, 20)
+    body = coding.pack(numbers, 20)
     for wrong, active in ((body, 199), (body[:-1], 200), (body + b"\1", 200), (body + b"\0", 200)):
         with pytest.raises(PayloadError) as caught:
-            coding._unpack(wrong, 20, active)
+            coding.unpack(wrong, 20, active)
         assert caught.value.code == "body"
 
 
@@ -199,5 +199,5 @@ def test_outliers_cost_little() -> None:
 
 def test_a_stream_with_escapes_is_pinned() -> None:
     """Stands in docs/wire.md: s = 1 (scale 16, A = 8), two integers outside the table."""
-    body = coding._pack(np.array([0, 1, -1, 1000, -2, -70000, 8, 0], dtype=np.int64), 16)
+    body = coding.pack(np.array([0, 1, -1, 1000, -2, -70000, 8, 0], dtype=np.int64), 16)
     assert body.hex() == "00e803fe4df9fff71455a2efccaf5e29"

@@ -1,9 +1,10 @@
-"""What every algorithm is made of: the round's terms, the agents it addresses, and how an agent answers them."""
+"""What every algorithm is made of: the round's terms, the agents it addresses, how an agent answers them, and how an
+answer travels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,10 +13,11 @@ from fedspa.engine.task import Engine
 from fedspa.mechanism import sparsify
 from fedspa.mechanism.release import largest_clip_growth
 from fedspa.mechanism.sparsify import MaskMode
+from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.event import Sampling
-from fedspa.privacy.plan import Plan
 from fedspa.server.optimizers import ServerStep
-from fedspa.wire.payload import Update
+from fedspa.wire.integers import IntegerUpdate
+from fedspa.wire.payload import Coding, Expected, Update, decode, encode
 
 # Without clipping nothing bounds an update; a weight that moves this far in a round belongs to a diverged model.
 UNCLIPPED_BOUND = 1e4
@@ -38,7 +40,7 @@ class Terms:
     batch: int
     local_steps: int
     local_lr: float
-    plan: Plan | None
+    plan: AnyPlan | None
 
     @property
     def scale(self) -> float:
@@ -50,6 +52,8 @@ class Terms:
         """Standard deviation of the noise in each value of Δ: τ independent draws, scaled like the gradient."""
         if self.plan is None:
             return 0.0
+        if isinstance(self.plan, BinomialPlan):  # rounding to levels adds at most a quarter of a squared step
+            return self.local_lr * self.plan.step * math.sqrt(self.plan.trials + 1) / 2
         return self.local_lr * self.scale * self.plan.sigma * math.sqrt(self.local_steps)
 
     @property
@@ -58,10 +62,13 @@ class Terms:
 
         Signal: every sampled example pulls the coordinate to its clip, and ten times as many are sampled as the plan
         expects (an agent may hold more records than the plan names). Noise: 12 standard deviations. A clip that follows
-        a quantile may have grown in the meantime.
+        a quantile may have grown in the meantime. cpSGD's numbers are bounded by what they are made of.
         """
         if self.plan is None:
             return UNCLIPPED_BOUND
+        if isinstance(self.plan, BinomialPlan):
+            largest = self.local_lr * (self.plan.reach + self.plan.step * self.plan.trials / 2)
+            return largest * (math.sqrt(self.plan.coordinates) if self.plan.rotation else 1.0) * (1 + 1e-6)
         examples = 10 * self.local_steps * self.batch + 50
         signal = self.local_lr * self.scale * self.plan.clip_value * examples / self.batch
         return (signal + 12 * self.update_noise) * largest_clip_growth(self.plan)
@@ -79,15 +86,45 @@ class Agent:
     exact: bool = False
 
 
-Respond = Callable[[Tensor, Terms, Sequence[Agent], Engine], Iterator[Update]]
+Answer = Update | IntegerUpdate
+Respond = Callable[[Tensor, Terms, Sequence[Agent], Engine], Iterator[Answer]]
+Encode = Callable[[Answer, Terms, Coding], bytes]
+Decode = Callable[[bytes, Terms, Coding, bytes | None, Container[bytes]], Update]
+
+
+def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
+    """Noisy real values, at a step hidden in their noise where the coding has one."""
+    assert isinstance(answer, Update)
+    return encode(answer, coding, terms.update_noise)
+
+
+def decode_values(payload: bytes, terms: Terms, coding: Coding, seed: bytes | None, seen: Container[bytes]) -> Update:
+    """Inverse of `encode_values`, or a PayloadError. `seed` is the mask seed the agent was dealt, `seen` those used."""
+    expected = Expected(
+        round=terms.round,
+        dimension=terms.dimension,
+        active=terms.active,
+        bound=terms.update_bound,
+        noise_std=terms.update_noise,
+        codings=frozenset({coding}),
+        seed=terms.mask_seed or seed,
+        seen=seen,
+    )
+    return decode(payload, expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """How agents answer a round (`respond`), and how the server moves θ unless the config says otherwise."""
+    """How agents answer a round (`respond`), how answers travel, and how θ moves unless the config says otherwise.
+
+    `by_example` is True where an agent needs each example's gradient, which not every back end gives.
+    """
 
     name: str
     private: bool
     sparse: bool
     server: ServerStep
     respond: Respond
+    encode: Encode = encode_values
+    decode: Decode = decode_values
+    by_example: bool = False

@@ -24,6 +24,7 @@ from fedspa.algorithms.base import Agent, Algorithm, Terms
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import PrivacyError
 from fedspa.mechanism.mask import active_coordinates
+from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.wire.payload import Update
 
 logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says
@@ -49,6 +50,8 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
 
 
 def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes) -> LocalTask:
+    if isinstance(terms.plan, BinomialPlan):
+        raise PrivacyError("the terms hold a plan of cpsgd, whose noise this algorithm does not add")
     if terms.plan is not None and terms.plan.sampling == "fixed" and len(agent.y) < terms.plan.records:
         raise PrivacyError(
             f"an agent holds {len(agent.y)} records; with fixed-size batches the plan's ε holds from "

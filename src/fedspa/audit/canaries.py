@@ -30,6 +30,7 @@ from fedspa.engine.task import Engine
 from fedspa.federation.datasets import Dataset
 from fedspa.mechanism.mask import active_coordinates
 from fedspa.privacy.event import Neighbours
+from fedspa.privacy.plan import Plan
 from fedspa.runs.books import Books
 from fedspa.runs.config import Config, load
 from fedspa.runs.coordinator import Diverged
@@ -111,6 +112,7 @@ def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor, *, 
 
         def overheard(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Update]:
             for agent, update in zip(agents, respond(theta, terms, agents, engine)):
+                assert isinstance(update, Update)
                 sent.append(Sent(agent.number, update))
                 yield update
 
@@ -167,7 +169,7 @@ def _masks(run: Run) -> Check:
 
 def _canaries(target: Target, run: Run, inside: Tensor, alpha: float) -> Check:
     plan = run.job.plan
-    assert plan is not None  # the config is private
+    assert isinstance(plan, Plan)  # the config is that of fedspa
     neighbours: Neighbours = "add-remove" if plan.sampling == "poisson" else "replace-one"
     steps = ROUNDS * STEPS
     claimed = target.claimed_epsilon(plan, steps, DELTA, neighbours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -91,6 +92,7 @@ def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     fields = {name: getattr(agent, name) for name in agent.__slots__}
     return {
         **fields,
+        "epsilon": agent.epsilon if math.isfinite(agent.epsilon) else None,  # JSON has no infinity
         "runs": [asdict(run) for run in agent.runs],
         "spent": spent,
         "last_event": asdict(agent.last_event),
@@ -121,11 +123,7 @@ def _print(summary: LedgerSummary) -> None:
         )
     screen.print(table)
     for event in dict.fromkeys(agent.last_event for agent in summary.agents):
-        screen.print(
-            f"last event: {event.steps} steps, {event.sampling} {event.batch}/{event.records}, "
-            f"noise {event.noise_multiplier:.4g}",
-            highlight=False,
-        )
+        screen.print(f"last event: {event}", highlight=False)
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if summary.agents:
         first = summary.agents[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,8 +125,7 @@ def show(result: RunResult, screen: Console) -> None:
     screen.print(f"Guarantee   {statement(summary)}", highlight=False)
     screen.print(
         f"Uploads     {_bytes(summary['uplink_bytes'])} an agent in the whole run, "
-        f"{_bytes(summary['payload_bytes'])} an upload ({summary['coding']}, "
-        f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates)",
+        f"{_bytes(summary['payload_bytes'])} an upload ({summary['coding']}, {_size(summary)})",
         highlight=False,
     )
     screen.print(
@@ -135,6 +135,12 @@ def show(result: RunResult, screen: Console) -> None:
     for warning in summary["warnings"]:
         screen.print(f"[red]Note[/red]        {warning}", highlight=False)
     screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)
+
+
+def _size(summary: Mapping[str, Any]) -> str:
+    if summary["trials"] is None:
+        return f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates"
+    return f"p = {summary['compression']:.3g}: {2 ** summary['bits']} levels + Binomial({summary['trials']:,}, 1/2)"
 
 
 def _thinned(metrics: list[Any], most: int = 12) -> list[Any]:

@@ -14,6 +14,7 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 
 EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
+NO_EXAMPLES = "cpsgd needs each example's gradient, and it hands out none"
 
 
 def choose(
@@ -24,15 +25,20 @@ def choose(
     threads: int,
     exact: bool,
     tf32: bool = False,
+    *,
+    by_example: bool = False,
 ) -> Engine:
     """The engine for `name`; `auto` never fails for want of a fast one, a forced engine that cannot run is an error.
 
-    `auto` does not take `stacked`: its kernels are younger than the tests that ran on a GPU.
+    `auto` does not take `stacked`: its kernels are younger than the tests that ran on a GPU. `by_example` asks for one
+    that hands out each example's gradient.
     """
     if name not in get_args(EngineName):
         raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
     obstacle = None
-    if name in ("auto", "native"):
+    if by_example and name not in ("generic", "reference"):
+        obstacle = NO_EXAMPLES
+    elif name in ("auto", "native"):
         obstacle = native_obstacle(module, input_shape, device, exact)
     elif name == "stacked":
         obstacle = stacked.device_obstacle(device, exact) or stacked.supports(module, input_shape)
@@ -48,12 +54,18 @@ def choose(
 
 
 def reason(
-    name: EngineName, module: nn.Module, input_shape: tuple[int, ...], device: torch.device | str, exact: bool
+    name: EngineName,
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    device: torch.device | str,
+    exact: bool,
+    *,
+    by_example: bool = False,
 ) -> str:
     """Why `choose` takes what it takes, for the summary."""
     if name != "auto":
         return f"run.engine = {name!r}"
-    obstacle = native_obstacle(module, input_shape, device, exact)
+    obstacle = NO_EXAMPLES if by_example else native_obstacle(module, input_shape, device, exact)
     return "the fastest that can run this model here" if obstacle is None else f"not native: {obstacle}"
 
 

@@ -6,7 +6,7 @@ Back ends that run a whole round as one piece of work have loops of their own, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedspa.mechanism.sampling import draw_batch
 from fedspa.mechanism.streams import Stream, derive_key
 
 
+@runtime_checkable
 class Gradients(Protocol):
     """What a back end supplies to `local_steps`."""
 
@@ -55,7 +56,7 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:
-            rows = counted.watch(_rows(gradients, local, x, y, task))
+            rows = counted.watch(example_rows(gradients, local, x, y, task.coordinates, one_by_one=task.exact))
             step, clip_value = noisy_mean(rows, plan, noise, on_grid=task.exact)
             plan = plan.with_clip_value(clip_value)
         local[everywhere] -= (task.local_lr * task.scale * step).to(local)  # line 9
@@ -63,13 +64,15 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
     return LocalResult(delta, plan.clip_value if plan is not None else 0.0, counted.zeroed)
 
 
-def _rows(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, task: LocalTask) -> Iterator[Tensor]:
+def example_rows(
+    gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None, *, one_by_one: bool
+) -> Iterator[Tensor]:
     """The sampled examples' gradients. For the exact mode one at a time: in a batch, the last bit of an example's
     gradient may depend on how many others there are, and the exact mode promises that nothing does."""
-    size = 1 if task.exact else max(1, len(y))
+    size = 1 if one_by_one else max(1, len(y))
     for x_part, y_part in zip(torch.split(x, size), torch.split(y, size)):
         if len(y_part):
-            yield from gradients.rows(theta, x_part, y_part, task.coordinates)
+            yield from gradients.rows(theta, x_part, y_part, coordinates)
 
 
 def _plain_mean(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, batch: int) -> Tensor:

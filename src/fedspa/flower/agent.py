@@ -25,7 +25,6 @@ from fedspa.flower.terms import Announcement
 from fedspa.mechanism.streams import agent_key, root_key
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Code, PolicyRefusal
-from fedspa.wire.payload import encode
 
 # The policy's own codes, then ours: terms that are none, seeded noise, records that do not fit the terms, a ledger that
 # cannot be used, a round that is over, one that was already answered, and anything else.
@@ -61,11 +60,12 @@ def participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
 
 
 def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
-    terms, number = announcement.terms, announcement.number
+    terms, number, algorithm = announcement.terms, announcement.number, ALGORITHMS[announcement.algorithm]
     _judge(site, announcement)
     x, y = site.records(number)
     exact = announcement.noise == "exact"
-    engine, dimension = site.engine(announcement.model, tuple(x.shape[1:]), announcement.classes, exact)
+    shape, by_example = tuple(x.shape[1:]), algorithm.by_example
+    engine, dimension = site.engine(announcement.model, shape, announcement.classes, exact, by_example=by_example)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan
@@ -100,10 +100,10 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
         before = torch.get_num_threads()
         torch.set_num_threads(1)  # as in the simulator: results must not depend on the number of threads
         try:
-            [update] = ALGORITHMS[announcement.algorithm].respond(theta, terms, [agent], engine)
+            [update] = algorithm.respond(theta, terms, [agent], engine)
         finally:
             torch.set_num_threads(before)
-        payload = encode(update, announcement.coding, terms.update_noise)
+        payload = algorithm.encode(update, terms, announcement.coding)
         if ledger is not None:
             if outbox is not None:
                 outbox.put(run, Sent(terms.round, payload))

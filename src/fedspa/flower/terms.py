@@ -19,13 +19,14 @@ from fedspa.mechanism.mask import DIMENSION_LIMIT
 from fedspa.mechanism.philox import SEED_BYTES
 from fedspa.mechanism.sparsify import MaskMode
 from fedspa.mechanism.streams import NoiseMode
+from fedspa.privacy.binomial_plan import Adversary, AnyPlan, BinomialPlan
 from fedspa.privacy.event import Neighbours, Sampling
 from fedspa.privacy.plan import Clipping, ClipRule, Plan
 from fedspa.wire.payload import ROUND_LIMIT, Coding
 
 VERSION: Final = 1
 _RUN = re.compile(r"[0-9a-f]{32}")
-# Key → type. A record without privacy (FedAvg) has none of the second group.
+# Key → type. A record without privacy (FedAvg) has none of the other groups, cpSGD's has the third for the second.
 _KEYS: Final[dict[str, type]] = {
     "version": int,
     "run": str,
@@ -56,6 +57,19 @@ _PLAN_KEYS: Final[dict[str, type]] = {
     "delta": float,
     "noise": str,
 }
+_BINOMIAL_KEYS: Final[dict[str, type]] = {
+    "records": int,
+    "participations": int,
+    "clip": str,
+    "clip_value": float,
+    "bits": int,
+    "trials": int,
+    "rotation": bool,
+    "adversary": str,
+    "agents": int,
+    "delta": float,
+    "noise": str,
+}
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "algorithm": tuple(ALGORITHMS),
     "mask": get_args(MaskMode),
@@ -65,6 +79,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "clip_rule": get_args(ClipRule),
     "neighbours": get_args(Neighbours),
     "noise": get_args(NoiseMode),
+    "adversary": get_args(Adversary),
 }
 
 
@@ -107,7 +122,8 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         **{key: getattr(terms, key) for key in ("local_steps", "local_lr")},
     }
     if plan is not None:
-        values |= {key: getattr(plan, key) for key in _PLAN_KEYS if key != "noise"}
+        keys = _BINOMIAL_KEYS if isinstance(plan, BinomialPlan) else _PLAN_KEYS
+        values |= {key: getattr(plan, key) for key in keys if key != "noise"}
         values["noise"] = announcement.noise
     return ConfigRecord(values)
 
@@ -118,7 +134,8 @@ def from_record(record: ConfigRecord) -> Announcement:
     if values.get("version") != VERSION:
         raise TermsError(f"terms of version {values.get('version')!r}; this agent reads {VERSION}: install one fedspa")
     private = values.get("private")
-    expected = _KEYS | (_PLAN_KEYS if private is True else {})
+    of_plan = _BINOMIAL_KEYS if values.get("algorithm") == "cpsgd" else _PLAN_KEYS
+    expected = _KEYS | (of_plan if private is True else {})
     if values.keys() != expected.keys():
         strange = sorted(map(str, values.keys() ^ expected.keys()))
         raise TermsError(f"terms with missing or unknown keys: {', '.join(strange)[:200]}")
@@ -165,9 +182,23 @@ def _check(key: str, value: Any, kind: type) -> None:
         raise TermsError(f"{key} is {value[:50]!r}; allowed: {', '.join(_NAMES[key])}")
 
 
-def _plan(values: dict[str, Any]) -> Plan:
+def _plan(values: dict[str, Any]) -> AnyPlan:
     shared = ("dimension", "active", "sampling", "batch", "local_steps")
     try:
+        if values["algorithm"] == "cpsgd":
+            return _binomial_plan(values)
         return Plan(**{key: values[key] for key in (*shared, *_PLAN_KEYS) if key != "noise"})
     except PrivacyError as error:
         raise TermsError(f"terms that make no plan: {error}") from error
+
+
+def _binomial_plan(values: dict[str, Any]) -> BinomialPlan:
+    plan = BinomialPlan(
+        **{key: values[key] for key in ("dimension", "batch", *_BINOMIAL_KEYS) if key != "noise"},
+    )
+    for key in ("active", "sampling", "local_steps"):
+        if values[key] != getattr(plan, key):
+            raise PrivacyError(f"{key} is {values[key]!r}; cpsgd has {getattr(plan, key)!r}")
+    if values["mask"] == "per-agent":
+        raise PrivacyError("cpsgd rotates all agents alike; the mask must be shared")
+    return plan

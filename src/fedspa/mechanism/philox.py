@@ -2,7 +2,7 @@
 
 A counter-based generator: block i of the stream depends on the key and on i only, so any part of a stream can be had
 in any order, on any device, with the same bits. It is not a cipher, and nothing here is secret: the streams are keyed
-by an update's public seed and serve its mask and its dither. Noise never comes from here.
+by an update's public seed and serve its mask, its dither and the signs of its rotation. Noise never comes from here.
 
 The stream of a 16-byte seed in a domain: key = seed[0:8] as two little-endian 32-bit words; the counter of block i is
 (i, domain, seed[8:12], seed[12:16]); a block gives four 32-bit words, used in order.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SEED_BYTES = 16
 MASK_DOMAIN = 0
+ROTATION_DOMAIN = 1
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10

@@ -10,6 +10,9 @@
 An event's noise is in units of the bound C on one example, and replace-one moves a sum by up to 2C: the Gaussian and
 fixed-size pairs are handed σ/(2C) there, whereas the Poisson replace pair holds both examples and takes σ/C.
 Events of different plans, and of both samplings under replace-one, compose.
+
+cpSGD's events have an accountant of their own (`binomial`), under replace-one. Where they stand beside Gaussian ones,
+each kind is priced at δ/2 and the two ε are added: plain composition, which holds for any two mechanisms.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import GaussianEvent, Neighbours, Sampling
+from fedspa.privacy import binomial
+from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours, Sampling
 
 if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
@@ -41,7 +45,7 @@ _RDP_ERROR = 2e-13
 
 
 def epsilon(
-    events: Mapping[GaussianEvent, int], delta: float, *, neighbours: Neighbours, accountant: Accountant = "pld"
+    events: Mapping[Event, int], delta: float, *, neighbours: Neighbours, accountant: Accountant = "pld"
 ) -> float:
     """The ε at `delta` of taking part in each event its number of times: an upper bound, infinite where none is known.
 
@@ -53,9 +57,17 @@ def epsilon(
         raise PrivacyError(f"neighbours is {neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
     if accountant not in get_args(Accountant):
         raise PrivacyError(f"accountant is {accountant!r}; allowed: {', '.join(get_args(Accountant))}")
+    gaussian: dict[GaussianEvent, int] = {}
+    rounded: dict[BinomialEvent, int] = {}
     for event, count in events.items():
         if count < 0:
             raise PrivacyError(f"participations is {count}; it must not be negative")
+        if isinstance(event, BinomialEvent):
+            if neighbours != "replace-one":
+                raise PrivacyError(f"cpsgd has no guarantee under {neighbours}; allowed: replace-one")
+            rounded[event] = count
+            continue
+        gaussian[event] = count
         if accountant not in SOUND.get((event.sampling, neighbours), ()):
             allowed = "; ".join(
                 f"{kind} under {relation} by {' or '.join(by)}" for (kind, relation), by in SOUND.items()
@@ -64,9 +76,12 @@ def epsilon(
                 f"{event.sampling} sampling under {neighbours} has no sound accountant {accountant!r}; "
                 f"allowed: {allowed}"
             )
-    return _epsilon(
-        frozenset((event, count) for event, count in events.items() if count), delta, neighbours, accountant
-    )
+    taken = frozenset((event, count) for event, count in gaussian.items() if count)
+    if not any(rounded.values()):
+        return _epsilon(taken, delta, neighbours, accountant)
+    if not taken:
+        return binomial.composed_epsilon(rounded, delta)
+    return _epsilon(taken, delta / 2, neighbours, accountant) + binomial.composed_epsilon(rounded, delta / 2)
 
 
 class _Step(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
 from fedspa.privacy.accounting import Accountant, gaussian_epsilon
-from fedspa.privacy.event import GaussianEvent, Neighbours, Sampling
+from fedspa.privacy.event import Event, GaussianEvent, Neighbours, Sampling
 
 _DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
@@ -65,11 +65,11 @@ def noise_multiplier(
 
 
 def participations_within(
-    event: GaussianEvent,
+    event: Event,
     budget_epsilon: float,
     delta: float,
     neighbours: Neighbours,
-    spent: Mapping[GaussianEvent, int],
+    spent: Mapping[Event, int],
     *,
     accountant: Accountant = "pld",
 ) -> int:

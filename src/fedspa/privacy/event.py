@@ -1,8 +1,9 @@
 """What one participation does to an agent's records, apart from what it costs.
 
-An event is the unit that ledgers store and accountants compose. Its noise multiplier is the standard deviation of the
-noise on the *sum* of clipped gradients, in units of the bound on one example's clipped gradient (√k·c for `coordinate`
-clipping, C for `l2`): the same number under both neighbouring relations. Accountants turn it into σ/sensitivity.
+An event is the unit that ledgers store and accountants compose. A Gaussian one's noise multiplier is the standard
+deviation of the noise on the *sum* of clipped gradients, in units of the bound on one example's clipped gradient (√k·c
+for `coordinate` clipping, C for `l2`): the same number under both neighbouring relations. Accountants turn it into
+σ/sensitivity. A Binomial one (cpSGD) states what its theorem needs, in whole numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import operator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fedspa.errors import PrivacyError
 
@@ -32,17 +33,13 @@ class GaussianEvent:
 
     def __post_init__(self) -> None:
         try:
-            for name in ("batch", "records", "steps"):
-                object.__setattr__(self, name, operator.index(getattr(self, name)))
+            _make_whole(self, "batch", "records", "steps")
             object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))  # equal events, equal text
         except (TypeError, ValueError, OverflowError) as error:
             raise PrivacyError(f"an event takes whole numbers and a noise multiplier: {error}") from None
         if self.sampling not in get_args(Sampling):
             raise PrivacyError(f"sampling is {self.sampling!r}; allowed: {', '.join(get_args(Sampling))}")
-        if not 1 <= self.batch <= self.records:
-            raise PrivacyError(f"batch is {self.batch}; it must lie between 1 and the records, {self.records}")
-        if self.steps < 1:
-            raise PrivacyError(f"steps is {self.steps}; it must be at least 1")
+        _check_steps(self)
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")
 
@@ -53,28 +50,109 @@ class GaussianEvent:
 
     def to_json(self) -> str:
         """Canonical text: equal events give equal text, so a ledger can count by it."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps({"kind": "gaussian", **fields}, sort_keys=True, separators=(",", ":"))
+        return _to_json("gaussian", self)
 
-    @staticmethod
-    def from_json(text: str) -> GaussianEvent:
-        """Inverse of `to_json`; anything that is not exactly such an event is a PrivacyError."""
-        if not isinstance(text, str):  # a damaged ledger's columns have any type; and not all of them can be cached
-            raise PrivacyError(f"not an event: {repr(text)[:200]} (it must be text)")
-        return _from_json(text)
+    def __str__(self) -> str:
+        drawn = f"{self.sampling} {self.batch}/{self.records}"
+        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class BinomialEvent:
+    """`steps` releases of cpSGD, each of a fresh batch of exactly `batch` of `records` records (docs/cpsgd.md).
+
+    The mean of `batch` clipped gradients of `dimension` coordinates, rounded at random onto 2^`bits` levels that span
+    ±the clip bound (with `rotation`: of the rotated, padded vector, ± what a rotated coordinate hardly ever passes),
+    plus Binomial(`trials`, ½) in each coordinate. `aggregated` is 1 where the adversary sees this agent's numbers;
+    where it sees only their sum over so many agents (secure aggregation), the noise of all of them counts.
+    """
+
+    batch: int
+    records: int
+    steps: int
+    dimension: int
+    bits: int
+    trials: int
+    rotation: bool
+    aggregated: int
+
+    def __post_init__(self) -> None:
+        try:
+            _make_whole(self, "batch", "records", "steps", "dimension", "bits", "trials", "aggregated")
+        except TypeError as error:
+            raise PrivacyError(f"a Binomial event takes whole numbers: {error}") from None
+        _check_steps(self)
+        if type(self.rotation) is not bool:
+            raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
+        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
+            if not 1 <= getattr(self, name) <= most:
+                raise PrivacyError(f"{name} is {getattr(self, name)}; it must lie between 1 and {most}")
+
+    @property
+    def sampling(self) -> Sampling:
+        return "fixed"
+
+    @property
+    def rate(self) -> float:
+        """q = B/m, the chance that a record takes part in a step."""
+        return self.batch / self.records
+
+    @property
+    def coordinates(self) -> int:
+        """How many numbers are released: d, or the power of two that a rotation pads it to."""
+        return 1 << (self.dimension - 1).bit_length() if self.rotation else self.dimension
+
+    def to_json(self) -> str:
+        """Canonical text: equal events give equal text, so a ledger can count by it."""
+        return _to_json("binomial", self)
+
+    def __str__(self) -> str:
+        seen = "" if self.aggregated == 1 else f", ONLY under secure aggregation of {self.aggregated} agents"
+        return (
+            f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}, {2**self.bits} levels, "
+            f"Binomial({self.trials}, 1/2) noise{seen}"
+        )
+
+
+Event = GaussianEvent | BinomialEvent
+_KINDS: dict[str, type[Event]] = {"gaussian": GaussianEvent, "binomial": BinomialEvent}
+
+
+def from_json(text: str) -> Event:
+    """Inverse of `to_json`; anything that is not exactly such an event is a PrivacyError."""
+    if not isinstance(text, str):  # a damaged ledger's columns have any type; and not all of them can be cached
+        raise PrivacyError(f"not an event: {repr(text)[:200]} (it must be text)")
+    return _from_json(text)
 
 
 @lru_cache(maxsize=1024)  # a ledger reads the same few events again and again
-def _from_json(text: str) -> GaussianEvent:
+def _from_json(text: str) -> Event:
     try:
         fields = json.loads(text)
         kind = fields.pop("kind")
-        if kind != "gaussian":
-            raise PrivacyError(f"event kind is {kind!r}; this version knows 'gaussian' only")
-        event = GaussianEvent(**fields)
+        if kind not in _KINDS:
+            raise PrivacyError(f"event kind is {kind!r}; this version knows: {', '.join(_KINDS)}")
+        event = _KINDS[kind](**fields)
         if event.to_json() != text:
             raise PrivacyError(f"event text is not canonical: {text[:200]!r}")
         return event
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         why = " ".join(str(error).split())  # it may quote a field's name, and with it a line's end
         raise PrivacyError(f"not an event: {text[:200]!r} ({why})") from None
+
+
+def _make_whole(event: Any, *names: str) -> None:
+    for name in names:
+        object.__setattr__(event, name, operator.index(getattr(event, name)))
+
+
+def _check_steps(event: Any) -> None:
+    if not 1 <= event.batch <= event.records:
+        raise PrivacyError(f"batch is {event.batch}; it must lie between 1 and the records, {event.records}")
+    if event.steps < 1:
+        raise PrivacyError(f"steps is {event.steps}; it must be at least 1")
+
+
+def _to_json(kind: str, event: Any) -> str:
+    fields = {name: getattr(event, name) for name in event.__slots__}
+    return json.dumps({"kind": kind, **fields}, sort_keys=True, separators=(",", ":"))

@@ -20,7 +20,7 @@ from typing import Final, Self, get_args
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
-from fedspa.privacy.event import GaussianEvent, Neighbours
+from fedspa.privacy.event import Event, Neighbours, from_json
 
 ACCOUNTANT: Final = "pld"
 
@@ -52,7 +52,7 @@ class Reservation:
     agent: str
     run: str
     message: str
-    event: GaussianEvent
+    event: Event
     reserved_at: str
     fresh: bool
     digest: str | None
@@ -94,9 +94,7 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def reserve(
-        self, agent: str, event: GaussianEvent, run: str, message: str, *, cap: Cap | None = None
-    ) -> Reservation:
+    def reserve(self, agent: str, event: Event, run: str, message: str, *, cap: Cap | None = None) -> Reservation:
         """Record that `agent` takes part: durable on return, and counted once per (agent, run, message).
 
         With a `cap`, check and record are one step: of two processes that both want the last of a budget, one gets a
@@ -105,7 +103,7 @@ class Ledger:
         return self.reserve_many({agent: event}, run, message, cap=cap)[0]
 
     def reserve_many(
-        self, events: Mapping[str, GaussianEvent], run: str, message: str, *, cap: Cap | None = None
+        self, events: Mapping[str, Event], run: str, message: str, *, cap: Cap | None = None
     ) -> list[Reservation]:
         """`reserve` for all agents of a round in one durable write: all of them, or (on any error) none."""
         for name, value in (("run", run), ("message", message), *(("agent", agent) for agent in events)):
@@ -118,9 +116,7 @@ class Ledger:
         with self._write():
             return self._reserve(events, run, message, cap)
 
-    def _reserve(
-        self, events: Mapping[str, GaussianEvent], run: str, message: str, cap: Cap | None
-    ) -> list[Reservation]:
+    def _reserve(self, events: Mapping[str, Event], run: str, message: str, cap: Cap | None) -> list[Reservation]:
         """Within a transaction. A simulated round is ten agents: what they share is read and written once for all."""
         reserved: list[Reservation] = []
         rows: list[tuple[int | str, ...]] = []
@@ -214,7 +210,7 @@ class Ledger:
             count: int = self._connection.execute(query, (agent, run)).fetchone()[0]
         return count
 
-    def spent(self, agent: str) -> Mapping[GaussianEvent, int]:
+    def spent(self, agent: str) -> Mapping[Event, int]:
         """What `agent` spent in all its runs: distinct events and how often each (read from the kept totals)."""
         with ledger_schema.explained(self.path):
             return spent(self.path, self._connection, agent)
@@ -223,12 +219,12 @@ class Ledger:
         """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`."""
         return total_epsilon(self.spent(agent), delta, neighbours)
 
-    def would_exceed(self, agent: str, event: GaussianEvent, cap: Cap, *, participations: int = 1) -> bool:
+    def would_exceed(self, agent: str, event: Event, cap: Cap, *, participations: int = 1) -> bool:
         """Whether that many more `event`s would bring `agent` above its cap. Advice: `reserve(cap=...)` decides."""
         after = total_epsilon(self._after(agent, event, participations), cap.delta, cap.neighbours)
         return not after <= cap.epsilon  # a NaN exceeds
 
-    def require(self, agent: str, event: GaussianEvent, cap: Cap, *, participations: int = 1) -> None:
+    def require(self, agent: str, event: Event, cap: Cap, *, participations: int = 1) -> None:
         """Raise a BudgetError, with the budget that remains, where `would_exceed` is true."""
         if not self.would_exceed(agent, event, cap, participations=participations):
             return
@@ -241,7 +237,7 @@ class Ledger:
             "ask for fewer or noisier participations"
         )
 
-    def _after(self, agent: str, event: GaussianEvent, participations: int) -> Mapping[GaussianEvent, int]:
+    def _after(self, agent: str, event: Event, participations: int) -> Mapping[Event, int]:
         if participations < 1:
             raise LedgerError(f"participations is {participations}; it must be at least 1")
         return Counter(self.spent(agent)) + Counter({event: participations})
@@ -267,7 +263,7 @@ class Ledger:
                 raise
 
 
-def total_epsilon(events: Mapping[GaussianEvent, int], delta: float, neighbours: Neighbours) -> float:
+def total_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbours) -> float:
     """Verified ε of all `events` together; 0 for none. The accountant remembers what it was asked before."""
     if neighbours == "add-remove" and any(event.sampling == "fixed" for event in events):
         raise PrivacyError(
@@ -281,19 +277,19 @@ def total_epsilon(events: Mapping[GaussianEvent, int], delta: float, neighbours:
     return accounting.epsilon(events, delta, neighbours=neighbours, accountant=ACCOUNTANT)
 
 
-def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[GaussianEvent]:
+def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Event]:
     """Distinct events of `agent` with their counts."""
-    counts: Counter[GaussianEvent] = Counter()
+    counts: Counter[Event] = Counter()
     query = "SELECT text, count FROM total JOIN event ON event.id = total.event WHERE agent = ?"
     for text, count in connection.execute(query, (agent,)):
         counts[parsed(path, text)] += count
     return counts
 
 
-def parsed(path: Path, text: str) -> GaussianEvent:
+def parsed(path: Path, text: str) -> Event:
     """The event that a ledger stores as `text`."""
     try:
-        return GaussianEvent.from_json(text)
+        return from_json(text)
     except PrivacyError as error:
         raise LedgerError(f"{path} holds what is no event: {error}; restore it from a backup") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
-from fedspa.privacy.event import GaussianEvent, Neighbours
+from fedspa.privacy.event import Event, Neighbours, from_json
 from fedspa.privacy.ledger import ACCOUNTANT, Cap, parsed, spent, total_epsilon
 
 MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
@@ -47,8 +47,8 @@ class AgentSummary:
 
     agent: str
     runs: tuple[RunSummary, ...]
-    spent: Mapping[GaussianEvent, int]
-    last_event: GaussianEvent
+    spent: Mapping[Event, int]
+    last_event: Event
     epsilon: float
     delta: float
     neighbours: Neighbours
@@ -213,7 +213,7 @@ def _problems(connection: sqlite3.Connection) -> Iterator[str]:
         yield f"{table} {row} refers to a missing {other}"
     for number, text in connection.execute("SELECT id, text FROM event"):
         try:
-            GaussianEvent.from_json(text)
+            from_json(text)
         except PrivacyError as error:
             yield f"event {number}: {error}"
     for agent, event, kept, counted in connection.execute(

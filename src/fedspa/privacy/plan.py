@@ -130,6 +130,13 @@ class Plan:
         """False where the clip value was read off the data without paying for it (the paper's median)."""
         return self.clip_rule != "median"
 
+    @property
+    def flaw(self) -> str | None:
+        """Why `is_private` is False, in a sentence for the reader of ε."""
+        if self.is_private:
+            return None
+        return f"not private: clip rule {self.clip_rule!r} reads the clip value off the data without paying for it"
+
     def with_clip_value(self, clip_value: float) -> Plan:
         """The same guarantee at another clip: noise scales along."""
         return replace(self, clip_value=clip_value)

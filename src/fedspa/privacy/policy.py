@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from fedspa.errors import BudgetError, ConfigError, FedspaError
+from fedspa.privacy.binomial_plan import AnyPlan
 from fedspa.privacy.event import Neighbours
 from fedspa.privacy.ledger import Cap, Ledger
-from fedspa.privacy.plan import Clipping, ClipRule, Plan
+from fedspa.privacy.plan import Clipping, ClipRule
 
 Code = Literal[
     "not-private",
@@ -50,7 +51,7 @@ class Policy:
     """An agent's limits. `epsilon` at `delta` under `neighbours` caps all runs together; the rest bounds each plan.
 
     `min_noise_multiplier` is in the units of `GaussianEvent`, `max_rounds` counts the agent's participations in one
-    run, `max_compression` is the largest p = k/d.
+    run, `max_compression` is the largest p = k/d. Both hold for cpSGD's own plan too (`BinomialPlan`).
     """
 
     epsilon: float
@@ -107,10 +108,10 @@ class Policy:
         """What the ledger holds the agent to, over all runs."""
         return Cap(self.epsilon, self.delta, self.neighbours)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: AnyPlan) -> None:
         """Raise a PolicyRefusal where `plan` is laxer than this policy. Looks at no data and no ledger: see `admit`."""
-        if not plan.is_private:
-            raise PolicyRefusal("not-private", f"clip rule {plan.clip_rule!r} reads the data without paying for it")
+        if plan.flaw is not None:
+            raise PolicyRefusal("not-private", plan.flaw)
         if self.neighbours == "replace-one" and plan.neighbours != "replace-one":
             raise PolicyRefusal("relation", f"the plan protects {plan.neighbours}, this policy asks for replace-one")
         if self.neighbours == "add-remove" and plan.sampling == "fixed":
@@ -141,7 +142,7 @@ class Policy:
                 "clip-rule-not-allowed", f"clip rule {plan.clip_rule!r}, allowed: {', '.join(self.clip_rules)}"
             )
 
-    def admit(self, plan: Plan, ledger: Ledger, agent: str, run: str, message: str) -> None:
+    def admit(self, plan: AnyPlan, ledger: Ledger, agent: str, run: str, message: str) -> None:
         """`check`, and that all of the plan's participations still to come in `run` fit under the cap.
 
         Call it before each participation: at the first it refuses a run that would end over budget, later it stops a

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedspa.errors import ConfigError
 from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP
 
-AlgorithmName = Literal["fedspa", "fedavg", "dp-fed"]
+AlgorithmName = Literal["fedspa", "fedavg", "dp-fed", "cpsgd"]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -54,7 +54,11 @@ class Model(Section):
 
 
 class Algorithm(Section):
-    """`server` defaults to the algorithm's own step, `coding` to `int` where there is noise and `f32` where not."""
+    """`server` defaults to the algorithm's own step, `coding` to `int` where there is noise and `f32` where not.
+
+    cpsgd alone has `bits` (b: gradients on 2^b levels) and `rotation` (by random signs and Hadamard's matrix). Its
+    `compression` below 1 fixes the trials of its noise by p = log2(m + 2^b)/32.
+    """
 
     name: AlgorithmName = "fedspa"
     compression: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -70,6 +74,8 @@ class Algorithm(Section):
     ema: Share = 0.0
     lr_decay: Literal["none", "sqrt"] = "none"
     coding: Literal["f32", "f16", "int"] | None = None
+    bits: Annotated[int, Field(ge=1, le=16)] = 4
+    rotation: bool = False
 
 
 class Privacy(Section):
@@ -77,6 +83,8 @@ class Privacy(Section):
 
     `noise_multiplier` is σ in units of √p·G/B (coordinate) or C/B (l2). `clip_rule`: `given` clips at `clip_value`;
     `quantile` starts there and follows a private quantile; `median` reads it off the data and is not private.
+    cpsgd alone has `trials` (m: each value carries Binomial(m, 1/2) noise) and `adversary`: what is promised holds
+    against the server (`local`), or only against one that sees nothing but the sum over all agents.
     """
 
     epsilon: Positive | None = None
@@ -89,6 +97,8 @@ class Privacy(Section):
     clip_value: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = 1.0
     clip_rule: Literal["given", "quantile", "median"] = "given"
     noise: Literal["secure", "exact", "seeded"] = "seeded"
+    trials: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    adversary: Literal["local", "secure-aggregation"] = "local"
 
 
 class Run(Section):
@@ -132,6 +142,11 @@ class Config(Section):
                 f"federation.per_round is {federation.per_round}; it must not exceed federation.agents = "
                 f"{federation.agents}"
             )
+        if algorithm.name == "cpsgd":
+            _check_cpsgd(self)
+            return self
+        if privacy.trials is not None or privacy.adversary != "local":
+            raise ValueError(f"privacy.trials and privacy.adversary belong to cpsgd; {algorithm.name} takes neither")
         if algorithm.name != "fedspa" and algorithm.compression != 1:
             raise ValueError(
                 f"algorithm.compression is {algorithm.compression}; {algorithm.name} uploads every coordinate: only 1.0"
@@ -157,6 +172,45 @@ class Config(Section):
         if privacy.accountant == "theorem-1" and privacy.sampling != "fixed":
             raise ValueError("privacy.accountant is 'theorem-1', which assumes privacy.sampling 'fixed'")
         return self
+
+
+def _check_cpsgd(config: Config) -> None:
+    """cpSGD is one step a round, of every agent, on batches of a fixed size."""
+    federation, algorithm, privacy = config.federation, config.algorithm, config.privacy
+    only: tuple[tuple[str, object, object, str], ...] = (
+        ("federation.per_round", federation.per_round, federation.agents, "all agents take part in every round"),
+        ("algorithm.local_steps", algorithm.local_steps, 1, "one step a round"),
+        ("algorithm.coding", algorithm.coding or "int", "int", "whole numbers travel"),
+        ("privacy.sampling", privacy.sampling, "fixed", "batches of exactly B records"),
+        ("privacy.neighbours", privacy.neighbours or "replace-one", "replace-one", "batches are of a fixed size"),
+        ("privacy.clip_rule", privacy.clip_rule, "given", "the levels lie within the clip value"),
+        ("privacy.noise_multiplier", privacy.noise_multiplier, None, "its noise is Binomial: give privacy.trials"),
+        ("privacy.accountant", privacy.accountant, "pld", "it has an accounting of its own"),
+    )
+    for key, value, allowed, why in only:
+        if value != allowed:
+            shown = "unset" if allowed is None else repr(allowed)
+            raise ValueError(f"{key} is {value!r}; for cpsgd it must be {shown}: {why}")
+    if privacy.clip == "l2" and not algorithm.rotation:
+        raise ValueError(
+            "privacy.clip is 'l2'; cpsgd without algorithm.rotation needs 'coordinate': its levels span one coordinate"
+        )
+    if config.run.engine in ("native", "stacked"):
+        raise ValueError(f"run.engine is {config.run.engine!r}; cpsgd runs on: auto, generic, reference")
+    given = [
+        key
+        for key, there in (
+            ("privacy.epsilon", privacy.epsilon is not None),
+            ("privacy.trials", privacy.trials is not None),
+            ("algorithm.compression (below 1)", algorithm.compression < 1),
+        )
+        if there
+    ]
+    if len(given) != 1:
+        raise ValueError(
+            f"cpsgd takes exactly one of privacy.epsilon, privacy.trials and algorithm.compression (below 1); given: "
+            f"{', '.join(given) or 'none'}"
+        )
 
 
 def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:

@@ -15,15 +15,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedspa.algorithms import Terms
+from fedspa.algorithms import Algorithm, Terms
 from fedspa.errors import FedspaError
 from fedspa.mechanism.release import largest_clip_growth
+from fedspa.mechanism.sparsify import MaskMode
 from fedspa.mechanism.streams import derive_key, mask_seed, root_key
+from fedspa.privacy.plan import Plan
 from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.setup import Job
 from fedspa.server.aggregate import Aggregator
 from fedspa.server.optimizers import ServerState, decayed
-from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, decode
+from fedspa.wire.payload import FLOAT32_MAX, Coding
 
 
 class Diverged(FedspaError):
@@ -41,8 +43,9 @@ class Diverged(FedspaError):
 class Intake:
     """The payloads of one round, each validated and added as it comes; memory does not grow with their number."""
 
-    def __init__(self, terms: Terms, coding: Coding, most: int) -> None:
+    def __init__(self, terms: Terms, algorithm: Algorithm, coding: Coding, most: int) -> None:
         self._terms = terms
+        self._algorithm = algorithm
         self._coding = coding
         self.total = Aggregator(terms.dimension, terms.update_bound, max(1, most))
         self.log_clips = 0.0
@@ -57,18 +60,7 @@ class Intake:
 
         `seed` is the mask seed that this agent was dealt; agents that draw their own are held against `seen`.
         """
-        terms = self._terms
-        expected = Expected(
-            round=terms.round,
-            dimension=terms.dimension,
-            active=terms.active,
-            bound=terms.update_bound,
-            noise_std=terms.update_noise,
-            codings=frozenset({self._coding}),
-            seed=terms.mask_seed or seed,
-            seen=seen,
-        )
-        update = decode(payload, expected)
+        update = self._algorithm.decode(payload, self._terms, self._coding, seed, seen)
         self.total.add(update)
         self.log_clips += math.log(self._plausible(update.clip_value))
         self.uplink_bytes += len(payload)
@@ -76,7 +68,7 @@ class Intake:
     def _plausible(self, clip_value: float) -> float:
         """A private clip, held to where its steps can lead: one agent's word must not move all others'."""
         plan = self._terms.plan
-        if plan is None or plan.clip_rule != "quantile":
+        if not isinstance(plan, Plan) or plan.clip_rule != "quantile":
             return 1.0
         reach = largest_clip_growth(plan)
         return min(max(clip_value, plan.clip_value / reach), plan.clip_value * reach)
@@ -110,12 +102,14 @@ class Coordinator:
     def terms(self) -> Terms:
         """What is announced for the round that `state` is in."""
         job, settings, t = self.job, self.job.config.algorithm, self.state.round
-        common = {"per-agent": None, "shared": t, "fixed": 0}[settings.mask]
+        # cpSGD has no mask; agents that rotate do so alike, so that their numbers add up.
+        mask: MaskMode = "shared" if settings.name == "cpsgd" else settings.mask
+        common = {"per-agent": None, "shared": t, "fixed": 0}[mask]
         return Terms(
             round=t,
             dimension=job.model.dimension,
             active=job.active,
-            mask=settings.mask,
+            mask=mask,
             mask_seed=None if common is None else mask_seed(self.public_key, common, -1),
             sampling=job.config.privacy.sampling,
             batch=settings.batch,
@@ -128,7 +122,7 @@ class Coordinator:
         """A fresh round's intake, for at most that many payloads."""
         if not terms.update_bound * max(1, most) <= FLOAT32_MAX:
             raise Diverged(terms.round, "its updates have no bound within float32")
-        return Intake(terms, self.job.coding, most)
+        return Intake(terms, self.job.algorithm, self.job.coding, most)
 
     def close_round(self, intake: Intake) -> None:
         """Move θ by what came in; a round in which nothing came leaves it where it is."""

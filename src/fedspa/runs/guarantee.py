@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+from fedspa.privacy import binomial
 from fedspa.privacy.accounting import SOUND, Accountant, epsilon
-from fedspa.privacy.event import Neighbours
-from fedspa.privacy.plan import Plan
+from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
+from fedspa.privacy.event import Event, Neighbours
 from fedspa.privacy.published import published_epsilon
 
 
 class Guarantee:
     """Counts participations and prices them. ε belongs to an agent: its own participations in the plan's event."""
 
-    def __init__(self, plan: Plan, accountant: str) -> None:
+    def __init__(self, plan: AnyPlan, accountant: str) -> None:
         self._plan = plan
         self._accountant = accountant
         self._counts: dict[int, int] = {}
@@ -27,17 +29,34 @@ class Guarantee:
             self._counts[agent] = self._counts.get(agent, 0) + times
             self.participations_max = max(self.participations_max, self._counts[agent])
 
-    def epsilon_max(self, neighbours: Neighbours) -> float:
-        """The largest ε over agents under this relation, at the plan's δ; 0 before anyone took part."""
-        spent = {self._plan.event: self.participations_max}
+    def epsilon_max(self, neighbours: Neighbours) -> float | None:
+        """The largest ε over agents under this relation, at the plan's δ; 0 before anyone took part.
+
+        None where there is no guarantee: a plan of cpSGD outside its theorem.
+        """
+        if isinstance(self._plan, BinomialPlan) and not self._plan.has_guarantee:
+            return None
+        spent: dict[Event, int] = {self._plan.event: self.participations_max}
         return epsilon(spent, self._plan.delta, neighbours=neighbours, accountant=self.accountant_for(neighbours))
 
-    def epsilon_published(self) -> float:
-        """What the paper's Theorem 1 says of the same events, its range ignored as the paper does. Not a guarantee."""
+    def epsilon_published(self) -> float | None:
+        """What the paper's Theorem 1 says of the same events, its range ignored as the paper does. Not a guarantee.
+
+        For cpSGD, what its own theorem says with the sensitivities as printed; None outside it.
+        """
         if self.participations_max == 0:
             return 0.0
+        if isinstance(self._plan, BinomialPlan):
+            spent = {self._plan.event: self.participations_max}
+            cost = binomial.composed_epsilon(spent, self._plan.delta, published=True)
+            return cost if math.isfinite(cost) else None
         return published_epsilon(self._plan.event, self.participations_max, self._plan.delta).epsilon
 
     def accountant_for(self, neighbours: Neighbours) -> Accountant:
-        """RDP where it was asked for and is sound; PLD elsewhere."""
+        """RDP where it was asked for and is sound; PLD elsewhere. cpSGD's events are priced by neither."""
         return "rdp" if self._accountant == "rdp" and "rdp" in SOUND[self._plan.sampling, neighbours] else "pld"
+
+    @property
+    def accountant(self) -> str:
+        """The name of what priced the plan's events, for the reader of ε."""
+        return "binomial" if isinstance(self._plan, BinomialPlan) else self.accountant_for(self._plan.neighbours)

@@ -20,6 +20,7 @@ from fedspa.federation import models
 from fedspa.federation.datasets import Dataset, load
 from fedspa.federation.participation import cap_for
 from fedspa.federation.partition import partition
+from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan, calibrated, trials_for_compression
 from fedspa.privacy.calibrate import noise_multiplier
 from fedspa.privacy.event import Neighbours
 from fedspa.privacy.plan import Plan
@@ -43,7 +44,7 @@ class Job:
     optimizer: ServerOptimizer
     active: int
     cap: int
-    plan: Plan | None
+    plan: AnyPlan | None
 
     @property
     def coding(self) -> Coding:
@@ -67,12 +68,14 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
     module = module.to(_device(config.run.device))
     model = FlatModel(module)
     algorithm = ALGORITHMS[config.algorithm.name]
-    active = _active(config.algorithm.compression, model.dimension)
+    # cpSGD compresses by the size of its numbers: every coordinate travels.
+    active = model.dimension if algorithm.by_example else _active(config.algorithm.compression, model.dimension)
     cap = _cap(config)
     records = _smallest_holding(config, holdings)
     settings = config.algorithm
     run, exact = config.run, config.privacy.noise == "exact"
-    engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32)
+    by_example = algorithm.by_example
+    engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32, by_example=by_example)
     if engine.name == "generic":
         _try_gradients(model, input_shape)
     return Job(
@@ -81,7 +84,7 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
         holdings=holdings,
         model=model,
         engine=engine,
-        engine_reason=reason(run.engine, module, input_shape, run.device, exact),
+        engine_reason=reason(run.engine, module, input_shape, run.device, exact, by_example=by_example),
         algorithm=algorithm,
         optimizer=ServerOptimizer(
             step=settings.server or algorithm.server,
@@ -150,8 +153,10 @@ def _smallest_holding(config: Config, holdings: list[NDArray[np.int64]]) -> int:
     return min(sizes)
 
 
-def _plan(config: Config, dimension: int, active: int, cap: int, records: int) -> Plan:
+def _plan(config: Config, dimension: int, active: int, cap: int, records: int) -> AnyPlan:
     privacy = config.privacy
+    if config.algorithm.name == "cpsgd":
+        return _binomial_plan(config, dimension, cap, records)
     relation = privacy.neighbours or ("add-remove" if privacy.sampling == "poisson" else "replace-one")
     return Plan(
         dimension=dimension,
@@ -168,6 +173,29 @@ def _plan(config: Config, dimension: int, active: int, cap: int, records: int) -
         delta=privacy.delta,
         clip_rule=privacy.clip_rule,
     )
+
+
+def _binomial_plan(config: Config, dimension: int, cap: int, records: int) -> BinomialPlan:
+    """cpSGD's: trials as given, as the compression says, or as few as ε allows."""
+    algorithm, privacy = config.algorithm, config.privacy
+    trials = privacy.trials or 1
+    if algorithm.compression < 1:
+        trials = trials_for_compression(algorithm.compression, algorithm.bits)
+    plan = BinomialPlan(
+        dimension=dimension,
+        clip=privacy.clip,
+        clip_value=privacy.clip_value,
+        bits=algorithm.bits,
+        trials=trials,
+        rotation=algorithm.rotation,
+        adversary=privacy.adversary,
+        agents=config.federation.agents,
+        batch=algorithm.batch,
+        records=records,
+        participations=cap,
+        delta=privacy.delta,
+    )
+    return plan if privacy.epsilon is None else calibrated(plan, privacy.epsilon)
 
 
 def _calibrated(config: Config, relation: Neighbours, cap: int, records: int) -> float:

@@ -33,7 +33,6 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import facts, history, saved
 from fedspa.runs.setup import Job, prepare
 from fedspa.runs.summary import summarise
-from fedspa.wire.payload import encode
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Simulation:
         updates = self.job.algorithm.respond(self.server.state.theta, terms, agents, self.job.engine)
         try:
             payloads = {
-                agent.number: encode(update, self.job.coding, terms.update_noise)
+                agent.number: self.job.algorithm.encode(update, terms, self.job.coding)
                 for agent, update in zip(agents, updates)
             }
             books.release(terms.round, payloads)

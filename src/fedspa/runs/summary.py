@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.runs.books import Books
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
+
+_UNBOUNDED = "no guarantee over all runs in the ledger: it holds participations in cpsgd outside its theorem"
 
 
 def summarise(
@@ -17,21 +21,23 @@ def summarise(
 
     `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
     earlier runs of a ledger that outlives it. `uplink_bytes` is what an agent sent in the whole run (mean over all
-    agents), `payload_bytes` one upload.
+    agents), `payload_bytes` one upload. `epsilon` is None, too, where cpSGD is outside its theorem. `adversary` says
+    against whom it holds; `bits` and `trials` are cpSGD's.
     """
     config = job.config
     uploads = sum(metrics.agents for metrics in history)
     sent = sum(metrics.uplink_bytes for metrics in history)
+    unbounded = epsilon_total is not None and math.isinf(epsilon_total)
     return {
         "algorithm": config.algorithm.name,
         "accuracy_best": max(metrics.accuracy for metrics in history),
         "accuracy_last": history[-1].accuracy,
         **_privacy(job, books),
-        "epsilon_total": epsilon_total,
+        "epsilon_total": None if unbounded else epsilon_total,
         "uplink_bytes": sent / config.federation.agents,
         "payload_bytes": sent / max(1, uploads),
         "coding": job.coding,
-        "compression": job.active / job.model.dimension,
+        "compression": job.plan.compression if job.plan is not None else job.active / job.model.dimension,
         "dimension": job.model.dimension,
         "rounds": len(history),
         "agents": config.federation.agents,
@@ -40,14 +46,15 @@ def summarise(
         "tf32": getattr(job.engine, "tf32", False),
         "seconds": round(seconds, 3),
         "seed": config.run.seed,
-        "warnings": warnings(job),
+        "warnings": [*warnings(job), *([_UNBOUNDED] if unbounded else ())],
     }
 
 
 def _privacy(job: Job, books: Books) -> dict[str, Any]:
     keys = ("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant")
     if job.plan is None or books.guarantee is None:
-        return {**dict.fromkeys((*keys, "noise_multiplier", "participations_max", "noise")), "private": False}
+        others = ("noise_multiplier", "participations_max", "noise", "adversary", "bits", "trials")
+        return {**dict.fromkeys((*keys, *others)), "private": False}
     plan, guarantee = job.plan, books.guarantee
     return {
         "epsilon": guarantee.epsilon_max(plan.neighbours),
@@ -56,11 +63,14 @@ def _privacy(job: Job, books: Books) -> dict[str, Any]:
         "delta": plan.delta,
         "neighbours": plan.neighbours,
         "sampling": plan.sampling,
-        "accountant": guarantee.accountant_for(plan.neighbours),
+        "accountant": guarantee.accountant,
         "noise_multiplier": plan.noise_multiplier,
         "participations_max": guarantee.participations_max,
         "private": plan.is_private,
         "noise": job.config.privacy.noise,
+        "adversary": plan.adversary if isinstance(plan, BinomialPlan) else "local",
+        "bits": plan.bits if isinstance(plan, BinomialPlan) else None,
+        "trials": plan.trials if isinstance(plan, BinomialPlan) else None,
     }
 
 
@@ -68,9 +78,7 @@ def warnings(job: Job) -> list[str]:
     """What a reader of ε must know before believing it."""
     if job.plan is None:
         return [f"{job.config.algorithm.name} promises no privacy"]
-    found = []
-    if not job.plan.is_private:
-        found.append("not private: privacy.clip_rule 'median' reads the clip value off the data without paying for it")
+    found = [] if job.plan.flaw is None else [job.plan.flaw]
     if job.config.privacy.accountant == "theorem-1":
         found.append(
             "the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"

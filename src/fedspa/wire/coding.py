@@ -80,21 +80,19 @@ def encode_int(values: Values, step: float, seed: bytes, round_: int) -> tuple[i
         raise PayloadError("bound", "a value is over 2^31 steps from 0; use coding f32, or a larger step")
     integers = scaled.astype(np.int64)
     scale = best_scale(integers)
-    return scale, _pack(integers, scale)
+    return scale, pack(integers, scale)
 
 
 def decode_int(body: bytes, step: float, scale: int, seed: bytes, round_: int, active: int) -> Values:
     """Inverse of `encode_int` up to its rounding."""
-    if scale >= SCALES:
-        raise PayloadError("scale", f"table scale is {scale}; it must lie below {SCALES}")
     values = dither(seed, round_, active)
-    values += _unpack(body, scale, active)
+    values += unpack(body, scale, active)
     values *= step
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 
 
-def _pack(integers: NDArray[np.int64], scale: int) -> bytes:
+def pack(integers: NDArray[np.int64], scale: int) -> bytes:
     """Symbols on top of the coder's stack, the escaped integers as pairs of 16-bit halves below them."""
     limit = radius(scale)
     outside = np.abs(integers) > limit
@@ -109,8 +107,10 @@ def _pack(integers: NDArray[np.int64], scale: int) -> bytes:
     return compressed.rstrip(b"\0")
 
 
-def _unpack(body: bytes, scale: int, active: int) -> NDArray[np.int64]:
-    """Inverse of `_pack`. A body that `_pack` would not have written is refused: one update, one spelling."""
+def unpack(body: bytes, scale: int, active: int) -> NDArray[np.int64]:
+    """Inverse of `pack`. A body that `pack` would not have written is refused: one update, one spelling."""
+    if scale >= SCALES:
+        raise PayloadError("scale", f"table scale is {scale}; it must lie below {SCALES}")
     if body.endswith(b"\0"):
         raise PayloadError("body", "the body ends in a zero byte; the coder never writes one")
     compressed = np.frombuffer(body + bytes(-len(body) % 4), dtype="<u4").astype(np.uint32)

@@ -3,7 +3,7 @@
     offset  bytes  field
          0      4  magic "FSPA"
          4      1  version, 1
-         5      1  coding: 0 f32, 1 f16, 2 int
+         5      1  coding: 0 f32, 1 f16, 2 int, 3 binomial (cpSGD's whole numbers: `integers.py`)
          6      1  scale of the table (int), else 0
          7      1  flags, 0
          8      4  round
@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ from fedspa.wire import coding as codings
 
 Coding = Literal["f32", "f16", "int"]
 CODINGS: tuple[Coding, ...] = get_args(Coding)
+# As the header numbers them. The last is no choice of a config: it belongs to cpSGD.
+HeaderCoding = Literal["f32", "f16", "int", "binomial"]
+HEADER_CODINGS: tuple[HeaderCoding, ...] = get_args(HeaderCoding)
 
 MAGIC = b"FSPA"
 VERSION = 1
@@ -98,7 +101,7 @@ class Expected:
     active: int
     bound: float
     noise_std: float = 0.0
-    codings: frozenset[Coding] = frozenset(CODINGS)
+    codings: frozenset[HeaderCoding] = frozenset(CODINGS)
     seed: bytes | None = None
     seen: Container[bytes] = field(default=frozenset())
 
@@ -117,12 +120,10 @@ def encode(update: Update, coding: Coding, noise_std: float = 0.0, step: float =
         scale, body = codings.encode_int(update.values, parameter, update.mask_seed, update.round)
     else:
         raise PayloadError("coding", f"coding is {coding!r}; allowed: {', '.join(CODINGS)}")
-    fields = FIELDS.pack(
-        *(MAGIC, VERSION, CODINGS.index(coding), scale, 0),
-        *(update.round, update.dimension, update.active, update.mask_seed),
-        *(update.clip_value, parameter),
+    header = Header(
+        coding, scale, update.round, update.dimension, update.active, update.mask_seed, update.clip_value, parameter
     )
-    return b"".join((fields, CHECKSUM.pack(zlib.crc32(body, zlib.crc32(fields))), body))
+    return sealed(header, body)
 
 
 def decode(data: bytes, expect: Expected) -> Update:
@@ -130,49 +131,76 @@ def decode(data: bytes, expect: Expected) -> Update:
 
     Sizes are compared with the expected k before anything is allocated or summed.
     """
-    if len(data) < HEADER_BYTES:
-        raise PayloadError("length", f"{len(data)} bytes; a payload has at least {HEADER_BYTES}")
-    magic, version, kind, scale, flags, round_, dimension, active, seed, clip, parameter = FIELDS.unpack_from(data)
-    if magic != MAGIC:
-        raise PayloadError("magic", "these bytes do not begin like a payload")
-    if version != VERSION:
-        raise PayloadError("version", f"payload version is {version}; this server reads {VERSION}")
-    coding = CODINGS[kind] if kind < len(CODINGS) else None
-    if coding is None or coding not in expect.codings:
-        raise PayloadError("coding", f"coding is {coding or kind}; allowed here: {', '.join(sorted(expect.codings))}")
-    if flags != 0:
-        raise PayloadError("flags", f"flags are {flags}; version {VERSION} has none")
-    for code, got, wanted in (
-        ("round", round_, expect.round),
-        ("dimension", dimension, expect.dimension),
-        ("active", active, expect.active),
-    ):
-        if got != wanted:
-            raise PayloadError(code, f"{code} is {got}; {wanted} was expected")
-    fewest, most = codings.body_limits(coding, active)
-    if not fewest <= len(data) - HEADER_BYTES <= most:
-        raise PayloadError(
-            "length", f"the body has {len(data) - HEADER_BYTES} bytes; {coding} needs between {fewest} and {most}"
-        )
-    _check_seed(seed, expect)
-    body = data[HEADER_BYTES:]
-    if CHECKSUM.unpack_from(data, FIELDS.size)[0] != zlib.crc32(body, zlib.crc32(data[: FIELDS.size])):
-        raise PayloadError("checksum", "the checksum does not fit; the bytes were damaged on the way")
-    if not 0 <= clip < math.inf:
-        raise PayloadError("clip", f"clip value is {clip}; it must be finite and not negative")
-    _check_parameter(coding, scale, parameter, expect.noise_std)
+    header, body = opened(data, expect, codings.body_limits)
+    coding, parameter = header.coding, header.parameter
+    _check_parameter(coding, header.scale, parameter, expect.noise_std)
     if coding == "f32":
         values = codings.decode_f32(body)
     elif coding == "f16":
         values = codings.decode_f16(body, parameter)
     else:
-        values = codings.decode_int(body, parameter, scale, seed, round_, active)
+        values = codings.decode_int(body, parameter, header.scale, header.seed, header.round, header.active)
     largest = float(np.max(np.abs(values)))
     if not math.isfinite(largest):
         raise PayloadError("not-finite", "a value is NaN or infinite")
     if largest > expect.bound:
         raise PayloadError("bound", f"a value is {largest:.3g} from 0; the plausible bound is {expect.bound:.3g}")
-    return Update(round_, dimension, seed, values, clip)
+    return Update(header.round, header.dimension, header.seed, values, header.clip_value)
+
+
+class Header(NamedTuple):
+    """What a payload says before its body."""
+
+    coding: HeaderCoding
+    scale: int
+    round: int
+    dimension: int
+    active: int
+    seed: bytes
+    clip_value: float
+    parameter: float
+
+
+def sealed(header: Header, body: bytes) -> bytes:
+    """Header, checksum and body as bytes."""
+    fields = FIELDS.pack(MAGIC, VERSION, HEADER_CODINGS.index(header.coding), header.scale, 0, *header[2:])
+    return b"".join((fields, CHECKSUM.pack(zlib.crc32(body, zlib.crc32(fields))), body))
+
+
+def opened(data: bytes, expect: Expected, limits: Callable[[str, int], tuple[int, int]]) -> tuple[Header, bytes]:
+    """Header and body of `data`, held against what was expected; the body's length against `limits(coding, k)`."""
+    if len(data) < HEADER_BYTES:
+        raise PayloadError("length", f"{len(data)} bytes; a payload has at least {HEADER_BYTES}")
+    magic, version, kind, scale, flags, *rest = FIELDS.unpack_from(data)
+    if magic != MAGIC:
+        raise PayloadError("magic", "these bytes do not begin like a payload")
+    if version != VERSION:
+        raise PayloadError("version", f"payload version is {version}; this server reads {VERSION}")
+    coding = HEADER_CODINGS[kind] if kind < len(HEADER_CODINGS) else None
+    if coding is None or coding not in expect.codings:
+        raise PayloadError("coding", f"coding is {coding or kind}; allowed here: {', '.join(sorted(expect.codings))}")
+    header = Header(coding, scale, *rest)
+    if flags != 0:
+        raise PayloadError("flags", f"flags are {flags}; version {VERSION} has none")
+    for code, got, wanted in (
+        ("round", header.round, expect.round),
+        ("dimension", header.dimension, expect.dimension),
+        ("active", header.active, expect.active),
+    ):
+        if got != wanted:
+            raise PayloadError(code, f"{code} is {got}; {wanted} was expected")
+    fewest, most = limits(coding, header.active)
+    if not fewest <= len(data) - HEADER_BYTES <= most:
+        raise PayloadError(
+            "length", f"the body has {len(data) - HEADER_BYTES} bytes; {coding} needs between {fewest} and {most}"
+        )
+    _check_seed(header.seed, expect)
+    body = data[HEADER_BYTES:]
+    if CHECKSUM.unpack_from(data, FIELDS.size)[0] != zlib.crc32(body, zlib.crc32(data[: FIELDS.size])):
+        raise PayloadError("checksum", "the checksum does not fit; the bytes were damaged on the way")
+    if not 0 <= header.clip_value < math.inf:
+        raise PayloadError("clip", f"clip value is {header.clip_value}; it must be finite and not negative")
+    return header, body
 
 
 def _check_seed(seed: bytes, expect: Expected) -> None:
@@ -182,7 +210,7 @@ def _check_seed(seed: bytes, expect: Expected) -> None:
         raise PayloadError("replay", "an update with this mask seed was accepted before")
 
 
-def _check_parameter(coding: Coding, scale: int, parameter: float, noise_std: float) -> None:
+def _check_parameter(coding: HeaderCoding, scale: int, parameter: float, noise_std: float) -> None:
     if coding != "int" and scale != 0:
         raise PayloadError("scale", f"table scale is {scale}; coding {coding} has none and writes 0")
     if coding == "f32":

@@ -1,0 +1,131 @@
+"""What cpSGD costs: the Binomial mechanism's theorem, amplified by sampling and composed. docs/cpsgd.md derives it.
+
+    one release   Agarwal, Suresh, Yu, Kumar, McMahan, "cpSGD", NeurIPS 2018, Theorem 1, at p = 1/2
+    rounding      the sensitivities after stochastic quantisation (their Section 4, here for one record of a batch)
+    sampling      Balle, Barthe, Gaboardi 2018, Theorem 9: B of m without replacement, replace-one
+    composition   Dwork, Rothblum, Vadhan 2010, Theorem III.3, and plain addition, whichever is less
+
+A release is (ε, 2δ)-DP for every δ at which the theorem's condition holds, so δ is chosen for the total at hand. Where
+no δ satisfies the condition there is no guarantee, and ε is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from fedspa.privacy.event import BinomialEvent
+
+# The levels of a rotated vector reach this far: all coordinates stay within them but for this chance. It decides ε, so
+# it is part of what a stored event means and may not change.
+ROTATION_TAIL = 2.0**-10
+# How much of δ pays for composition; the rest is shared out among the releases. 0 stands for plain addition.
+_SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 0.8)
+_LARGEST_STEP_DELTA = 0.1
+# Above all rounding of the few operations between an event and its ε.
+_SLACK = 1 + 1e-9
+
+
+class Sensitivity(NamedTuple):
+    """How far the rounded means of two neighbours are apart, in levels, in the L1, L2 and L∞ norms."""
+
+    l1: float
+    l2: float
+    largest: float
+
+
+def spread(event: BinomialEvent) -> float:
+    """λ: the levels span ±λ/√d times the bound on a gradient's L2 norm. 1 without rotation (a coordinate's clip)."""
+    return math.sqrt(2 * math.log(2 * event.coordinates / ROTATION_TAIL)) if event.rotation else 1.0
+
+
+def sensitivity(event: BinomialEvent, delta: float) -> Sensitivity:
+    """Bounds that a coupling of the two roundings satisfies but for chance `delta`.
+
+    Before rounding, coordinate j moves by x_j levels with ‖x‖₂ ≤ r; rounded with the same coins, by ⌊x_j⌋ or ⌈x_j⌉,
+    with mean x_j, independently. Bernstein bounds the sums.
+    """
+    d, top = event.coordinates, 2**event.bits - 1
+    r = math.sqrt(d) * top / (event.batch * spread(event))
+    largest = math.ceil(min(r * _SLACK, top)) if event.rotation else -(-top // event.batch)
+    tail = math.log(2 / delta)
+    mean = math.sqrt(d) * r
+    moved = mean + math.sqrt(2 * mean * tail) + 2 / 3 * tail
+    l1 = min(moved, d * largest)
+    return Sensitivity(l1, min(r + math.sqrt(moved), math.sqrt(l1 * largest)), largest)
+
+
+def published_sensitivity(event: BinomialEvent, delta: float) -> Sensitivity:
+    """The same as cpSGD prints it for a vector of L2 norm D: here D = G/B, half of what one record can move."""
+    d, levels = event.coordinates, 2**event.bits
+    r = math.sqrt(d) * (levels - 1) / (event.batch * spread(event))
+    tail = math.log(2 / delta)
+    deviation = math.sqrt(2 * math.sqrt(d) * r * tail)
+    l1 = math.sqrt(d) * r + deviation + 4 / 3 * tail
+    return Sensitivity(l1, r + math.sqrt(l1 + deviation), levels + 1)
+
+
+def variance(event: BinomialEvent) -> float:
+    """v = N/4 of the noise that the adversary cannot subtract: this agent's trials, or those of all aggregated."""
+    return event.trials * event.aggregated / 4
+
+
+def within_theorem(event: BinomialEvent, delta: float, moved: Sensitivity) -> bool:
+    """The condition of Theorem 1."""
+    return variance(event) >= max(23 * math.log(10 * event.coordinates / delta), 2 * moved.largest)
+
+
+def release_epsilon(event: BinomialEvent, delta: float, *, published: bool = False) -> float:
+    """ε of one release without sampling, which is (ε, 2·`delta`)-DP under replace-one; infinite beyond the theorem."""
+    moved = (published_sensitivity if published else sensitivity)(event, delta)
+    if not within_theorem(event, delta, moved):
+        return math.inf
+    v, once, tenth = variance(event), math.log(1.25 / delta), math.log(10 / delta)
+    gaussian = moved.l2 * math.sqrt(2 * once / v)
+    skew = (moved.l2 * 1.75 * math.sqrt(2 * tenth) + moved.l1 / 3) / (v * (1 - delta / 10))
+    extreme = moved.largest * 2 / 3 * (once + math.log(20 * event.coordinates / delta) * tenth) / v
+    return (gaussian + skew + extreme) * _SLACK
+
+
+def amplified(epsilon: float, rate: float) -> float:
+    """ln(1 + q(e^ε − 1)), without overflow."""
+    return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon)) if epsilon < math.inf else math.inf
+
+
+def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float, *, published: bool = False) -> float:
+    """ε at `delta`, replace-one, of taking part in each event its number of times; infinite where none is known."""
+    counted = frozenset((event, count) for event, count in events.items() if count)
+    return _composed(counted, delta, published) if counted else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _composed(events: frozenset[tuple[BinomialEvent, int]], delta: float, published: bool) -> float:
+    ordered = sorted(events, key=lambda item: item[0].to_json())
+    return min(_composed_with(ordered, delta, share, published) for share in _SHARES)
+
+
+def _composed_with(events: list[tuple[BinomialEvent, int]], delta: float, share: float, published: bool) -> float:
+    """Each release gets the same part of what composition leaves of δ; its own δ is that part over 2q."""
+    releases = sum(count * event.steps for event, count in events)
+    part = (1 - share) * delta / releases
+    each = [
+        (
+            amplified(
+                release_epsilon(event, min(part / (2 * event.rate), _LARGEST_STEP_DELTA), published=published),
+                event.rate,
+            ),
+            count * event.steps,
+        )
+        for event, count in events
+    ]
+    if any(math.isinf(epsilon) for epsilon, _ in each):
+        return math.inf
+    if share == 0:
+        return _SLACK * sum(times * epsilon for epsilon, times in each)
+    if max(epsilon for epsilon, _ in each) > 100:  # e^ε − 1 times anything: addition is far less
+        return math.inf
+    drift = sum(times * epsilon * math.expm1(epsilon) for epsilon, times in each)
+    squares = sum(times * epsilon**2 for epsilon, times in each)
+    return _SLACK * (drift + math.sqrt(2 * math.log(1 / (share * delta)) * squares))
