@@ -17,8 +17,10 @@ MEANING = {
     "an agent).",
     "data.alpha": "Concentration of `dirichlet`: small is skewed, large is nearly iid.",
     "model.name": "`logistic`, `mlp`, `small-cnn`, `mnist-cnn`, `cifar10-cnn`, or `package.module:function`.",
-    "algorithm.name": "`fedspa`, and its rivals: `fedavg` (no privacy), `dp-fed` (every coordinate).",
-    "algorithm.compression": "p = k/d, the share of coordinates that an agent trains and uploads in a round.",
+    "algorithm.name": "`fedspa`, and its rivals: `fedavg` (no privacy), `dp-fed` (every coordinate), `cpsgd` "
+    "(whole numbers with Binomial noise).",
+    "algorithm.compression": "p = k/d, the share of coordinates that an agent trains and uploads in a round. For `cpsgd` "
+    "p = log2(m + 2^b)/32: below 1 it decides the trials m.",
     "algorithm.mask": "Who shares a mask: nobody (`per-agent`, the paper), a round's agents (`shared`), or everyone "
     "for the whole run (`fixed`).",
     "algorithm.local_steps": "τ, noisy gradient steps that an agent takes in a round.",
@@ -33,6 +35,8 @@ MEANING = {
     "place of the last model.",
     "algorithm.lr_decay": "`sqrt` divides the step sizes of agents and server by √round (the paper).",
     "algorithm.coding": "Values on the wire: `f32`, `f16`, or `int`, whose step hides in the noise.",
+    "algorithm.bits": "b, for `cpsgd`: gradients are rounded onto 2^b levels.",
+    "algorithm.rotation": "For `cpsgd`: rotate gradients by random signs and Hadamard's matrix before rounding.",
     "privacy.epsilon": "ε for each record over the whole run; the noise follows. This or `noise_multiplier`.",
     "privacy.noise_multiplier": "σ in units of √p·G/B (`coordinate`) or C/B (`l2`); ε follows.",
     "privacy.delta": "δ, below 1 over the records of an agent.",
@@ -47,6 +51,9 @@ MEANING = {
     "private.",
     "privacy.noise": "`secure` (keyed by the operating system), `exact` (integers, with a proof), `seeded` (from "
     "run.seed: for simulations, which can then be repeated).",
+    "privacy.trials": "m, for `cpsgd`: Binomial(m, 1/2) noise in each value. This, `epsilon` or `compression`.",
+    "privacy.adversary": "For `cpsgd`: ε holds against the server (`local`), or only against one that sees no more "
+    "than the sum over all agents (`secure-aggregation`, which is flagged: it is not run here).",
     "run.seed": "Of everything that is drawn but secure noise and sampling.",
     "run.device": "torch's name of a device: `cpu`, `cuda`.",
     "run.engine": "What runs the local steps; `auto` takes the fastest that can.",
