@@ -18,7 +18,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The site of the documentation, in site/: open site/index.html.
+# The documentation, in site/: `python -m http.server -d site` serves it, with its search.
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -33,7 +33,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcar
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,flower]'
+	$(PIP) install -c constraints.txt -e '.[dev,flower,plots]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

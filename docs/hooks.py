@@ -6,6 +6,7 @@ a page of the site, so that nothing leads nowhere and the site needs no network.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
@@ -30,6 +31,7 @@ OUTSIDE = {
        for path in sorted(ROOT.glob("examples/*/README.md"))},
 }  # fmt: skip
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_PICTURES = {".png", ".svg"}
 _LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".c": "c", ".h": "c", ".sh": "sh"}
 
 
@@ -51,9 +53,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = reference.filled((ROOT / "docs" / page).read_text("utf-8"))
         files.remove(files.src_uris[page])
         files.append(File.generated(config, page, content=_moved(text, f"docs/{page}", page)))
-    for source in sorted(_linked_sources):
-        text, language = (ROOT / source).read_text("utf-8"), _LANGUAGES.get(Path(source).suffix, "text")
-        content = f"---\nsearch:\n  exclude: true\n---\n# `{source}`\n\n````{language}\n{text}\n````\n"
+    for source in sorted(_linked):
+        if Path(source).suffix in _PICTURES:
+            files.append(File.generated(config, source, content=(ROOT / source).read_bytes()))
+            continue
+        text, suffix = (ROOT / source).read_text("utf-8"), Path(source).suffix
+        body = _notebook(text) if suffix == ".ipynb" else _fenced(text, _LANGUAGES.get(suffix, "text"))
+        content = f"---\nsearch:\n  exclude: true\n---\n# `{source}`\n\n{body}"
         files.append(File.generated(config, _page_of(source), content=content))
     return files
 
@@ -62,7 +68,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _lists_apart(markdown)
 
 
-_linked_sources: set[str] = set()
+_linked: set[str] = set()
 
 
 def _moved(text: str, source: str, page: str) -> str:
@@ -92,10 +98,26 @@ def _page_of(path: str) -> str:
             return page
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    if Path(path).suffix in {".png", ".svg", ".ipynb"}:
-        return path
-    _linked_sources.add(path)
-    return f"source/{path}.md"
+    _linked.add(path)
+    return path if Path(path).suffix in _PICTURES else f"source/{path}.md"
+
+
+def _fenced(text: str, language: str) -> str:
+    return f"````{language}\n{text}\n````\n"
+
+
+def _notebook(text: str) -> str:
+    """A notebook with the outputs that it holds."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(re.sub(r"^# ", "## ", source) if cell["cell_type"] == "markdown" else _fenced(source, "python"))
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                parts.append(_fenced("".join(output["text"]), "text"))
+            else:
+                parts.append(f"![figure](data:image/png;base64,{output['data']['image/png']})")
+    return "\n\n".join(parts) + "\n"
 
 
 def _lists_apart(text: str) -> str:

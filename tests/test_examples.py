@@ -1,0 +1,86 @@
+"""Each example runs as its README says, in a copy of its folder; the long ones in a short form."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def played(name: str, words: list[str], tmp_path: Path) -> str:
+    """Standard output of `python words` in a copy of the example."""
+    folder = tmp_path / name
+    shutil.copytree(
+        EXAMPLES / name, folder, ignore=shutil.ignore_patterns("runs", "__pycache__", "*.png", "study.json")
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_tabular(tmp_path: Path) -> None:
+    summary = json.loads(
+        played("tabular", ["-c", "from fedspa.cli import main; main()", "run", "config.toml", "--json"], tmp_path)
+    )
+    assert summary["accuracy_last"] > 0.9
+    assert summary["epsilon"] <= 2
+    assert summary["dimension"] == 62
+
+
+@pytest.mark.slow
+def test_own_module(tmp_path: Path) -> None:
+    out = played("own-module", ["train.py", "--rounds", "2"], tmp_path)
+    assert "1372 parameters on the generic engine" in out
+    assert "at ε = 4.00" in out
+    assert "(1, 10)" in out
+
+
+@pytest.mark.slow
+def test_non_iid_study(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    played("non-iid", ["study.py", "--quick"], tmp_path)
+    rows = json.loads((tmp_path / "non-iid" / "study.json").read_text("utf-8"))
+    by_method = {
+        method: [row["accuracy"] for row in rows if row["method"] == method] for method in {r["method"] for r in rows}
+    }
+    assert len(by_method) == 2
+    assert all(skewed < even for skewed, even in by_method.values())
+    assert (tmp_path / "non-iid" / "study.png").stat().st_size > 1000
+
+
+def test_the_study_of_the_readme_is_the_kept_one() -> None:
+    text = (EXAMPLES / "non-iid" / "README.md").read_text("utf-8")
+    rows = json.loads((EXAMPLES / "non-iid" / "study.json").read_text("utf-8"))
+    ends = {(row["method"].split(",")[0], row["alpha"]): row["accuracy"] for row in rows}
+    for method in ("FedAvg", "Fed-SPA"):
+        even, skewed = ends[method, 100.0], ends[method, 0.03]
+        assert f"{even:.1f} to {skewed:.1f} %" in text
+    lost = [ends[method, 100.0] - ends[method, 0.03] for method in ("Fed-SPA", "FedAvg")]
+    assert f"{lost[0]:.0f} points against {lost[1]:.0f}" in text
+
+
+@pytest.mark.slow
+def test_the_notebook_executes(tmp_path: Path) -> None:
+    """Its cells are plain Python, so one program is what a kernel would run."""
+    pytest.importorskip("matplotlib")
+    notebook = json.loads((EXAMPLES / "tradeoff" / "tradeoff.ipynb").read_text("utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    program = "\n\n".join(["import matplotlib; matplotlib.use('agg')", *cells])
+    out = played("tradeoff", ["-c", program], tmp_path)
+    kept = [
+        "".join(output["text"])
+        for cell in notebook["cells"]
+        for output in cell.get("outputs", [])
+        if output["output_type"] == "stream"
+    ]
+    # The settings of each line are the same everywhere; accuracies depend on the CPU's last bits.
+    assert [line[:10] for line in out.splitlines()] == [line[:10] for text in kept for line in text.splitlines()]
