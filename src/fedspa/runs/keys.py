@@ -19,8 +19,8 @@ MEANING = {
     "model.name": "`logistic`, `mlp`, `small-cnn`, `mnist-cnn`, `cifar10-cnn`, or `package.module:function`.",
     "algorithm.name": "`fedspa`, and its rivals: `fedavg` (no privacy), `dp-fed` (every coordinate), `cpsgd` "
     "(whole numbers with Binomial noise).",
-    "algorithm.compression": "p = k/d, the share of coordinates that an agent trains and uploads in a round. For `cpsgd` "
-    "p = log2(m + 2^b)/32: below 1 it decides the trials m.",
+    "algorithm.compression": "p = k/d, the share of coordinates that an agent trains and uploads in a round. For "
+    "`cpsgd` p = log2(m + 2^b)/32: below 1 it decides the trials m.",
     "algorithm.mask": "Who shares a mask: nobody (`per-agent`, the paper), a round's agents (`shared`), or everyone "
     "for the whole run (`fixed`).",
     "algorithm.local_steps": "τ, noisy gradient steps that an agent takes in a round.",
