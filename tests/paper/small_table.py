@@ -26,11 +26,7 @@ title = "Small"
 data = "digits"
 quick = ["federation.rounds=1"]
 stand_in = "fedspa.paper.stand_in:mnist"
-
-[curve]
-config = "base.toml"
-compressions = [0.2, 1.0]
-epsilons = [1.0, 4.0]
+curve = "base.toml"
 
 [[row]]
 algorithm = "fedspa"

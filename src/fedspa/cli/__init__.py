@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fedspa.cli import audit, doctor, ledger, new, privacy, run, table
+from fedspa.cli import audit, doctor, ledger, new, privacy, run, table, tradeoff
 from fedspa.errors import FedspaError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command("run")(run.run)
 app.command("privacy")(privacy.privacy)
 app.command("audit")(audit.audit)
 app.command("table")(table.table)
+app.command("tradeoff")(tradeoff.tradeoff)
 app.command("new")(new.new)
 app.command("doctor")(doctor.doctor)
 app.add_typer(ledger.app, name="ledger")

@@ -15,6 +15,8 @@ from fedspa.cli import interrupt
 from fedspa.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedspa.paper.sweep import Outcome, Planned
 
 
@@ -73,3 +75,14 @@ def _words(outcome: Outcome) -> str:
     if outcome.summary is None:
         return f"{outcome.status}: {outcome.reason}"
     return f"{outcome.summary['accuracy_last']:.2%} at the end  {outcome.summary['seconds']:.0f} s"
+
+
+def show(screen: Console, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    grid = Table(title=title, box=None, padding=(0, 1))
+    for number, column in enumerate(columns):
+        grid.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for line in lines:
+        grid.add_row(*line)
+    screen.print(grid)

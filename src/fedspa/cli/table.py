@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +13,6 @@ from fedspa.cli import sweeping
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedspa.paper.sweep import Outcome, Planned
 
 
@@ -90,20 +87,9 @@ def table(
     from rich.console import Console
 
     screen = Console()
-    _show(screen, spec.title, tables.RUN_COLUMNS, tables.run_lines(found))
+    sweeping.show(screen, spec.title, tables.RUN_COLUMNS, tables.run_lines(found))
     heads = ["\n".join(column.rsplit(" ", 1)) for column in tables.COST_COLUMNS]
-    _show(screen, "What an agent uploads in the whole run", heads, tables.cost_lines(found))
+    sweeping.show(screen, "What an agent uploads in the whole run", heads, tables.cost_lines(found))
     for line in tables.notes(found):
         screen.print(line, highlight=False)
     screen.print(f"Files: {out} (table.json, table.md, runs/)", highlight=False, soft_wrap=True)
-
-
-def _show(screen: Console, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-
-    grid = Table(title=title, box=None, padding=(0, 1))
-    for number, column in enumerate(columns):
-        grid.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
-    for line in lines:
-        grid.add_row(*line)
-    screen.print(grid)

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 import fedspa
 from fedspa.errors import ConfigError
-from fedspa.runs.config import Config, Positive, Section, load
+from fedspa.runs.config import Config, Section, load
 
 SETTINGS: tuple[Literal["published", "verified"], ...] = ("published", "verified")
 LABELS = {"fedspa": "Fed-SPA", "cpsgd": "cpSGD", "dp-fed": "DP-Fed", "fedavg": "FedAvg"}
@@ -60,23 +60,18 @@ class Row(Section):
         return self.published if setting == "published" else self.verified
 
 
-class Curve(Section):
-    """Figure 1: accuracy against ε, one line a compression ratio."""
-
-    config: str
-    compressions: list[Positive]
-    epsilons: list[Positive]
-
-
 class TableSpec(Section):
-    """A whole table. `quick` makes every row small; `stand_in` is data for that where there are no files."""
+    """A whole table, and `curve`, the config of its half of Figure 1.
+
+    `quick` makes every row small; `stand_in` is data for that where there are no files.
+    """
 
     title: str
     data: str
     note: str = ""
     quick: list[str]
     stand_in: str
-    curve: Curve
+    curve: str
     row: list[Row] = Field(min_length=1)
 
 

@@ -1,0 +1,126 @@
+"""Figure 1 as data and as a picture that can be held to its data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_table
+from typer.testing import CliRunner
+
+from fedspa.cli import app
+from fedspa.errors import ConfigError
+from fedspa.paper import plot, tradeoff
+from fedspa.runs.config import load
+
+
+def call(*words: str) -> str:
+    result = CliRunner().invoke(app, ["tradeoff", *words, "--device", "cpu"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("tradeoff")
+    small_table.write(folder)
+    words = ["--epsilon", "1,4", "--compression", "0.2,1", "--seeds", "2", "--out", str(folder / "out"), "--json"]
+    return folder, json.loads(call(str(folder / "base.toml"), *words))
+
+
+def test_every_point_is_there_and_keeps_its_budget(small: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = small
+    points = {(point["compression"], point["epsilon_target"]): point for point in found["points"]}
+    assert points.keys() == {(0.2, 1.0), (1.0, 1.0), (0.2, 4.0), (1.0, 4.0)}
+    for (p, epsilon), point in points.items():
+        assert 0.98 * epsilon <= point["epsilon"] <= epsilon
+        assert point["compression"] == p
+        assert (point["status"], point["sound"], point["seeds"]) == ("done", True, 2)
+    assert json.loads((folder / "out" / "tradeoff.json").read_text("utf-8")) == found
+    with (folder / "out" / "tradeoff.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["accuracy_last"]) for row in rows] == [p["accuracy_last"]["mean"] for p in found["points"]]
+
+
+def test_the_clip_follows_the_active_part(tmp_path: Path) -> None:
+    """3·√p at every p where the config says 0.67 at 0.05; a coordinate's bound does not change."""
+    config = Path(__file__).parents[2] / "experiments" / "mnist.toml"
+    planned = tradeoff.plan(config, [0.05, 0.2, 1.0], [0.5], 1, tmp_path, [])
+    clips = {p: runs[0].config.privacy.clip_value for (p, _), runs in planned.items()}
+    assert clips[0.05] == 0.67
+    assert all(clip == pytest.approx(3 * math.sqrt(p), rel=2e-3) for p, clip in clips.items())
+    published = tradeoff.plan(config.with_name("mnist-published.toml"), [0.05, 1.0], [0.5], 1, tmp_path, [])
+    assert {runs[0].config.privacy.clip_value for runs in published.values()} == {
+        load(config.with_name("mnist-published.toml")).privacy.clip_value
+    }
+    assert {runs[0].config.privacy.epsilon for runs in published.values()} == {0.5}
+
+
+def test_as_a_table(small: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = small
+    columns, rows = tradeoff.lines(found)
+    assert columns == ["ε", "p = 0.2", "p = 1"]
+    assert [row[0] for row in rows] == ["1", "4"]
+    assert tradeoff.markdown(found).count("\n") == 3
+    words = ["--epsilon", "1,4", "--compression", "0.2,1", "--seeds", "2", "--out", str(folder / "out")]
+    assert rows[1][2] in call(str(folder / "base.toml"), *words)
+
+
+def test_the_picture_names_its_data(small: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    folder, found = small
+    first = (folder / "out" / "tradeoff.svg").read_text("utf-8")
+    assert plot.fingerprint(found) in first
+    for words in ("p = 0.2", "p = 1", "accuracy after the last round, %", "δ = 0.001, add-remove, poisson"):
+        assert words in first
+    assert "NOT SOUND" not in first
+    plot.draw(found, tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text("utf-8") == first
+    assert (folder / "out" / "tradeoff.png").read_bytes()[:4] == b"\x89PNG"
+    points = [{**point, "sound": False} for point in found["points"]]
+    plot.draw({**found, "points": points}, tmp_path / "other.svg")
+    assert "NOT SOUND" in (tmp_path / "other.svg").read_text("utf-8")
+    assert plot.fingerprint({**found, "points": points}) != plot.fingerprint(found)
+
+
+def test_without_matplotlib_the_data_are_there_and_it_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    small_table.write(tmp_path)
+    words = [
+        "tradeoff",
+        str(tmp_path / "base.toml"),
+        "--epsilon",
+        "4",
+        "--compression",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    result = CliRunner().invoke(app, [*words, "--device", "cpu"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "pip install 'fedspa[plots]'" in result.stderr
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"runs", "tradeoff.json", "tradeoff.csv"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--epsilon", "1,x"], "--epsilon is '1,x'"),
+        (["--epsilon", ""], "--epsilon"),
+        (["--compression", "0.1,0.1"], "different"),
+        (["--compression", "2"], "algorithm.compression"),
+        (["--epsilon", "-1"], "privacy.epsilon"),
+        (["--seeds", "0"], "--seeds"),
+        (["--quick"], "--quick"),
+        (["--set", "algorithm.name=dp-fed"], "only fedspa"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path: Path, words: list[str], told: str) -> None:
+    small_table.write(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        CliRunner().invoke(app, ["tradeoff", str(tmp_path / "base.toml"), *words], catch_exceptions=False)
