@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanism.binomial import binomial
+from fedspa.mechanism.binomial_noise import binomial
 from fedspa.mechanism.clipping import clip_rows
 from fedspa.mechanism.exact import Grid, integer_sum
 from fedspa.mechanism.philox import ROTATION_DOMAIN, words

@@ -1,0 +1,155 @@
+"""cpSGD's round: what an agent sends is an unbiased, noisy mean gradient in whole numbers, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedspa.algorithms import ALGORITHMS, Agent, Terms
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.errors import ConfigError, PrivacyError
+from fedspa.mechanism.streams import derive_key
+from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.privacy.plan import Plan
+from fedspa.wire.integers import IntegerUpdate
+from fedspa.wire.payload import Update
+
+CPSGD = ALGORITHMS["cpsgd"]
+RECORDS, INPUTS, CLASSES = 12, 6, 3
+DIMENSION = INPUTS * CLASSES + CLASSES
+PLAN = BinomialPlan(
+    dimension=DIMENSION,
+    clip="coordinate",
+    clip_value=0.2,
+    bits=8,
+    trials=4,
+    rotation=False,
+    adversary="local",
+    agents=3,
+    batch=RECORDS,
+    records=RECORDS,
+    participations=2,
+    delta=1e-3,
+)
+TERMS = Terms(
+    round=1,
+    dimension=DIMENSION,
+    active=DIMENSION,
+    mask="shared",
+    mask_seed=bytes(range(16)),
+    sampling="fixed",
+    batch=RECORDS,
+    local_steps=1,
+    local_lr=0.5,
+    plan=PLAN,
+)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, CLASSES))
+
+
+def agent(number: int = 0, key: int = 0) -> Agent:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(RECORDS, INPUTS, generator=generator)
+    y = torch.randint(0, CLASSES, (RECORDS,), generator=generator)
+    return Agent(number, x, y, bytes(16), derive_key(bytes(32), "agent", number, key))
+
+
+def sent(terms: Terms, who: Agent) -> Tensor:
+    """Through the wire and back, as the server sees it."""
+    module = net()
+    (answer,) = CPSGD.respond(FlatModel(module).flatten(), terms, [who], GenericEngine(module))
+    assert isinstance(answer, IntegerUpdate)
+    update = CPSGD.decode(CPSGD.encode(answer, terms, "int"), terms, "int", None, frozenset())
+    assert isinstance(update, Update)
+    return torch.from_numpy(update.values).to(torch.float64)
+
+
+def clipped_mean(who: Agent) -> Tensor:
+    engine = ReferenceEngine(net())
+    theta = FlatModel(net()).flatten().to(torch.float64)
+    rows = torch.cat(list(engine.rows(theta, who.x, who.y, None)))
+    return rows.clamp(-PLAN.clip_value, PLAN.clip_value).mean(dim=0)
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_the_mean_of_many_answers_is_a_step_down_the_clipped_gradient(rotation: bool) -> None:
+    """200 answers with keys of their own; every coordinate within 5.5σ of −η·g (21 coordinates: 10⁻⁶)."""
+    terms = replace(TERMS, plan=replace(PLAN, rotation=rotation))
+    answers = torch.stack([sent(terms, agent(key=i)) for i in range(200)])
+    off = (answers.mean(0) + TERMS.local_lr * clipped_mean(agent())).abs().max()
+    assert off < 5.5 * terms.update_noise / 14.1
+    assert answers.std(0).mean() > 0.5 * terms.update_noise
+
+
+def test_a_batch_is_of_exactly_b_records() -> None:
+    """A record that is drawn moves a coordinate of its own by ±c: B of 12 are, whichever they are."""
+    plan = replace(PLAN, dimension=DIMENSION, batch=5, bits=12, trials=1, clip_value=1e-3)
+    generator = torch.Generator().manual_seed(1)
+    sizes = set()
+    for key in range(20):
+        who = replace(agent(key=key), x=torch.rand(RECORDS, INPUTS, generator=generator) + 1.0)
+        mean = sent(replace(TERMS, plan=plan, batch=5), who) / -TERMS.local_lr
+        # Every gradient is far beyond the clip, so the biases' means are whole fifths of it.
+        shares = (mean[-CLASSES:] / plan.clip_value * 5).round()
+        sizes.update(int(share) % 2 for share in shares)
+        assert (shares.abs() <= 5).all()
+    assert sizes == {1}  # a sum of five signs is odd
+
+
+def test_answers_of_agents_and_rounds_differ_and_repeat_by_key() -> None:
+    terms = replace(TERMS, plan=replace(PLAN, trials=1000))
+    first = sent(terms, agent())
+    assert torch.equal(first, sent(terms, agent()))
+    assert not torch.equal(first, sent(terms, agent(key=1)))
+
+
+def test_values_stay_within_the_bound_that_the_server_enforces() -> None:
+    for rotation in (False, True):
+        plan = replace(PLAN, rotation=rotation, trials=50)
+        terms = replace(TERMS, plan=plan)
+        for extreme in (0, plan.trials + plan.levels - 1):
+            numbers = np.full(plan.coordinates, extreme)
+            payload = CPSGD.encode(IntegerUpdate(1, DIMENSION, bytes(range(16)), numbers), terms, "int")
+            values = CPSGD.decode(payload, terms, "int", None, frozenset()).values
+            assert np.abs(values).max() <= terms.update_bound
+
+
+def test_too_few_records_and_other_plans_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="records"):
+        sent(replace(TERMS, plan=replace(PLAN, records=13)), agent())
+    gaussian = Plan(DIMENSION, DIMENSION, "l2", 1.0, "fixed", 5, RECORDS, 1, 1, 1.0, "replace-one", 1e-3)
+    with pytest.raises(PrivacyError, match="no plan of cpsgd"):
+        sent(replace(TERMS, plan=gaussian), agent())
+    with pytest.raises(PrivacyError, match="plan of cpsgd"):
+        list(ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), TERMS, [agent()], GenericEngine(net())))
+
+
+def test_an_engine_without_single_gradients_is_refused() -> None:
+    class Whole:
+        name = "whole"
+
+        def train(self, theta: Tensor, tasks: object) -> list[object]:
+            return []
+
+    with pytest.raises(ConfigError, match="generic"):
+        list(CPSGD.respond(FlatModel(net()).flatten(), TERMS, [agent()], Whole()))  # type: ignore[arg-type]
+
+
+def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_told_to_the_agent_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    who = agent()
+    x = who.x.clone()
+    x[3] = float("nan")
+    with caplog.at_level("WARNING", logger="fedspa.agent"):
+        assert sent(TERMS, replace(who, x=x)).isfinite().all()
+    assert "1 of the sampled examples" in caplog.text

@@ -1,0 +1,222 @@
+"""cpSGD's accounting: by hand, by brute force, and by its laws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy import accounting, binomial
+from fedspa.privacy.binomial import (
+    amplified,
+    composed_epsilon,
+    published_sensitivity,
+    release_epsilon,
+    sensitivity,
+    within_theorem,
+)
+from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent
+
+# B = 10 of m = 600, d = 100, 4 levels, 10,000 trials, no rotation, local.
+EVENT = BinomialEvent(
+    batch=10, records=600, steps=1, dimension=100, bits=2, trials=10_000, rotation=False, aggregated=1
+)
+DELTA = 1e-5
+MNIST = BinomialEvent(
+    batch=10, records=600, steps=1, dimension=21840, bits=1, trials=7130, rotation=False, aggregated=1
+)
+
+
+def test_sensitivities_by_hand() -> None:
+    # r = √100·3/10 = 3; ‖x‖₁ ≤ √100·3 = 30; ln(2/δ) = ln 200,000 = 12.2061
+    # Δ₁ = 30 + √(2·30·12.2061) + ⅔·12.2061 = 30 + 27.0622 + 8.1374 = 65.1996 (below d·⌈3/10⌉ = 100)
+    # Δ∞ = ⌈3/10⌉ = 1; Δ₂ = min(3 + √65.1996 = 11.0746, √(65.1996·1) = 8.0746)
+    moved = sensitivity(EVENT, DELTA)
+    assert moved.l1 == pytest.approx(65.1996, abs=1e-4)
+    assert moved.l2 == pytest.approx(8.0746, abs=1e-4)
+    assert moved.largest == 1
+    # As printed: 30 + 27.0622 + 4/3·12.2061 = 73.3370; 3 + √(73.3370 + 27.0622) = 13.0199; k + 1 = 5
+    printed = published_sensitivity(EVENT, DELTA)
+    assert printed.l1 == pytest.approx(73.3370, abs=1e-4)
+    assert printed.l2 == pytest.approx(13.0199, abs=1e-4)
+    assert printed.largest == 5
+
+
+def test_with_rotation_by_hand() -> None:
+    # d = 100 is padded to 128; λ = √(2·ln(2·128·2¹⁰)) = √(2·12.4766) = 4.99533
+    # r = √128·3/(10·4.99533) = 0.679460; ‖x‖₁ ≤ √128·0.679460 = 7.68718
+    # Δ₁ = 7.68718 + √(2·7.68718·12.2061) + 8.13738 = 7.68718 + 13.69883 + 8.13738 = 29.52340; Δ∞ = ⌈0.679⌉ = 1
+    # Δ₂ = min(0.679460 + 5.43354, √29.52340 = 5.43354)
+    moved = sensitivity(replace(EVENT, rotation=True), DELTA)
+    assert moved == pytest.approx((29.52340, 5.43354, 1), abs=1e-4)
+
+
+def test_one_release_by_hand() -> None:
+    # v = 2,500 ≥ max(23·ln(10·100/1e-5) = 423.7, 2)
+    # 8.0746·√(2·ln(125,000)/2500) = 8.0746·√(2·11.73607/2500) = 0.78240
+    # (8.0746·1.75·√(2·ln 10⁶) + 65.1996/3)/(2500·(1 − 10⁻⁶)) = (8.0746·1.75·5.25652 + 21.7332)/2500 = 0.03841
+    # 1·⅔·(11.73607 + ln(2·10⁸)·ln 10⁶)/2500 = ⅔·(11.73607 + 19.11383·13.81551)/2500 = 0.07355
+    assert release_epsilon(EVENT, DELTA) == pytest.approx(0.78240 + 0.03841 + 0.07355, abs=1e-4)
+
+
+def test_the_constants_are_those_of_the_theorem_at_one_half() -> None:
+    p = 0.5  # b_p = ⅔(p² + (1−p)²) + 1 − 2p, c_p = √2(3p³ + 3(1−p)³ + 2p² + 2(1−p)²), d_p = 4/3(p² + (1−p)²)
+    assert 2 / 3 * (p**2 + (1 - p) ** 2) + 1 - 2 * p == pytest.approx(1 / 3)
+    assert 3 * p**3 + 3 * (1 - p) ** 3 + 2 * p**2 + 2 * (1 - p) ** 2 == pytest.approx(1.75)
+    assert 4 / 3 * (p**2 + (1 - p) ** 2) == pytest.approx(2 / 3)
+
+
+def test_composition_by_hand() -> None:
+    # One participation: plain addition at δ/(2q) = 10⁻⁵·60/2 = 3·10⁻⁴, then ln(1 + (e^ε − 1)/60).
+    once = amplified(release_epsilon(EVENT, 3e-4), 1 / 60)
+    assert once == pytest.approx(math.log1p(math.expm1(release_epsilon(EVENT, 3e-4)) / 60), rel=1e-12)
+    assert composed_epsilon({EVENT: 1}, 1e-5) == pytest.approx(once, rel=1e-6)
+    # Many: half of δ for composition is one of the ways that are tried, so that the result is no larger.
+    n, delta = 1000, 1e-3
+    each = amplified(release_epsilon(EVENT, delta / 2 / n * 30), 1 / 60)
+    by_hand = math.sqrt(2 * n * math.log(2 / delta)) * each + n * each * math.expm1(each)
+    assert composed_epsilon({EVENT: n}, delta) <= by_hand * (1 + 1e-8)
+    assert composed_epsilon({EVENT: n}, delta) < n * each
+
+
+def test_the_papers_settings() -> None:
+    """MNIST's CNN, p = 0.4 (two levels, 7,130 trials): 62.9 in local DP, 0.27 only under secure aggregation."""
+    assert composed_epsilon({MNIST: 45}, 1e-3) == pytest.approx(62.9, abs=0.1)
+    assert composed_epsilon({replace(MNIST, aggregated=100): 45}, 1e-3) == pytest.approx(0.270, abs=0.001)
+    assert composed_epsilon({MNIST: 45}, 1e-3, published=True) > 62.9
+
+
+def test_outside_the_theorem_there_is_no_epsilon() -> None:
+    # 23·ln(10·21840/δ_step)·4 trials at the least; 2¹¹ = 2,048 numbers are 11 bits.
+    assert composed_epsilon({replace(MNIST, trials=1700): 45}, 1e-3) == math.inf
+    assert composed_epsilon({replace(MNIST, trials=1900): 45}, 1e-3) < math.inf
+    assert composed_epsilon({MNIST: 1, replace(MNIST, trials=7): 1}, 1e-3) == math.inf
+    moved = sensitivity(MNIST, 1e-4)
+    edge = math.ceil(4 * 23 * math.log(10 * 21840 / 1e-4))
+    assert within_theorem(replace(MNIST, trials=edge), 1e-4, moved)
+    assert not within_theorem(replace(MNIST, trials=edge - 1), 1e-4, moved)
+
+
+def exact_delta(trials: int, shift: int, coordinates: int, epsilon: float) -> float:
+    """δ(ε) of Binomial(trials, ½) against itself shifted in so many coordinates: the law of the privacy loss, rounded
+    down onto a fine grid and without its far tails, convolved. A lower bound on the truth."""
+    values = np.arange(shift, trials + 1)
+    values = values[stats.binom.pmf(values, trials, 0.5) > 1e-20]
+    mass = stats.binom.pmf(values, trials, 0.5)
+    loss = stats.binom.logpmf(values, trials, 0.5) - stats.binom.logpmf(values - shift, trials, 0.5)
+    unit = 1e-4
+    slots = np.floor(loss / unit).astype(int)
+    low, size = int(slots.min()), int(np.ptp(slots)) + 1
+    law = np.bincount(slots - low, mass, size)
+    length = 1 << ((size - 1) * coordinates + 1).bit_length()
+    total = np.fft.irfft(np.fft.rfft(law, length) ** coordinates, length).clip(0)
+    losses = (np.arange(length) + coordinates * low) * unit
+    return float((total * -np.expm1(np.minimum(0, epsilon - losses))).sum())
+
+
+@pytest.mark.parametrize(
+    ("trials", "shift", "coordinates", "delta"),
+    [(4000, 1, 1, 1e-3), (4000, 3, 4, 1e-3), (3000, 1, 16, 1e-4), (8000, 8, 2, 1e-5)],
+)
+def test_the_theorem_holds_on_worst_pairs(trials: int, shift: int, coordinates: int, delta: float) -> None:
+    """The printed formula, from the sensitivities of a fixed shift, bounds the exact ε, which is not far below it."""
+    l1, l2, largest = coordinates * shift, math.sqrt(coordinates) * shift, shift
+    v, once, tenth = trials / 4, math.log(1.25 / delta), math.log(10 / delta)
+    assert v >= max(23 * math.log(10 * coordinates / delta), 2 * largest)
+    epsilon = (
+        l2 * math.sqrt(2 * once / v)
+        + (l2 * 1.75 * math.sqrt(2 * tenth) + l1 / 3) / (v * (1 - delta / 10))
+        + largest * 2 / 3 * (once + math.log(20 * coordinates / delta) * tenth) / v
+    )
+    assert exact_delta(trials, shift, coordinates, epsilon) <= delta
+    assert exact_delta(trials, shift, coordinates, epsilon / 6) > delta  # the test can fail
+
+
+EVENTS = st.builds(
+    BinomialEvent,
+    batch=st.integers(1, 50),
+    records=st.integers(50, 5000),
+    steps=st.just(1),
+    dimension=st.integers(1, 10**6),
+    bits=st.integers(1, 10),
+    trials=st.integers(1, 10**7),
+    rotation=st.booleans(),
+    aggregated=st.sampled_from([1, 10, 1000]),
+)
+
+
+@given(EVENTS, st.sampled_from([1e-6, 1e-3]), st.integers(1, 200))
+@settings(max_examples=200, deadline=None)
+def test_more_noise_costs_less_and_more_of_anything_else_costs_more(
+    event: BinomialEvent, delta: float, times: int
+) -> None:
+    cost = composed_epsilon({event: times}, delta)
+    assert cost > 0
+    assert composed_epsilon({replace(event, trials=2 * event.trials): times}, delta) <= cost
+    assert composed_epsilon({replace(event, aggregated=event.aggregated + 1): times}, delta) <= cost
+    assert composed_epsilon({event: times}, 2 * delta) <= cost
+    assert composed_epsilon({event: times + 1}, delta) >= cost
+    if not event.rotation:
+        assert composed_epsilon({replace(event, dimension=event.dimension + 1): times}, delta) >= cost
+        assert composed_epsilon({replace(event, bits=event.bits + 1): times}, delta) >= cost
+    if event.records > event.batch:
+        assert composed_epsilon({replace(event, records=event.records - 1): times}, delta) >= cost
+
+
+@given(EVENTS, st.sampled_from([1e-6, 1e-3]))
+def test_our_sensitivities_are_within_the_printed_ones(event: BinomialEvent, delta: float) -> None:
+    ours, printed = sensitivity(event, delta), published_sensitivity(event, delta)
+    assert ours.l1 <= printed.l1
+    assert ours.l2 <= printed.l2
+    assert ours.largest <= printed.largest
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+@pytest.mark.parametrize(("bits", "batch"), [(1, 1), (1, 10), (4, 10), (6, 3)])
+def test_rounded_neighbours_stay_within_the_sensitivities(rotation: bool, bits: int, batch: int) -> None:
+    """Worst and random neighbours with the same coins. At δ = 10⁻⁶ a bound is passed in 500 trials with chance 10⁻³;
+    Δ∞ is never passed."""
+    event = replace(EVENT, batch=batch, bits=bits, rotation=rotation, dimension=64)
+    moved, top = sensitivity(event, 1e-6), 2**bits - 1
+    generator = np.random.default_rng(7)
+    reach = top / (batch * binomial.spread(event)) * math.sqrt(64)  # ‖x‖₂ ≤ r
+    furthest = np.zeros(3)
+    for trial in range(500):
+        direction = np.ones(64) if trial % 2 == 0 else generator.normal(size=64)
+        direction = np.clip(direction, -1, 1) / 8 if not rotation else direction / np.linalg.norm(direction)
+        x = reach * direction
+        start = np.clip(generator.uniform(0, top, 64), np.maximum(0, -x), np.minimum(top, top - x))
+        coins = generator.uniform(size=64)
+        distance = np.floor(start + x + coins) - np.floor(start + coins)
+        norms = [np.abs(distance).sum(), np.linalg.norm(distance), np.abs(distance).max()]
+        furthest = np.maximum(furthest, norms)
+    assert (furthest <= np.array(moved) * (1 + 1e-12)).all()
+    assert furthest[1] >= moved.l2 / 4  # and they are not far from it
+
+
+def test_gaussian_and_binomial_add_up() -> None:
+    gaussian = GaussianEvent("fixed", 10, 600, 1, 2.0)
+    together: dict[Event, int] = {gaussian: 5, EVENT: 45}
+    first = accounting.epsilon({gaussian: 5}, 5e-4, neighbours="replace-one")
+    second = composed_epsilon({EVENT: 45}, 5e-4)
+    assert accounting.epsilon(together, 1e-3, neighbours="replace-one") == first + second
+    assert accounting.epsilon({EVENT: 45}, 1e-3, neighbours="replace-one") == composed_epsilon({EVENT: 45}, 1e-3)
+    assert accounting.epsilon({gaussian: 5, EVENT: 0}, 1e-3, neighbours="replace-one") < first
+    assert accounting.epsilon({EVENT: 0}, 1e-3, neighbours="replace-one") == 0.0
+
+
+def test_there_is_no_add_remove() -> None:
+    with pytest.raises(PrivacyError, match="replace-one"):
+        accounting.epsilon({EVENT: 1}, 1e-3, neighbours="add-remove")
+
+
+def test_amplification_does_not_overflow() -> None:
+    assert amplified(5000.0, 0.01) == pytest.approx(5000 + math.log(0.01))
+    assert amplified(0.5, 1.0) == pytest.approx(0.5)
+    assert amplified(math.inf, 0.01) == math.inf

@@ -1,0 +1,132 @@
+"""Whole runs of cpSGD: what they promise, and that a promise which is none is said in every output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import ALGORITHMS, small
+
+import fedspa
+from fedspa.errors import ConfigError, PrivacyError
+from fedspa.privacy.binomial import composed_epsilon
+from fedspa.privacy.event import BinomialEvent
+from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.policy import PolicyRefusal
+from fedspa.runs.config import load
+from fedspa.runs.setup import prepare
+from fedspa.runs.statement import statement
+
+
+def cpsgd(out: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    base = ALGORITHMS["cpsgd"]
+    return small(out, **{name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}})
+
+
+def test_a_run_states_what_its_ledger_holds(tmp_path: Path) -> None:
+    result = fedspa.run(cpsgd(tmp_path / "run"))
+    summary = result.summary
+    with Ledger.open(tmp_path / "run/ledger.sqlite", create=False) as ledger:
+        spent = ledger.spent("agent-0")
+        (event,) = spent
+        assert isinstance(event, BinomialEvent)
+        assert spent[event] == 4
+        assert ledger.epsilon("agent-0", 1e-3, "replace-one") == summary["epsilon"]
+        with pytest.raises(PrivacyError, match="replace-one"):
+            ledger.epsilon("agent-0", 1e-3, "add-remove")
+    assert summary["epsilon"] == composed_epsilon({event: 4}, 1e-3)
+    assert summary["epsilon_published"] > summary["epsilon"]
+    assert (summary["accountant"], summary["adversary"], summary["private"]) == ("binomial", "local", True)
+    assert (summary["bits"], summary["trials"], summary["neighbours"]) == (4, 9000, "replace-one")
+    assert "against the server and all others" in statement(summary)
+    assert "accountant binomial" in statement(summary)
+    assert result.metrics[-1].private
+
+
+def test_outside_the_theorem_it_runs_and_promises_nothing(tmp_path: Path) -> None:
+    sections: dict[str, dict[str, Any]] = {"algorithm": {"compression": 0.1, "bits": 1}, "privacy": {"trials": None}}
+    result = fedspa.run(cpsgd(tmp_path / "run", **sections))
+    summary = result.summary
+    assert summary["trials"] == 7
+    assert summary["compression"] == pytest.approx(0.1, abs=2e-3)
+    assert summary["epsilon"] is None
+    assert summary["epsilon_published"] is None
+    assert not summary["private"]
+    assert summary["warnings"][0].startswith("no guarantee")
+    assert statement(summary).startswith("NONE")
+    assert "ε" not in statement(summary)
+    for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines():
+        assert json.loads(line)["epsilon"] is None
+        assert json.loads(line)["private"] is False
+
+
+def test_secure_aggregation_is_labelled_everywhere(tmp_path: Path) -> None:
+    alone = fedspa.run(cpsgd(tmp_path / "alone")).summary
+    result = fedspa.run(cpsgd(tmp_path / "summed", privacy={"adversary": "secure-aggregation"}))
+    summary = result.summary
+    assert summary["epsilon"] < alone["epsilon"]
+    assert summary["adversary"] == "secure-aggregation"
+    assert not summary["private"]
+    assert not any(metrics.private for metrics in result.metrics)
+    assert "secure aggregation" in summary["warnings"][0]
+    assert statement(summary).startswith("NOT PRIVATE against the server")
+    # The same noise: only what is claimed differs.
+    assert summary["accuracy_last"] == alone["accuracy_last"]
+
+
+def test_epsilon_sets_the_trials(tmp_path: Path) -> None:
+    config = load(cpsgd(tmp_path / "run", privacy={"trials": None, "epsilon": 3.0}))
+    plan = prepare(config).plan
+    assert plan is not None
+    assert isinstance(plan.event, BinomialEvent)
+    assert 2.99 < composed_epsilon({plan.event: 4}, 1e-3) <= 3.0
+
+
+def test_a_ledger_that_holds_a_run_without_a_guarantee_says_so(tmp_path: Path) -> None:
+    shared = {"run": {"ledger": str(tmp_path / "ledger.sqlite"), "engine": "generic"}}
+    fedspa.run(cpsgd(tmp_path / "weak", privacy={"trials": 7}, **shared))
+    summary = fedspa.run(cpsgd(tmp_path / "strong", **shared)).summary
+    assert summary["private"]
+    assert summary["epsilon_total"] is None
+    assert any("no guarantee over all runs" in warning for warning in summary["warnings"])
+
+
+def test_runs_of_both_kinds_on_one_ledger_add_up(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"ledger": str(tmp_path / "ledger.sqlite"), "engine": "generic"}
+    gaussian = fedspa.run(
+        small(tmp_path / "gaussian", run=dict(shared), privacy={"sampling": "fixed", "noise_multiplier": 4.0})
+    ).summary
+    rounded = fedspa.run(cpsgd(tmp_path / "rounded", run=dict(shared))).summary
+    assert rounded["epsilon_total"] > gaussian["epsilon"] + rounded["epsilon"]  # each at half of δ
+
+
+@pytest.mark.parametrize(
+    ("sections", "code"),
+    [({"privacy": {"trials": 7}}, "not-private"), ({"privacy": {"adversary": "secure-aggregation"}}, "not-private")],
+)
+def test_a_policy_refuses_what_is_not_private(tmp_path: Path, sections: dict[str, Any], code: str) -> None:
+    (tmp_path / "policy.toml").write_text(
+        'epsilon = 50.0\ndelta = 1e-3\nneighbours = "replace-one"\nmin_noise_multiplier = 0.01\nmax_local_steps = 1\n'
+        'max_rounds = 10\nmax_compression = 0.6\nclippings = ["coordinate"]\n'
+    )
+    limits = {"run": {"policy": str(tmp_path / "policy.toml")}}
+    fedspa.run(cpsgd(tmp_path / "fine", **limits))
+    with pytest.raises(PolicyRefusal) as refused:
+        fedspa.run(cpsgd(tmp_path / "refused", **limits, **sections))
+    assert refused.value.code == code
+    assert not (tmp_path / "refused").exists()
+
+
+def test_a_compression_without_room_for_noise_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match=r"compression 0\.1 leaves"):
+        fedspa.run(cpsgd(tmp_path / "run", algorithm={"compression": 0.1}, privacy={"trials": None}))
+
+
+def test_the_engine_is_one_that_gives_single_gradients(tmp_path: Path) -> None:
+    job = prepare(load(cpsgd(tmp_path / "run", run={"engine": "auto"})))
+    assert job.engine.name == "generic"
+    assert "cpsgd" in job.engine_reason
+    with pytest.raises(ConfigError, match=r"run\.engine"):
+        load(cpsgd(tmp_path / "run", run={"engine": "native"}))
