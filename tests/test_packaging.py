@@ -109,7 +109,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     wanted = {
         name.removeprefix("src/")
         for name in tracked.stdout.splitlines()
-        if name.endswith((".py", ".toml", ".md", "py.typed", ".c", ".h")) and (ROOT / name).is_file()
+        if name.endswith((".py", ".toml", ".md", "py.typed", ".c", ".h", ".html", ".css", ".js"))
+        and (ROOT / name).is_file()
     }
     assert {"fedspa/py.typed", "fedspa/runs/quickstart.toml", "fedspa/cli/__init__.py"} <= wanted
     inside = {name for name in names if ".dist-info/" not in name}

@@ -101,7 +101,7 @@ def show(result: RunResult, screen: Console) -> None:
     """The end of a run in a screenful."""
     from rich.table import Table
 
-    from fedspa.runs.statement import shown, statement
+    from fedspa.runs.statement import shown, shown_bytes, statement
 
     table = Table(title="Accuracy by round", box=None)
     cost = "ε so far" if result.summary["private"] else "ε so far (not private)"
@@ -114,7 +114,7 @@ def show(result: RunResult, screen: Console) -> None:
             f"{metrics.accuracy:.2%}",
             f"{metrics.loss:.3f}",
             spent,
-            _bytes(metrics.uplink_bytes),
+            shown_bytes(metrics.uplink_bytes),
         )
     screen.print(table)
     summary = result.summary
@@ -124,8 +124,8 @@ def show(result: RunResult, screen: Console) -> None:
     )
     screen.print(f"Guarantee   {statement(summary)}", highlight=False)
     screen.print(
-        f"Uploads     {_bytes(summary['uplink_bytes'])} an agent in the whole run, "
-        f"{_bytes(summary['payload_bytes'])} an upload ({summary['coding']}, {_size(summary)})",
+        f"Uploads     {shown_bytes(summary['uplink_bytes'])} an agent in the whole run, "
+        f"{shown_bytes(summary['payload_bytes'])} an upload ({summary['coding']}, {_size(summary)})",
         highlight=False,
     )
     screen.print(
@@ -147,11 +147,3 @@ def _thinned(metrics: list[Any], most: int = 12) -> list[Any]:
     """Evenly spaced rounds, the last one always."""
     step = max(1, -(-len(metrics) // most))
     return [m for i, m in enumerate(metrics) if (len(metrics) - 1 - i) % step == 0]
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    return f"{count:.4g} GB"

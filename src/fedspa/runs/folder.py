@@ -1,4 +1,5 @@
-"""The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/, summary.json, model.safetensors, ledger.
+"""The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/, summary.json, model.safetensors, ledger,
+report.html.
 
 A folder is one run's and is locked while that runs. The lock is the kernel's and ends with the process, however that
 ends, so nothing stale is left to clear away.
@@ -87,14 +88,20 @@ class RunFolder:
             checkpoint.save(self.checkpoints, state, keep)
 
     def finish(self, summary: Mapping[str, Any], module: nn.Module) -> None:
-        """The model, and last of all the summary: where there is one, the run is done."""
+        """The model, then the summary: where there is one, the run is done. Last a report, which can be made again."""
         from safetensors.torch import save_model
+
+        from fedspa.runs import report
 
         with self._writing():
             durable.replace_tensors(self.path / "model.safetensors", lambda draft: save_model(module, str(draft)))
             durable.replace_text(
                 self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
             )
+        try:
+            report.write([self.path], self.path / "report.html")
+        except FedspaError as error:
+            log.warning("there is no report: %s; `fedspa report %s` tries again", error, self.path)
         self.close()
 
     def close(self) -> None:

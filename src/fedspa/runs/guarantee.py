@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from fedspa.privacy import binomial
 from fedspa.privacy.accounting import SOUND, Accountant, epsilon
@@ -60,3 +61,27 @@ class Guarantee:
     def accountant(self) -> str:
         """The name of what priced the plan's events, for the reader of ε."""
         return "binomial" if isinstance(self._plan, BinomialPlan) else self.accountant_for(self._plan.neighbours)
+
+
+def promised(plan: AnyPlan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:
+    """What a summary says of privacy; `noise` is where it came from. None throughout where nothing is promised."""
+    keys = ("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant")
+    if plan is None or guarantee is None:
+        others = ("noise_multiplier", "participations_max", "noise", "adversary", "bits", "trials")
+        return {**dict.fromkeys((*keys, *others)), "private": False}
+    return {
+        "epsilon": guarantee.epsilon_max(plan.neighbours),
+        "epsilon_replace_one": guarantee.epsilon_max("replace-one"),
+        "epsilon_published": guarantee.epsilon_published(),
+        "delta": plan.delta,
+        "neighbours": plan.neighbours,
+        "sampling": plan.sampling,
+        "accountant": guarantee.accountant,
+        "noise_multiplier": plan.noise_multiplier,
+        "participations_max": guarantee.participations_max,
+        "private": plan.is_private,
+        "noise": noise,
+        "adversary": plan.adversary if isinstance(plan, BinomialPlan) else "local",
+        "bits": plan.bits if isinstance(plan, BinomialPlan) else None,
+        "trials": plan.trials if isinstance(plan, BinomialPlan) else None,
+    }

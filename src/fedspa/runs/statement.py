@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedspa.privacy.binomial_plan import AnyPlan
+    from fedspa.runs.config import Config
 
 
 def shown(epsilon: float) -> str:
     """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it."""
     return "∞" if math.isinf(epsilon) else f"{math.ceil(epsilon * 1000) / 1000:.3f}"
+
+
+def shown_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"
 
 
 def statement(summary: Mapping[str, Any]) -> str:
@@ -32,3 +44,75 @@ def statement(summary: Mapping[str, Any]) -> str:
         f"{summary['neighbours']}, {summary['sampling']} sampling, "
         f"accountant {summary['accountant']}, at most {summary['participations_max']} participations{other}"
     )
+
+
+def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]]:
+    """The guarantee for a reader who signs it: (what about, sentences), to be read as one paragraph."""
+    if summary["epsilon"] is None:
+        return [("Nothing is promised.", NO_PROMISE if summary["delta"] is None else OUTSIDE_THEOREM)]
+    epsilon, relation = summary["epsilon"], summary["neighbours"]
+    change = {
+        "add-remove": "had that record been left out, or one been added",
+        "replace-one": "had that record been any other",
+    }[relation]
+    factor = f" = {math.ceil(math.exp(epsilon) * 100) / 100:,.2f}" if epsilon < 10 else ""
+    other = (
+        f" Were a record exchanged for another (replace-one), ε = {shown(summary['epsilon_replace_one'])}."
+        if relation != "replace-one"
+        else ""
+    )
+    total = (
+        f" With all earlier runs in the same ledger, ε = {shown(summary['epsilon_total'])}."
+        if summary["epsilon_total"] is not None
+        else ""
+    )
+    return [
+        ("Who is protected.", f"Each single record that any of the {agents} agents holds."),
+        (
+            "Against whom.",
+            "Everyone outside that agent: the server, the other agents, and whoever sees the uploads or the model. "
+            "Each agent adds its own noise before anything leaves it, so nobody else has to be honest."
+            if summary["adversary"] == "local"
+            else "ONLY someone who sees nothing but the sum over all agents. The server of this run saw each agent's "
+            "update, and against it nothing is promised: secure aggregation, which would have hidden them, was not "
+            "run.",
+        ),
+        (
+            "What is promised.",
+            f"Whatever such an observer concludes from all that the agent sent in this run: {change}, the chance of "
+            f"that conclusion would have changed by a factor of at most e^ε{factor}, give or take δ = "
+            f"{summary['delta']:g}. Here ε = {shown(epsilon)}, for the agent that spent most, with "
+            f"{summary['participations_max']} participations (neighbouring relation {relation}, "
+            f"{summary['sampling']} sampling, accountant {summary['accountant']}).{other}{total}",
+        ),
+        (
+            "What is not covered.",
+            "What the records teach together, which is what training is for; that an agent takes part, when, and with "
+            "how many records; a person with several records, whose guarantee is weaker (for g records, g times the ε "
+            "and a larger δ); other runs and trials on the same records that are not in the same ledger; the server's "
+            "own held-out records, on which accuracy is measured; and the time that a participation takes.",
+        ),
+    ]
+
+
+OUTSIDE_THEOREM = (
+    "The noise of these settings lies outside the algorithm's theorem, and no other bound is known: ε is not stated."
+)
+NO_PROMISE = (
+    "Updates leave the agents without noise. Whoever sees them, the server first of all, may learn what single records "
+    "say: this algorithm has no differential privacy."
+)
+
+
+def warnings(config: Config, plan: AnyPlan | None) -> list[str]:
+    """What a reader of ε must know before believing it. `plan` is the run's; None where it has none, or it is lost."""
+    if not config.private:
+        return [f"{config.algorithm.name} promises no privacy"]
+    found = [] if plan is None or plan.flaw is None else [plan.flaw]
+    if config.privacy.accountant == "theorem-1":
+        found.append(
+            "the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"
+        )
+    if config.privacy.noise == "seeded":
+        found.append("seeded noise: right for simulations, and no protection against anyone who knows run.seed")
+    return found

@@ -1,0 +1,276 @@
+"""Figures as plain geometry: scales, ticks, paths and the table that says the same in text. The template draws them.
+
+Hand-made SVG and not a plotting library: a page stays a few dozen kilobytes, prints as vectors, follows the reader's
+colour scheme by CSS alone, can be read by keyboard, needs no script to show its lines, and lets the page forbid every
+request and every foreign script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+# The drawing's own units; CSS scales it to the page.
+WIDTH, HEIGHT = 520, 280
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
+_HEADROOM = 1.08  # over a limit, for its name
+MOST_ROWS = 1000  # of a figure's table; longer runs are thinned evenly
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Values from `low` to `high` onto pixels from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        low, high, value = (math.log(x) if self.log else x for x in (self.low, self.high, value))
+        return round(self.start + (value - low) / (high - low) * (self.end - self.start), 2)
+
+    def holds(self, value: float | None) -> bool:
+        return value is not None and self.low <= value <= self.high
+
+    def ticks(self, most: int = 6) -> list[float]:
+        """Round numbers; on a logarithmic axis the powers of ten within it."""
+        if self.log:
+            powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
+            return [10.0**power for power in list(powers)[:: max(1, -(-len(powers) // most))]]
+        step = nice_step((self.high - self.low) / most)
+        first = math.ceil(self.low / step - 1e-9)
+        return [round(i * step, 12) for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def nice_step(width: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is at least `width`."""
+    power = 10.0 ** math.floor(math.log10(width))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= width * (1 - 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series: a value a row, None where there is none. `style` is its class in the page's CSS."""
+
+    name: str
+    values: Sequence[float | None]
+    style: str
+    mark: int | None = None  # a row to mark, as the best one
+    mark_label: str = ""
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line as drawn: its path, and where each row's point lies (None: nowhere, or off the scale)."""
+
+    name: str
+    style: str
+    dashed: bool
+    path: str
+    y: list[float | None]
+    mark: tuple[float, float, str, str] | None  # x, y, label, anchor
+    off_scale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A level across the plot, as a cap."""
+
+    name: str
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One agent: its rectangle, and what it is called."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """All that the template needs. `header` and `rows` are the text alternative, and what a pointer reads."""
+
+    key: str
+    title: str
+    caption: str
+    x_label: str
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    header: list[str]
+    rows: list[list[str]]
+    x: list[float] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    band: str = ""
+    band_name: str = ""
+    limits: list[Limit] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    run: int = 0
+    width: int = WIDTH
+    height: int = HEIGHT
+    plot: tuple[int, int, int, int] = (LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
+
+
+def thinned(count: int, keep: Sequence[int | None], most: int = MOST_ROWS) -> list[int]:
+    """Which of `count` rows to show: evenly spaced, the first, the last and `keep` always."""
+    step = max(1, -(-count // most))
+    wanted = {*range(0, count, step), count - 1, *(row for row in keep if row is not None)}
+    return sorted(row for row in wanted if 0 <= row < count)
+
+
+def by_round(
+    key: str,
+    title: str,
+    caption: str,
+    lines: Sequence[Line],
+    show: Callable[[float], str],
+    *,
+    tick: Callable[[float], str],
+    scale: Literal["zero", "free", "log"] = "free",
+    top: float | None = None,
+    band: tuple[str, Sequence[float | None], Sequence[float | None]] | None = None,
+    limits: Sequence[tuple[str, float]] = (),
+) -> Figure | None:
+    """Lines over rounds 1, 2, …; None where there is nothing to draw.
+
+    `top` ends the axis: what lies above is named as off the scale, and still in the table.
+    """
+    count = max((len(line.values) for line in lines), default=0)
+    found = [value for line in lines for value in line.values if value is not None and (scale != "log" or value > 0)]
+    found = [value for value in found if top is None or value <= top] + [_HEADROOM * value for _, value in limits]
+    if not found or count == 0:
+        return None
+    y = _fitted(found, scale, top)
+    x = Axis(0 if count == 1 else 1, max(count, 2) if count > 1 else 2, LEFT, WIDTH - RIGHT)
+    rows = thinned(count, [line.mark for line in lines])
+    places = [x.at(row + 1) for row in rows]
+    header = ["Round", *(line.name for line in lines)]
+    cells = [[str(row + 1), *(_cell(line.values, row, show) for line in lines)] for row in rows]
+    if band is not None:
+        header.append(band[0])
+        for cell, row in zip(cells, rows):
+            cell.append(_cell(band[1], row, show))
+    return Figure(
+        key=key,
+        title=title,
+        caption=caption,
+        x_label="Round",
+        x_ticks=[(x.at(value), f"{value:g}") for value in x.ticks(8) if value >= 1 and value == int(value)],
+        y_ticks=[(y.at(value), tick(value)) for value in y.ticks()],
+        header=header,
+        rows=cells,
+        x=places,
+        curves=[_curve(line, rows, x, y) for line in lines],
+        band="" if band is None else _area(band[1], band[2], rows, x, y),
+        band_name="" if band is None else band[0],
+        limits=[Limit(name, y.at(value)) for name, value in limits],
+    )
+
+
+def bars(
+    key: str,
+    title: str,
+    caption: str,
+    values: Sequence[float],
+    header: list[str],
+    rows: list[list[str]],
+    *,
+    tick: Callable[[float], str],
+    limits: Sequence[tuple[str, float]] = (),
+    run: int = 0,
+) -> Figure | None:
+    """A bar for each of `values`, labelled by the cells of its row."""
+    if not values:
+        return None
+    width, height = 1080, 240
+    y = _fitted([*values, *(_HEADROOM * value for _, value in limits)], "zero", None, height)
+    slot = (width - LEFT - RIGHT) / len(values)
+    gap = min(4.0, slot * 0.18)
+    base = y.at(0)
+    every = max(1, -(-len(values) // 20))
+    return Figure(
+        key=key,
+        title=title,
+        caption=caption,
+        x_label="Agent",
+        x_ticks=[
+            (round(LEFT + (i + 0.5) * slot, 2), rows[i][0].removeprefix("agent-")[:10])
+            for i in range(0, len(values), every)
+        ],
+        y_ticks=[(y.at(value), tick(value)) for value in y.ticks(4)],
+        header=header,
+        rows=rows,
+        limits=[Limit(name, y.at(value)) for name, value in limits],
+        bars=[
+            Bar(
+                round(LEFT + i * slot + gap / 2, 2),
+                min(y.at(value), base - 1),
+                round(slot - gap, 2),
+                round(max(base - y.at(value), 1), 2),
+                ", ".join(f"{name} {cell}" for name, cell in zip(header, rows[i])),
+            )
+            for i, value in enumerate(values)
+        ],
+        run=run,
+        width=width,
+        height=height,
+        plot=(LEFT, TOP, width - RIGHT, height - BOTTOM),
+    )
+
+
+def _fitted(values: Sequence[float], scale: str, top: float | None, height: int = HEIGHT) -> Axis:
+    """An axis around `values`, to round numbers."""
+    low, high = min(values), max(values)
+    pixels = (height - BOTTOM, TOP)
+    if scale == "log":
+        low, high = 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high) + 1e-9)
+        return Axis(low, high if high > low else low * 10, *pixels, log=True)
+    if scale == "zero":
+        low = 0.0
+    if high <= low:
+        low, high = (low, low + 1.0) if low == 0 else (low - abs(low) * 0.1, high + abs(high) * 0.1)
+    step = nice_step((high - low) / 6)
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return Axis(low, high if top is None else min(high, max(top, low + step)), *pixels)
+
+
+def _cell(values: Sequence[float | None], row: int, show: Callable[[float], str]) -> str:
+    value = values[row] if row < len(values) else None
+    return "–" if value is None else show(value)
+
+
+def _curve(line: Line, rows: Sequence[int], x: Axis, y: Axis) -> Curve:
+    points: list[float | None] = []
+    path, pen_down = [], False
+    for row in rows:
+        value = line.values[row] if row < len(line.values) else None
+        inside = value is not None and y.holds(value)
+        points.append(y.at(value) if inside and value is not None else None)
+        if inside and value is not None:
+            path.append(f"{'L' if pen_down else 'M'}{x.at(row + 1)} {y.at(value)}")
+        pen_down = inside
+    mark = None
+    if line.mark is not None and (value := line.values[line.mark]) is not None and y.holds(value):
+        across = x.at(line.mark + 1)
+        anchor = "end" if across > (LEFT + WIDTH - RIGHT) / 2 else "start"
+        mark = (across, y.at(value), line.mark_label, anchor)
+    last = next((value for value in reversed(line.values) if value is not None), None)
+    return Curve(line.name, line.style, line.dashed, "".join(path), points, mark, last is not None and last > y.high)
+
+
+def _area(low: Sequence[float | None], high: Sequence[float | None], rows: Sequence[int], x: Axis, y: Axis) -> str:
+    """Closed over the rows; what is missing counts as nothing."""
+    upper = [(x.at(row + 1), y.at(high[row] or 0.0)) for row in rows]
+    lower = [(x.at(row + 1), y.at(low[row] or 0.0)) for row in reversed(rows)]
+    return "M" + "L".join(f"{across} {down}" for across, down in (*upper, *lower)) + "Z"

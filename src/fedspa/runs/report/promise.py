@@ -1,0 +1,152 @@
+"""What a run promises, computed anew: from the plan that its config and ledger give, priced by the ledger's own counts.
+
+Where the summary says something else the page must not go on as if nothing were wrong, so differences are problems.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedspa.errors import FedspaError
+from fedspa.federation.participation import cap_for
+from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
+from fedspa.privacy.event import BinomialEvent
+from fedspa.privacy.plan import Plan
+from fedspa.runs.config import Config
+from fedspa.runs.guarantee import Guarantee, promised
+from fedspa.runs.report.read import Run
+
+Price = Callable[[int], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """`facts` has the summary's keys. `epsilon_cap` is ε of an agent that takes part as often as the plan allows.
+
+    `verified` and `published` give ε of a number of participations; None where it cannot be told.
+    """
+
+    facts: Mapping[str, Any]
+    plan: AnyPlan | None
+    cap: int
+    epsilon_cap: float | None
+    counts: Mapping[str, int]
+    verified: Price
+    published: Price
+
+
+def promise(run: Run) -> Promise | None:
+    """None where the run promises nothing, or where too little of it is left to tell."""
+    config = run.config
+    if config is None or not config.private:
+        return None
+    federation = config.federation
+    cap = cap_for(federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap)
+    counts = Counter(entry.agent for entry in run.books.entries)
+    plan = _plan(run, cap)
+    if plan is None:
+        if run.summary is None or run.summary["delta"] is None:
+            return None
+        return Promise(run.summary, None, cap, None, counts, _known(run), lambda count: None)
+    guarantee = Guarantee(plan, config.privacy.accountant)
+    for number, times in enumerate(counts.values()):
+        guarantee.took_part([number], times)
+    facts = {**promised(plan, guarantee, config.privacy.noise), "epsilon_total": None}
+    _hold_against_summary(run, facts)
+    return Promise(
+        facts=facts,
+        plan=plan,
+        cap=cap,
+        epsilon_cap=_of(plan, config, cap).epsilon_max(plan.neighbours),
+        counts=counts,
+        verified=_known(run),
+        published=lambda count: _of(plan, config, count).epsilon_published(),
+    )
+
+
+def _of(plan: AnyPlan, config: Config, count: int) -> Guarantee:
+    """What `count` participations in the plan are priced by."""
+    guarantee = Guarantee(plan, config.privacy.accountant)
+    guarantee.took_part([0], count)
+    return guarantee
+
+
+def _plan(run: Run, cap: int) -> AnyPlan | None:
+    """The plan of this run; None without a ledger of its own, which alone knows the public number of records."""
+    config, event = run.config, run.books.event
+    if config is None or event is None or run.dimension is None:
+        return None
+    privacy = config.privacy
+    try:
+        if isinstance(event, BinomialEvent):
+            return BinomialPlan(
+                dimension=event.dimension,
+                clip=privacy.clip,
+                clip_value=privacy.clip_value,
+                bits=event.bits,
+                trials=event.trials,
+                rotation=event.rotation,
+                adversary=privacy.adversary,
+                agents=config.federation.agents,
+                batch=event.batch,
+                records=event.records,
+                participations=cap,
+                delta=privacy.delta,
+            )
+        return Plan(
+            dimension=run.dimension,
+            active=round(config.algorithm.compression * run.dimension),
+            clip=privacy.clip,
+            clip_value=privacy.clip_value,
+            sampling=event.sampling,
+            batch=event.batch,
+            records=event.records,
+            local_steps=event.steps,
+            participations=cap,
+            noise_multiplier=event.noise_multiplier,
+            neighbours=privacy.neighbours or ("add-remove" if event.sampling == "poisson" else "replace-one"),
+            delta=privacy.delta,
+            clip_rule=privacy.clip_rule,
+        )
+    except FedspaError as error:
+        run.problems.append(f"config and ledger do not make a plan: {error}")
+        return None
+
+
+def _known(run: Run) -> Price:
+    """ε by participations, from the metrics: after each round they have the largest ε, the books the largest count.
+
+    A count that was never the largest is priced as the next one that was: too high at worst.
+    """
+    running: Counter[str] = Counter()
+    by_round: dict[int, list[str]] = {}
+    for entry in run.books.entries:
+        by_round.setdefault(entry.round, []).append(entry.agent)
+    prices: dict[int, float] = {}
+    for metrics in run.metrics:
+        running.update(by_round.get(metrics.round, ()))
+        if metrics.epsilon is not None and running:
+            prices.setdefault(max(running.values()), metrics.epsilon)
+    known = sorted(prices)
+
+    def price(count: int) -> float | None:
+        if count == 0:
+            return 0.0
+        place = bisect_left(known, count)
+        return prices[known[place]] if place < len(known) else None
+
+    return price
+
+
+def _hold_against_summary(run: Run, facts: Mapping[str, Any]) -> None:
+    if run.summary is None:
+        return
+    for key in ("epsilon", "epsilon_replace_one", "participations_max"):
+        then, now = run.summary[key], facts[key]
+        if (then is None) != (now is None) or (then is not None and not math.isclose(then, now, rel_tol=1e-6)):
+            run.problems.append(f"summary.json says {key} = {then}, but the ledger gives {now}: do not rely on either")

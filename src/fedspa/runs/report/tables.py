@@ -1,0 +1,189 @@
+"""The tables of a report: ε by relation, the plan, ledger lines, and runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.runs.report import plots
+from fedspa.runs.report.promise import Promise
+from fedspa.runs.report.read import Entry, Run
+from fedspa.runs.statement import shown, shown_bytes
+
+MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
+
+_NOISE = {
+    "secure": "keyed by the operating system, float64",
+    "exact": "keyed by the operating system, in whole numbers",
+    "seeded": "FOR SIMULATIONS ONLY: follows from run.seed",
+}
+
+
+def epsilons(held: Promise | None) -> list[list[str]]:
+    """ε of the agent that spent most, by every relation that is stated, and as the paper has it."""
+    if held is None:
+        return []
+    facts = held.facts
+    rows = [
+        [
+            "verified",
+            facts["neighbours"],
+            facts["sampling"],
+            facts["accountant"],
+            "–" if facts["epsilon"] is None else shown(facts["epsilon"]),
+            "the guarantee" if facts["private"] else "not a guarantee: see above",
+        ],
+    ]
+    if facts["neighbours"] != "replace-one":
+        rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), ""])
+    if facts["epsilon_total"] is not None:
+        total = shown(facts["epsilon_total"])
+        rows.append(["verified", facts["neighbours"], facts["sampling"], "pld", total, "all runs in the ledger"])
+    if facts["epsilon_published"] is not None:
+        by = "as printed" if facts["accountant"] == "binomial" else "Theorem 1"
+        rows.append(["published", "replace-one", "fixed", by, shown(facts["epsilon_published"]), "not a guarantee"])
+    return rows
+
+
+def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[str, Any]]:
+    """What is known of each of the named agents, as texts."""
+    if held is None:
+        return []
+    entries: dict[str, list[Entry]] = {}
+    for entry in run.books.entries:
+        entries.setdefault(entry.agent, []).append(entry)
+    whole = len(run.books.entries) <= MOST_ENTRIES
+    found = []
+    for agent in agents:
+        lines = entries.get(agent, [])
+        epsilon, published = held.verified(len(lines)), held.published(len(lines))
+        sent = sum(line.digest is not None for line in lines)
+        found.append(
+            {
+                "agent": agent,
+                "facts": [
+                    ("participations", str(len(lines))),
+                    ("ε verified", "–" if epsilon is None else shown(epsilon)),
+                    ("ε published (not a guarantee)", "–" if published is None else shown(published)),
+                    ("sent", str(sent) if run.books.source == "ledger" else "–"),
+                ],
+                "entries": [_line(line) for line in (lines if whole else lines[-1:])],
+            }
+        )
+    return found
+
+
+def _line(entry: Entry) -> list[str]:
+    return [
+        "–" if entry.sequence is None else str(entry.sequence),
+        str(entry.round + 1),
+        time(entry.reserved_at),
+        time(entry.released_at),
+        (entry.digest or "–")[:16],
+        (entry.hash or "–")[:16],
+    ]
+
+
+def time(text: str | None) -> str:
+    return "–" if not text else text[:19].replace("T", " ")
+
+
+def ledger_note(run: Run) -> str:
+    count = len(run.books.entries)
+    if run.books.source == "ledger":
+        state = "its chain of hashes is whole" if run.books.sound else "ITS CHAIN OF HASHES IS BROKEN"
+        shortened = "" if count <= MOST_ENTRIES else "; of each agent only the last is listed here"
+        return f"{count:,} entries, {state}, head {run.books.head[:16]}{shortened}. Times are UTC."
+    if run.books.source == "asked":
+        return (
+            f"{count:,} questions to agents. The ledgers are the agents' own; the server only knows whom it asked in "
+            "which round, which bounds what each spent from above."
+        )
+    return ""
+
+
+def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
+    """Symbol or name, value, meaning."""
+    plan = held.plan if held is not None else None
+    if plan is None or held is None:
+        return []
+    if isinstance(plan, BinomialPlan):
+        kind = [
+            ("2^b", f"{plan.levels:,}", f"levels over ±{plan.reach:.4g}{', of the rotated gradient' * plan.rotation}"),
+            ("trials", f"{plan.trials:,}", "of the Binomial noise on each value"),
+            ("adversary", plan.adversary, "against whom ε holds"),
+        ]
+    else:
+        kind = [
+            ("k", f"{plan.active:,}", "active coordinates: what an upload holds"),
+            ("p", f"{plan.compression:.4g}", "compression, k/d"),
+            ("sensitivity", f"{plan.sensitivity:.4g}", f"L2, of the sum of clipped gradients, {plan.neighbours}"),
+        ]
+    clip = "each coordinate to ±c" if plan.clip == "coordinate" else "norm to C"
+    rule = {"given": "given", "quantile": "start of a private quantile", "median": "NOT PRIVATE: read off the data"}
+    return [
+        ("d", f"{plan.dimension:,}", "parameters of the model"),
+        *kind,
+        ("B", f"{plan.batch}", f"batch of a local step ({plan.sampling} sampling; B is its public divisor)"),
+        ("m", f"{plan.records}", "fewest records that an agent holds, a public number"),
+        ("q", f"{plan.event.rate:.4g}", "chance that a record takes part in a step, B/m"),
+        ("τ", f"{plan.local_steps}", "local steps in a round"),
+        ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
+        ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
+        ("z", f"{plan.noise_multiplier:.4g}", "noise multiplier: noise on that sum over the bound of one example"),
+        ("σ", f"{plan.sigma:.4g}", "noise on each coordinate of the mean gradient"),
+        ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
+        ("δ", f"{plan.delta:g}", "of the guarantee"),
+        ("neighbours", plan.neighbours, "neighbouring relation"),
+    ]
+
+
+def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:
+    facts = held.facts if held is not None else None
+    guarantee = "none" if run.config is not None and not run.config.private else "–"
+    terms = "–"
+    if facts is not None:
+        guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
+        guarantee += "" if facts["private"] else " NOT PRIVATE"
+        terms = f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']}, {facts['accountant']}"
+    accuracies = [metrics.accuracy for metrics in run.metrics]
+    sent = sum(metrics.uplink_bytes for metrics in run.metrics)
+    uploads = sum(metrics.agents for metrics in run.metrics)
+    each = sent / max(1, uploads)
+    fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
+    return [
+        name,
+        "–" if run.config is None else run.config.algorithm.name,
+        f"{accuracies[-1]:.2%}" if accuracies else "–",
+        f"{max(accuracies):.2%}" if accuracies else "–",
+        guarantee,
+        terms,
+        "–" if facts is None or facts["epsilon_replace_one"] is None else shown(facts["epsilon_replace_one"]),
+        shown_bytes(each) if each else "–",
+        fewer,
+        str(len(run.metrics)),
+    ]
+
+
+def differences(runs: Sequence[Run]) -> list[list[str]]:
+    """Config keys in which the runs are not the same, with each run's value."""
+    flat = [
+        {
+            f"{section}.{key}": shown_value(value)
+            for section, values in run.config.model_dump(exclude_none=True).items()
+            for key, value in values.items()
+        }
+        if run.config is not None
+        else {}
+        for run in runs
+    ]
+    keys = dict.fromkeys(key for config in flat for key in config if key != "run.out")
+    rows = [[key, *(config.get(key, "–") for config in flat)] for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def shown_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
