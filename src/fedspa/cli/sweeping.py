@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def machine_overrides(device: str, jobs: int) -> list[str]:
-    """The keys of [run] for this machine: a GPU if there is one (with the engine made for it), else every core."""
+    """The keys of [run] for this machine: a GPU if there is one, and the cores shared out among the jobs."""
     import torch
 
     if jobs < 1:
@@ -29,8 +29,7 @@ def machine_overrides(device: str, jobs: int) -> list[str]:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    engine = ["run.engine=stacked"] if torch.device(device).type == "cuda" else []
-    return [f"run.device={device}", f"run.threads={max(1, cores // jobs)}", *engine]
+    return [f"run.device={device}", f"run.threads={max(1, cores // jobs)}"]
 
 
 def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list[str]:

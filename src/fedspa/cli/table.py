@@ -55,12 +55,11 @@ def table(
     chosen = specs.select(spec, rows)
     out = out if out is not None else Path("runs", f"table-{path.stem}{'-quick' if quick else ''}")
     settings = [
-        *(spec.quick if quick else ()),
         *sweeping.data_overrides(spec.data, data, spec.stand_in if quick else None),
         *sweeping.machine_overrides(device, jobs),
         *(overrides or ()),
     ]
-    planned = tables.plan(path, chosen, seeds, out, settings)
+    planned = tables.plan(path, spec, chosen, seeds, out, quick, settings)
     runs = [run for cell in planned.values() for run in cell]
     words = ["fedspa", "table", name, "--seeds", str(seeds), *(["--rows", rows] if rows is not None else [])]
     words += [*(["--quick"] if quick else []), *(word for key in overrides or () for word in ("--set", key))]

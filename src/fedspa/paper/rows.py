@@ -39,17 +39,14 @@ class Trial(Section):
 
 
 class Row(Section):
-    """One algorithm at one compression ratio p."""
+    """One algorithm at one compression ratio p. `quick` stands in for the table's where that does not fit."""
 
     algorithm: Literal["fedspa", "cpsgd", "dp-fed", "fedavg"]
     compression: float = Field(gt=0, le=1)
     printed: Printed
     published: Trial | None = None
     verified: Trial | None = None
-
-    @property
-    def label(self) -> str:
-        return LABELS[self.algorithm]
+    quick: list[str] | None = None
 
     @property
     def key(self) -> str:
@@ -126,4 +123,10 @@ def select(spec: TableSpec, wanted: str | None) -> list[Row]:
 
 def trial_config(path: Path, trial: Trial, overrides: Sequence[str]) -> Config:
     """The config of one run: the trial's file, what the row changes, then what the caller does."""
-    return load(path.parent / trial.config, [*trial.set, *overrides])
+    return for_device(load(path.parent / trial.config, [*trial.set, *overrides]))
+
+
+def for_device(config: Config) -> Config:
+    """On a GPU the engine that was made for it, which `auto` does not take; cpSGD has none."""
+    gpu = config.run.device.startswith("cuda") and config.run.engine == "auto" and config.algorithm.name != "cpsgd"
+    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "stacked"})}) if gpu else config
