@@ -31,6 +31,9 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Go on with the interrupted run in this folder.")
     ] = None,
+    track: Annotated[
+        str | None, typer.Option(help="Also log for tensorboard, or to mlflow (extras of these names).")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")
     ] = False,
@@ -49,7 +52,9 @@ def run(
         if not (resume / "config.toml").is_file():
             raise ConfigError(f"--resume {resume}: there is no run in that folder")
         config = config or resume / "config.toml"
-    settings = load(config, [*(overrides or ()), *([f"run.out={json.dumps(str(out))}"] if out is not None else ())])
+    flags = {"run.out": None if out is None else str(out), "run.track": track}
+    given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
+    settings = load(config, [*(overrides or ()), *given])
 
     from rich.console import Console
 
@@ -66,7 +71,7 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
 
     from fedspa.runs.metrics import RoundMetrics
     from fedspa.runs.simulate import Stopped, simulate
-    from fedspa.runs.statement import shown
+    from fedspa.runs.statement import shown, shown_bytes
 
     bar = Progress(
         TextColumn("round"),
@@ -78,10 +83,15 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
         disable=not screen.is_terminal,
     )
 
+    sent = 0
+
     def advance(metrics: RoundMetrics) -> None:
+        nonlocal sent
+        sent += metrics.uplink_bytes
         flaw = "" if metrics.private else " (not private)"
         spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{flaw}"
-        bar.update(task, completed=metrics.round + 1, description=f"accuracy {metrics.accuracy:.2%}{spent}")
+        text = f"{metrics.accuracy:.2%}{spent}  {shown_bytes(sent)}"
+        bar.update(task, completed=metrics.round + 1, description=text)
 
     def stopping() -> None:
         screen.show_cursor(True)  # the bar hid it, and a second Ctrl-C leaves no time to show it

@@ -103,7 +103,7 @@ def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
         return RunFolder(job.config, job.data.name)
     if out is None:
         raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to go on with")
-    return RunFolder.reopen(Path(out))
+    return RunFolder.reopen(Path(out), job.config)
 
 
 def _first_checkpoint(job: Job) -> Checkpoint:

@@ -30,7 +30,7 @@ from fedspa.server.optimizers import ServerState
 
 Fact = str | int
 # Where the files lie and how many there are decides nothing about a run.
-_FREE_KEYS = frozenset({"run.out", "run.checkpoint_every", "run.keep"})
+_FREE_KEYS = frozenset({"run.out", "run.checkpoint_every", "run.keep", "run.track"})
 _NAME = re.compile(r"round-(\d{6,9})\.safetensors")
 _TENSORS = frozenset({"theta", "u", "v"})
 

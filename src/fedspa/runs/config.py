@@ -117,6 +117,7 @@ class Run(Section):
     policy: str | None = None
     checkpoint_every: Count = 1
     keep: Count = 2
+    track: Literal["tensorboard", "mlflow"] | None = None
 
 
 class Config(Section):

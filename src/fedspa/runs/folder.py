@@ -24,6 +24,7 @@ from fedspa.errors import ConfigError, FedspaError
 from fedspa.runs import checkpoint, durable
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
+from fedspa.runs.track import Tracking
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class RunFolder:
     def __init__(self, config: Config, data_name: str) -> None:
         self.path = Path(config.run.out) if config.run.out is not None else _dated(config, data_name)
         self._lock = -1
+        self._tracking = Tracking(config, self.path)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -47,10 +49,11 @@ class RunFolder:
             durable.replace_text(self.path / "config.toml", to_toml(config))
 
     @classmethod
-    def reopen(cls, path: Path) -> Self:
+    def reopen(cls, path: Path, config: Config) -> Self:
         """The folder of an interrupted run, locked."""
         self = cls.__new__(cls)
         self.path, self._lock = path, -1
+        self._tracking = Tracking(config, path)
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
         with _starting(path):
@@ -82,6 +85,7 @@ class RunFolder:
     def add_round(self, metrics: Mapping[str, Any]) -> None:
         with self._writing(), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(_line(metrics))
+        self._tracking.add_round(metrics)
 
     def save(self, state: Checkpoint, keep: int) -> None:
         with self._writing():
@@ -98,6 +102,7 @@ class RunFolder:
             durable.replace_text(
                 self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
             )
+        self._tracking.finish(summary)
         try:
             report.write([self.path], self.path / "report.html")
         except FedspaError as error:
@@ -106,6 +111,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Let the folder go."""
+        self._tracking.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

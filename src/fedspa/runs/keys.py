@@ -65,4 +65,6 @@ MEANING = {
     "run.policy": "A policy (TOML) that every agent enforces.",
     "run.checkpoint_every": "Rounds between two checkpoints.",
     "run.keep": "Checkpoints that are kept.",
+    "run.track": "Also log every round for TensorBoard, or to MLflow (where MLFLOW_TRACKING_URI says, or into the "
+    "run's folder); an extra of the same name.",
 }

@@ -78,7 +78,7 @@ def simulate(
     if resume is None:
         refuse_over_budget(job)
     simulation = Simulation(job)
-    with RunFolder(config, job.data.name) if resume is None else RunFolder.reopen(Path(resume)) as folder:
+    with RunFolder(config, job.data.name) if resume is None else RunFolder.reopen(Path(resume), config) as folder:
         begun = saved(folder, job) if resume is not None else None
         if begun is not None:
             refuse_over_budget(job, begun.run)
