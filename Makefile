@@ -33,7 +33,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcar
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,flower,plots]'
+	$(PIP) install -c constraints.txt -e '.[dev,flower,plots,tensorboard,mlflow]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

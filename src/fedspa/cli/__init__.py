@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fedspa.cli import audit, doctor, ledger, new, privacy, report, run, table, tradeoff
+from fedspa.cli import audit, doctor, ledger, new, privacy, report, run, table, tradeoff, watch
 from fedspa.errors import FedspaError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("audit")(audit.audit)
 app.command("table")(table.table)
 app.command("tradeoff")(tradeoff.tradeoff)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("new")(new.new)
 app.command("doctor")(doctor.doctor)
 app.add_typer(ledger.app, name="ledger")

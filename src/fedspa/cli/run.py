@@ -70,20 +70,21 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fedspa.runs.metrics import RoundMetrics
+    from fedspa.runs.report.read import read_metrics
     from fedspa.runs.simulate import Stopped, simulate
     from fedspa.runs.statement import shown, shown_bytes
 
     bar = Progress(
         TextColumn("round"),
         MofNCompleteColumn(),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=14),
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
         console=screen,
         disable=not screen.is_terminal,
     )
 
-    sent = 0
+    sent = sum(line.uplink_bytes for line in read_metrics(resume / "metrics.jsonl", [])) if resume is not None else 0
 
     def advance(metrics: RoundMetrics) -> None:
         nonlocal sent

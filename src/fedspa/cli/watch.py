@@ -1,0 +1,110 @@
+"""`fedspa watch`: a running run in the terminal, from its folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedspa.runs.watch import Snapshot
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Follow a run until it ends: rounds, accuracy, ε, bytes, time left. Ctrl-C stops watching, not the run.
+
+    Exit code 0: the run is finished; 1: nobody runs it any more.
+
+    Example: fedspa watch runs/my-run
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from fedspa.runs.watch import snapshot
+
+    screen = Console()
+    first = now = snapshot(folder)
+    try:
+        if screen.is_terminal:
+            with Live(view(folder, now, None), console=screen, refresh_per_second=4) as live:
+                while now.state == "running":
+                    time.sleep(every)
+                    now = snapshot(folder)
+                    live.update(view(folder, now, first))
+        else:
+            _follow(folder, every)
+            now = snapshot(folder)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if now.state == "interrupted":
+        screen.print(f"Nobody runs it; to go on: fedspa run --resume {folder}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _follow(folder: Path, every: float) -> None:
+    """A line a round, for what is no terminal."""
+    from fedspa.runs.statement import shown, shown_bytes
+    from fedspa.runs.watch import snapshot
+
+    seen = 0
+    while True:
+        now = snapshot(folder)
+        for metrics in now.metrics[seen:]:
+            spent = "" if metrics.epsilon is None else f", ε {shown(metrics.epsilon)} ({terms(now)})"
+            print(
+                f"round {metrics.round + 1} of {now.config.federation.rounds}: accuracy {metrics.accuracy:.2%}{spent}, "
+                f"{shown_bytes(metrics.uplink_bytes)}",
+                flush=True,
+            )
+        seen = len(now.metrics)
+        if now.state != "running":
+            return
+        time.sleep(every)
+
+
+def terms(now: Snapshot) -> str:
+    """What ε is relative to."""
+    privacy = now.config.privacy
+    relation = privacy.neighbours or ("add-remove" if privacy.sampling == "poisson" else "replace-one")
+    accountant = "binomial" if now.config.algorithm.name == "cpsgd" else "rdp" if privacy.accountant == "rdp" else "pld"
+    flaw = "" if now.metrics and now.metrics[-1].private else "NOT PRIVATE, "
+    return f"{flaw}δ = {privacy.delta:g}, {relation}, {privacy.sampling} sampling, {accountant}"
+
+
+def view(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
+    """One screen about a run. `first` is an earlier look, for the time that is left."""
+    from datetime import timedelta
+
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedspa.runs.statement import shown, shown_bytes, warnings
+    from fedspa.runs.watch import sparkline
+
+    rounds, done = now.config.federation.rounds, len(now.metrics)
+    table = Table(box=None, show_header=False, title=Text(folder.resolve().name), title_justify="left")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    left = now.seconds_left(first) if now.state == "running" else None
+    ending = "" if left is None else f", {timedelta(seconds=round(left))} left"
+    table.add_row("round", f"{done} of {rounds}, {now.state}{ending}")
+    table.add_row("", ProgressBar(total=rounds, completed=done, width=50))
+    if now.metrics:
+        last = now.metrics[-1]
+        table.add_row("accuracy", f"{last.accuracy:.2%}, best {now.best.accuracy:.2%} in round {now.best.round + 1}")
+        table.add_row("", sparkline([metrics.accuracy for metrics in now.metrics], 50))
+        table.add_row("loss", f"{last.loss:.4f}")
+        if last.epsilon is not None:
+            table.add_row("ε so far", Text(f"{shown(last.epsilon)} ({terms(now)})"))
+        table.add_row("uploaded", f"{shown_bytes(now.sent)} by all agents, {shown_bytes(last.uplink_bytes)} last round")
+    for line in warnings(now.config, None):
+        table.add_row(Text("note", style="red"), Text(line))
+    return table
