@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,12 @@ def test_bad_input_is_one_line_exit_2_and_no_files(call: Call, tmp_path: Path, w
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_wrong_command_names_the_right_one_once(call: Call) -> None:
+    code, _, err = call("rnu")
+    assert code == 2
+    assert err.count("Did you mean 'run'?") == 1
+
+
 def test_a_wrong_flag_is_exit_2(call: Call) -> None:
     code, _, err = call("run --nonsense")
     assert code == 2
@@ -185,8 +192,10 @@ def test_new_where_nothing_can_be_made_is_one_line(call: Call, tmp_path: Path) -
     assert err.count("\n") == 1
 
 
-def test_doctor_runs_a_round_and_says_ready(call: Call) -> None:
+def test_doctor_runs_a_round_and_says_ready(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda name: ['nowhere>=1; extra == "none"'])
     code, out, _ = call("doctor")
+    assert "pip install 'fedspa[none]'" in out
     assert code == 0
     assert "Ready" in out
     assert "one round in" in out

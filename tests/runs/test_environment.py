@@ -72,6 +72,11 @@ def test_an_extra_outside_its_bounds_is_no(monkeypatch: pytest.MonkeyPatch) -> N
     assert answer("extras", "flower").works
 
 
+def test_an_extra_that_is_not_there_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda name: ['nowhere>=1; extra == "none"'])
+    assert answer("extras", "none") == Answer("extras", "none", None, "no nowhere: pip install 'fedspa[none]'")
+
+
 def test_a_folder_that_cannot_be_written_is_no(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

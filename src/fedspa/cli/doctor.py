@@ -25,6 +25,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     else:
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "–"}
         table = Table(box=None, show_header=False)
@@ -34,9 +35,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         table.add_column(overflow="fold")
         topic = ""
         for answer in answers:
-            table.add_row(
-                "" if answer.topic == topic else answer.topic, answer.subject, marks[answer.works], answer.detail
-            )
+            detail = Text(answer.detail)  # as it is: in markup, 'fedspa[flower]' would lose its brackets
+            table.add_row("" if answer.topic == topic else answer.topic, answer.subject, marks[answer.works], detail)
             topic = answer.topic
         screen = Console()
         screen.print(table, highlight=False)

@@ -22,6 +22,8 @@ from typing import Literal
 
 _EXTRAS_OF_DEVELOPERS = {"dev", "fuzz", "docs"}
 _OLDEST_PYTHON = (3, 11)
+# An extra that nobody asked for is no fault; one of the wrong version is.
+_BEST_LAST = (False, None, True)
 
 
 @dataclass(frozen=True)
@@ -116,20 +118,20 @@ def _extras() -> Iterator[Answer]:
     for name, asked in sorted(groups.items()):
         if name not in _EXTRAS_OF_DEVELOPERS:
             states = [_state(requirement) for requirement in asked]
-            works = all(fits for fits, _ in states)
+            works = min((fits for fits, _ in states), key=_BEST_LAST.index)
             todo = "" if works else f": pip install 'fedspa[{name}]'"
-            yield Answer("extras", name, works, ", ".join(said for fits, said in states if fits == works) + todo)
+            yield Answer("extras", name, works, ", ".join(said for fits, said in states if fits is works) + todo)
 
 
-def _state(requirement: str) -> tuple[bool, str]:
-    """Whether `name[extra]>=a,<b` is installed within its bounds, and how to say it."""
+def _state(requirement: str) -> tuple[bool | None, str]:
+    """Whether `name[extra]>=a,<b` is installed within its bounds (None: not at all), and how to say it."""
     match = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*(.*)", requirement)
     assert match is not None
     name, bounds = match[1], match[2].strip()
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return False, f"no {name}"
+        return None, f"no {name}"
     compare = {">=": operator.ge, "<": operator.lt, "==": operator.eq}
     for sign, bound in re.findall(r"(>=|==|<)\s*([\d.]+)", bounds):
         if not compare[sign](_numbers(version), _numbers(bound)):
