@@ -17,6 +17,8 @@ from fedspa.mechanism.clipping import clip_rows
 from fedspa.mechanism.sparsify import scale
 from fedspa.paper import rows, stand_in
 from fedspa.privacy.accounting import epsilon
+from fedspa.privacy.binomial import composed_epsilon
+from fedspa.privacy.binomial_plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.published import in_range, published_epsilon, published_noise, smallest_certified_epsilon
 from fedspa.server.optimizers import ServerOptimizer
@@ -249,3 +251,47 @@ def test_at_the_published_noise_a_round_is_mostly_noise(
     assert spread / setting["steps"] == pytest.approx(times, rel=0.01)
     closed = noise * math.sqrt(DIMENSION[name]) / (setting["batch"] * math.sqrt(10 * setting["steps"]))
     assert spread / setting["steps"] == pytest.approx(closed, rel=1e-3)
+
+
+def _binomial(name: str, setting: dict[str, int], bits: int, trials: int, adversary: Adversary) -> float:
+    """ε of cpSGD's whole run at δ = 1e-3: one step a round, every agent in all of them."""
+    plan = BinomialPlan(
+        dimension=DIMENSION[name],
+        clip="coordinate",
+        clip_value=0.01,
+        bits=bits,
+        trials=trials,
+        rotation=False,
+        adversary=adversary,
+        agents=100,
+        batch=setting["batch"],
+        records=setting["records"],
+        participations=45 if name == "mnist" else 200,
+        delta=1e-3,
+    )
+    return composed_epsilon({plan.event: plan.participations}, plan.delta)
+
+
+@pytest.mark.parametrize(("name", "setting"), [("mnist", MNIST), ("cifar10", CIFAR)])
+def test_cpsgd_has_no_theorem_at_a_tenth(name: str, setting: dict[str, int]) -> None:
+    """p = 0.1 is 3.2 bits: 9 values for levels and noise together. Not even b = 1 leaves trials enough."""
+    trials = trials_for_compression(0.1, 1)
+    assert trials == 7
+    for adversary in ("local", "secure-aggregation"):
+        assert _binomial(name, setting, 1, trials, adversary) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "printed", "least"), [("mnist", MNIST, 3.63, 62), ("cifar10", CIFAR, 258.0, 2400)]
+)
+def test_cpsgds_printed_costs_need_secure_aggregation(
+    name: str, setting: dict[str, int], printed: float, least: float
+) -> None:
+    """At p = 0.4, every b: locally far above what is printed; with secure aggregation some b comes below it."""
+    found: dict[str, list[float]] = {"local": [], "secure-aggregation": []}
+    for bits in range(1, 12):
+        trials = trials_for_compression(0.4, bits)
+        found["local"].append(_binomial(name, setting, bits, trials, "local"))
+        found["secure-aggregation"].append(_binomial(name, setting, bits, trials, "secure-aggregation"))
+    assert min(found["local"]) > least > printed
+    assert min(found["secure-aggregation"]) < printed < max(found["secure-aggregation"])

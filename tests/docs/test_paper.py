@@ -1,0 +1,115 @@
+"""docs/paper.md shows the kept results, line by line, and every statement in it has its test."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedspa.paper import plot, table
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+
+import paper_tables
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "paper.md").read_text("utf-8")
+KEPT = sorted(path.stem for path in paper_tables.RESULTS.glob("t*-*.json"))  # table-…, tradeoff-…
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    """After a change: python docs/paper_tables.py fill."""
+    assert paper_tables.filled(PAGE) == PAGE
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_every_part_has_its_place(name: str) -> None:
+    for part in ("table", "findings", "curve"):
+        assert PAGE.count(f"<!-- {part}: {name} -->\n") == 1
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_results_say_where_they_come_from(name: str) -> None:
+    found = paper_tables.result(name)
+    assert found is not None
+    assert found["command"].startswith(("fedspa table ", "fedspa tradeoff "))
+    assert found["commits"]
+    assert all(re.fullmatch(r"[0-9a-f]{7,40}", commit) for commit in found["commits"])
+    assert found["hardware"]
+    assert f"`{found['command']}`" in PAGE
+    if name.startswith("table"):
+        assert table.markdown(found) in PAGE
+        assert ("Nothing follows from their accuracies" in PAGE) or not found["quick"]
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if name.startswith("tradeoff")])
+def test_pictures_show_the_kept_data(name: str) -> None:
+    found = paper_tables.result(name)
+    assert found is not None
+    assert plot.fingerprint(found) in (ROOT / "docs" / "figures" / f"{name}.svg").read_text("utf-8")
+
+
+def test_every_statement_about_the_paper_has_its_test() -> None:
+    defined = set(
+        re.findall(r"^def (test_\w+)", (ROOT / "tests" / "paper" / "test_claims.py").read_text("utf-8"), re.M)
+    )
+    cited = set(re.findall(r"\*(test_\w+)\*", PAGE))
+    assert cited == defined
+
+
+def test_links_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", PAGE) if "://" not in link]
+    assert links
+    for link in links:
+        assert (ROOT / "docs" / link).resolve().exists(), link
+
+
+def test_fedavg_with_a_falling_step_is_the_kept_result() -> None:
+    summary = json.loads((paper_tables.RESULTS / "mnist-fedavg-decay.json").read_text("utf-8"))["summary"]
+    assert f"reaches {100 * summary['accuracy_best']:.2f} %" in PAGE
+
+
+def test_keep_takes_over_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "table.json"
+    source.write_text(json.dumps({"command": "fedspa table mnist", "rows": []}))
+    monkeypatch.setattr(paper_tables, "RESULTS", tmp_path / "results")
+    paper_tables.keep(source, "table-mnist", "A copy.")
+    found = paper_tables.result("table-mnist")
+    assert found is not None
+    assert found["note"] == "A copy."
+    assert paper_tables.result("table-cifar10") is None
+    assert "Not run yet." in paper_tables.filled("<!-- table: cifar10 -->\n<!-- end -->\n")
+
+
+def test_findings_are_told_from_the_figures() -> None:
+    def accuracy(mean: float) -> dict[str, float]:
+        return {"mean": mean, "std": 0.5}
+
+    def row(algorithm: str, p: float, printed: float, published: float, verified: float) -> dict[str, object]:
+        cell = {"accuracy_best": accuracy(published), "epsilon": 0.3}
+        sound = {"accuracy_last": accuracy(verified), "payload_bytes": 1000 * p}
+        return {
+            "algorithm": algorithm,
+            "compression": p,
+            "printed": {"accuracy": printed},
+            "published": cell,
+            "verified": sound,
+        }
+
+    rows = [
+        row("fedspa", 0.1, 92.0, 20.0, 86.0),
+        row("fedspa", 1.0, 94.0, 91.5, 87.0),
+        row("fedavg", 1.0, 96.9, 98.4, 0),
+    ]
+    found = {"rows": rows}
+    assert paper_tables._fedavg(found) == ["**FedAvg: reproduced.** 98.40 % at best, 96.90 printed."]
+    assert paper_tables._published(found)[0].startswith(
+        "**The private rows at the published noise: not reproduced.** 20.0"
+    )
+    assert (
+        "a spread of 1.0 points, beside a standard deviation over seeds of up to 0.5." in paper_tables._sound(found)[0]
+    )
+    assert "shrinks 10 times" in paper_tables._sound(found)[0]
