@@ -22,7 +22,7 @@ from fedspa.flower.settings import read_config
 from fedspa.privacy.ledger import Ledger
 from fedspa.wire.payload import Update, encode
 
-from .local_grid import SIMULATION, LocalGrid
+from .local_grid import POLICY, SIMULATION, LocalGrid
 
 CPSGD = {
     "federation.per_round": 4,
@@ -322,6 +322,30 @@ def test_when_too_few_are_willing_the_run_ends(deployment, train, tmp_path):
         policy.write_text(policy.read_text().replace("min_noise_multiplier = 0.8", "min_noise_multiplier = 5"))
     with pytest.raises(FedspaError, match=r"4 of 4 agents refuse this run \(noise-too-small\)"):
         train(deployment)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({}, None), ({"privacy.trials": 7}, "not-private"), ({"privacy.adversary": "secure-aggregation"}, "not-private")],
+)
+def test_cpsgd_under_each_agents_own_policy(deployment, train, tmp_path, changes, code):
+    for i in range(4):
+        (tmp_path / f"site-{i}/policy.toml").write_text(
+            POLICY.format(epsilon=8.0).replace("add-remove", "replace-one").replace("l2", "coordinate")
+        )
+    deployment.run_config |= CPSGD | changes
+    if code is not None:
+        with pytest.raises(FedspaError, match=code):
+            train(deployment)
+        return
+    summary = train(deployment)
+    assert summary["private"]
+    assert summary["dropped"] == {}
+    with Ledger.open(tmp_path / "site-2/ledger.sqlite", create=False) as ledger:
+        ((event, times),) = ledger.spent("site-2").items()
+        assert times == 3
+        assert ledger.epsilon("site-2", 1e-3, "replace-one") == summary["epsilon"]
+    assert '"kind":"binomial"' in event.to_json()
 
 
 def test_ttl_is_the_rounds_time(simulation, train):

@@ -12,7 +12,7 @@ from scipy import stats
 from fedspa.audit.result import Check
 from fedspa.audit.setting import Setting
 from fedspa.audit.target import Target
-from fedspa.privacy.plan import Plan
+from fedspa.privacy.binomial_plan import AnyPlan
 
 MOST_INDICATORS = 4_000_000
 
@@ -32,7 +32,7 @@ def sampler_checks(setting: Setting, target: Target, alpha: float) -> list[Check
     ]
 
 
-def sizes_check(name: str, plan: Plan, sizes: NDArray[np.int64], steps: int, alpha: float) -> Check:
+def sizes_check(name: str, plan: AnyPlan, sizes: NDArray[np.int64], steps: int, alpha: float) -> Check:
     """Sizes (each a total over `steps` steps): Binomial(m, q) by χ² for Poisson; exactly B for fixed."""
     if plan.sampling == "fixed":
         off = int((sizes != steps * plan.batch).sum())
@@ -50,14 +50,14 @@ def sizes_check(name: str, plan: Plan, sizes: NDArray[np.int64], steps: int, alp
     return Check(name, "deviation", allowed, statistic, 1 - alpha, statistic <= allowed, detail)
 
 
-def shares_check(name: str, plan: Plan, counts: NDArray[np.int64], steps: int, alpha: float) -> Check:
+def shares_check(name: str, plan: AnyPlan, counts: NDArray[np.int64], steps: int, alpha: float) -> Check:
     """How often each record was drawn: Binomial(steps, q) under either sampling. The most and the least often drawn."""
     law = stats.binom(steps, plan.event.rate)
     chance = 2 * plan.records * min(float(law.sf(counts.max() - 1)), float(law.cdf(counts.min())))
     return _unlikely(name, chance, alpha, f"most drawn {counts.max()}, least {counts.min()} times in {steps} steps")
 
 
-def overlap_check(name: str, plan: Plan, both: int, pairs: int, alpha: float) -> Check:
+def overlap_check(name: str, plan: AnyPlan, both: int, pairs: int, alpha: float) -> Check:
     """Records drawn in both of two successive steps, over disjoint pairs of steps: a share q² if steps are fresh."""
     q, m = plan.event.rate, plan.records
     expected = pairs * m * q * q

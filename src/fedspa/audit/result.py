@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# What claimed and lower_bound count. `mu` and `epsilon` are privacy; the others are departures from the mechanism as
-# accounted: `claimed` is then the largest value that chance allows at the check's confidence.
-Unit = Literal["mu", "epsilon", "deviation", "correlation", "count"]
+# What claimed and lower_bound count. `mu` and `epsilon` are privacy, `levels` a sensitivity after cpSGD's rounding; the
+# others are departures from the mechanism as accounted: `claimed` is then the largest value that chance allows at the
+# check's confidence.
+Unit = Literal["mu", "epsilon", "levels", "deviation", "correlation", "count"]
 ATTACK_UNITS = ("mu", "epsilon")
 # Stands for "nothing is hidden": JSON has no infinity.
 UNBOUNDED = 1e9

@@ -114,7 +114,7 @@ def from_config(path: Path, *, neighbours: Neighbours | None = None, draws: int 
     if job.plan is None:
         raise ConfigError(f"{path}: {config.algorithm.name} promises no privacy; audit a config of fedspa or dp-fed")
     if not isinstance(job.plan, Plan):
-        raise ConfigError(f"{path}: {config.algorithm.name} has no audit; audit a config of fedspa or dp-fed")
+        raise ConfigError(f"{path}: {config.algorithm.name} has an audit of its own; give no --neighbours")
     relations = relations_for(job.plan.sampling, neighbours)
     mode, engine = config.privacy.noise, config.run.engine
     return Setting(job.plan, relations, mode, engine, draws, seed, every_variant=False)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def audit(
     config: Annotated[Path | None, typer.Option(help="Audit the mechanism of this TOML config.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="fedspa (default) or cpsgd, without a config.")] = None,
     plant: Annotated[
         str | None,
         typer.Option(help="Break it first: sensitivity, noise, clip, mean, seed or sampling. Must be caught."),
@@ -37,6 +38,10 @@ def audit(
 
     Example: fedspa audit --plant sensitivity
     """
+    if algorithm not in (None, "fedspa", "cpsgd"):
+        raise ConfigError(f"--algorithm is {algorithm!r}; allowed: fedspa, cpsgd")
+    if algorithm is not None and config is not None:
+        raise ConfigError("--algorithm and --config: the config decides it; give one or the other")
     choices = {
         "noise": noise,
         "clip": clip,
@@ -44,10 +49,47 @@ def audit(
         "noise_mode": noise_mode,
         "engine": engine,
     }
-    setting = _setting(
-        config, {key: value for key, value in choices.items() if value is not None}, neighbours, draws, seed
-    )
+    given = {key: value for key, value in choices.items() if value is not None}
+    others = given if neighbours is None else given | {"neighbours": neighbours}
+    report = _cpsgd(config, algorithm, plant, others, draws, seed)
+    if report is None:
+        report = _gaussian(_setting(config, given, neighbours, draws, seed), plant)
+    if as_json:
+        print(json.dumps({"plant": plant, **report.to_json()}, allow_nan=False))
+    else:
+        _show(report, plant)
+    if not report.holds:
+        raise typer.Exit(1)
 
+
+def _cpsgd(
+    config: Path | None, algorithm: str | None, plant: str | None, given: dict[str, Any], draws: int, seed: int
+) -> Report | None:
+    """The audit of cpSGD where that is what was asked for."""
+    if algorithm != "cpsgd" and config is None:
+        return None
+
+    import torch
+
+    from fedspa.audit.cpsgd import CpsgdTarget, audit, from_config, synthetic
+    from fedspa.audit.cpsgd_plants import plant as planted
+
+    torch.set_num_threads(1)
+    if config is None:
+        mode: Any = given.pop("noise_mode", "secure")
+        setting = synthetic(noise_mode=mode, draws=draws, seed=seed)
+    elif (found := from_config(config, draws=draws, seed=seed)) is not None:
+        setting = found
+    else:
+        return None
+    if given:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        raise ConfigError(f"{flags}: cpsgd's audit tries every clipping and has no such choice")
+    target = CpsgdTarget()
+    return audit(setting, target if plant is None else planted(plant, target))
+
+
+def _gaussian(setting: Setting, plant: str | None) -> Report:
     import torch
 
     from fedspa.audit.plants import plant as planted
@@ -64,13 +106,7 @@ def audit(
         if plant == "sampling-fixed" and setting.plan.sampling == "fixed":
             raise ConfigError("--plant sampling-fixed is no mistake under --sampling fixed; use --plant sampling")
         target = planted(plant, target)
-    report = attack(setting, target)
-    if as_json:
-        print(json.dumps({"plant": plant, **report.to_json()}, allow_nan=False))
-    else:
-        _show(report, plant)
-    if not report.holds:
-        raise typer.Exit(1)
+    return attack(setting, target)
 
 
 def _setting(config: Path | None, choices: dict[str, Any], neighbours: str | None, draws: int, seed: int) -> Setting:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from typing import Final, Self, get_args
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
-from fedspa.privacy.event import Event, Neighbours, from_json
+from fedspa.privacy.event import BinomialEvent, Event, Neighbours, from_json
 
 ACCOUNTANT: Final = "pld"
 
@@ -233,7 +233,8 @@ class Ledger:
         raise BudgetError(
             f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent_epsilon):.4g} left: {spent_epsilon:.4g} of its cap "
             f"{cap.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
-            f"bring it to {after:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {ACCOUNTANT}); "
+            f"bring it to {after:.4g} (δ = {cap.delta:g}, {cap.neighbours}, "
+            f"{accountants(self._after(agent, event, participations))}); "
             "ask for fewer or noisier participations"
         )
 
@@ -275,6 +276,13 @@ def total_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbo
     from fedspa.privacy import accounting  # slow to import
 
     return accounting.epsilon(events, delta, neighbours=neighbours, accountant=ACCOUNTANT)
+
+
+def accountants(events: Iterable[Event]) -> str:
+    """What prices these events, for the reader: cpSGD's have an accountant of their own."""
+    return " and ".join(
+        dict.fromkeys("binomial" if isinstance(event, BinomialEvent) else ACCOUNTANT for event in events)
+    )
 
 
 def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Event]:

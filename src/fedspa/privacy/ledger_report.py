@@ -16,7 +16,7 @@ from typing import Any
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
 from fedspa.privacy.event import Event, Neighbours, from_json
-from fedspa.privacy.ledger import ACCOUNTANT, Cap, parsed, spent, total_epsilon
+from fedspa.privacy.ledger import Cap, accountants, parsed, spent, total_epsilon
 
 MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
 
@@ -124,7 +124,7 @@ def _agent(
         epsilon=epsilon,
         delta=delta,
         neighbours=neighbours,
-        accountant=ACCOUNTANT,
+        accountant=accountants(events),
         cap=cap,
         epsilon_left=epsilon_left,
         participations_left=participations_left,
