@@ -33,11 +33,12 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcar
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,flower,plots,tensorboard,mlflow]'
+	$(PIP) install -c constraints.txt -e '.[dev,flower,plots,tensorboard,mlflow,docs]'
 	touch $@
 
+# The extra `docs` without a second build of the package.
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[docs]'
+	$(PIP) install -c constraints.txt mkdocs-material
 	touch $@
 
 clean:

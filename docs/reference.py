@@ -68,7 +68,8 @@ def _row(parameter: Any) -> str:
     kind = "flag" if getattr(parameter, "is_flag", False) else _kind(parameter)
     default = parameter.default
     shown = "required" if parameter.required else "–" if default is None or default is False else f"`{default}`"
-    return f"| {name} | {kind} | {shown} | {_cell(getattr(parameter, 'help', None) or '')} |"
+    cells = (name, kind, shown, getattr(parameter, "help", None) or "")
+    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
 def _kind(parameter: Any) -> str:

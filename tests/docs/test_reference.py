@@ -36,6 +36,8 @@ def test_every_command_is_there_with_its_options() -> None:
     assert "| `--batch` | integer | required |" in text
     assert "\n    fedspa audit --plant sensitivity\n" in text
     assert not re.search(r"^\| .* \|  \|$", text, flags=re.M)  # an option without a word of help
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}  # a stray bar would shift the columns
 
 
 def test_markers_are_filled_and_the_rest_stays() -> None:
