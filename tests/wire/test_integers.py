@@ -17,6 +17,7 @@ from fedspa.wire.integers import IntegerUpdate, decode_integers, encode_integers
 from fedspa.wire.payload import HEADER_BYTES, Expected, Update, decode, encode
 
 SEED = bytes(range(16))
+PINNED = "52b37e6ba40d5a03"
 
 
 def expected(count: int, **changes: object) -> Expected:
@@ -133,3 +134,15 @@ def test_padding_has_one_spelling() -> None:
     body = bytes([body[0], body[1] | 0x80]) + body[2:]
     with pytest.raises(PayloadError, match="zeros"):
         decode_integers(sealed(header, body), expected(3), 10**6, 4)
+
+
+def test_pinned_bytes() -> None:
+    """What docs/wire.md says, in bytes: 3 low bits of each number plainly, then the coded rest."""
+    numbers = np.array([500_000, 500_003, 499_001, 501_234, 499_999])
+    payload = encode_integers(IntegerUpdate(3, 700, SEED, numbers), 10**6, 4)
+    # c = 500,001: −1, 2, −1000, 1233, −2 → low bits 7, 2, 0, 1, 6 → 111 010 000 100 011 (0), lowest first
+    low = [7, 2, 0, 1, 6]
+    plain = sum(value << 3 * i for i, value in enumerate(low)).to_bytes(2, "little")
+    assert payload[HEADER_BYTES : HEADER_BYTES + 2] == plain
+    assert payload[5] == 3
+    assert payload[HEADER_BYTES + 2 :].hex() == PINNED
