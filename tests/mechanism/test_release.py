@@ -58,7 +58,7 @@ def test_neighbours_of_a_release_differ_by_the_sensitivity_over_b() -> None:
     plan = replace(PLAN, neighbours="replace-one")
     big = torch.full((1, 100), 1e6)
     distance = float((release([big], plan) - release([-big], plan)).norm())
-    assert distance == pytest.approx(plan.sensitivity / plan.batch, rel=1e-6)
+    assert distance == pytest.approx(plan.sensitivity / plan.batch, rel=3e-6)  # a little less, see CLIP_MARGIN
 
 
 class TestPrivateClip:

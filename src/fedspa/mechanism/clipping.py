@@ -11,18 +11,30 @@ from torch import Tensor
 
 from fedspa.privacy.plan import Clipping
 
+# What a clipped norm stays below the bound by, relatively: more than what rounding a factor and its products to float32
+# (2⁻²⁴ each) can add. The native and the stacked back end have the same.
+CLIP_MARGIN = 2e-6
+
 
 def clip_rows(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     """Each row brought within the bound: every coordinate to ±value, or the row's L2 norm to value."""
     rows = _zero_unless_finite(rows)
     if clip == "coordinate":
-        return rows.clamp(-value, value)
+        bound = _bound_below(value, rows.dtype)
+        return rows.clamp(-bound, bound)
     # A norm in float64: float32 loses digits over 10⁵ coordinates, and they would be missing from the bound.
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    factors = value / norms.clamp(min=value)
+    limit = value * (1 - CLIP_MARGIN)
+    factors = limit / norms.clamp(min=limit)
     # Below the smallest normal number a factor has too few digits to keep the bound: such a row counts as zero.
     factors = torch.where(factors >= torch.finfo(rows.dtype).tiny, factors, 0.0)
     return rows * factors.to(rows.dtype).unsqueeze(1)
+
+
+def _bound_below(value: float, dtype: torch.dtype) -> float:
+    """The greatest number of that type that is not above the bound."""
+    nearest = torch.tensor(value, dtype=dtype)
+    return float(torch.nextafter(nearest, torch.zeros_like(nearest)) if float(nearest) > value else nearest)
 
 
 def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
