@@ -81,6 +81,7 @@ class Coordinator:
         self.job = job
         theta = job.model.flatten()
         self.state: ServerState = job.optimizer.start(theta)
+        self._held_out = job.data.test_x.to(theta.device), job.data.test_y.to(theta.device)
         self.public_key = derive_key(root_key("seeded", job.config.run.seed), "public")
         self.clip_value = job.plan.clip_value if job.plan is not None else None
         if job.plan is not None and job.plan.clip_rule == "median":
@@ -141,16 +142,18 @@ class Coordinator:
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss on the held-out records, which belong to the server."""
-        theta, right, loss = self.state.model, 0, 0.0
-        x, y = self.job.data.test_x, self.job.data.test_y
-        for x_part, y_part in zip(torch.split(x, 256), torch.split(y, 256)):
-            logits = self.job.model.logits(theta, x_part.to(theta.device))
-            labels = y_part.to(theta.device)
-            right += int((logits.argmax(dim=1) == labels).sum())
-            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        theta, (x, y) = self.state.model, self._held_out
+        # Summed where they are: reading a number off a GPU waits for it.
+        right, total = (torch.zeros((), dtype=torch.float64, device=theta.device) for _ in range(2))
+        size = 256 if theta.device.type == "cpu" else 4096
+        for x_part, y_part in zip(torch.split(x, size), torch.split(y, size)):
+            logits = self.job.model.logits(theta, x_part)
+            right += (logits.argmax(dim=1) == y_part).sum()
+            total += nn.functional.cross_entropy(logits, y_part, reduction="sum")
+        loss = float(total)
         if not np.isfinite(loss):
             raise Diverged(self.state.round - 1, "its loss is no longer finite")
-        return right / len(y), loss / len(y)
+        return float(right) / len(y), loss / len(y)
 
 
 def _finite(tensor: torch.Tensor) -> bool:
