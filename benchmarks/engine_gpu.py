@@ -1,22 +1,25 @@
 """Local training on one GPU: the stacked engine against per-agent vmap(grad) with the same mechanism, and plain SGD.
 
-    python benchmarks/engine_gpu.py [--json] [--repeats N]
+    python benchmarks/engine_gpu.py [--json] [--repeats N] [--whole]
 
 Milliseconds per agent-step of a whole round (10 agents, drawing the batches and loading the records included), median
 with the smallest and largest of N rounds, the contenders taking turns. "steps only" is the replay of the graphs, by
-CUDA events. Beside it the floor: the step's multiplications at the rate of a large TF32 product measured here, and the
-fewest bytes (θ and the batch read once, θ written once) at the rate of a large copy.
+CUDA events. --whole also trains the rounds of the paper's whole jobs. Beside it the floor: the step's multiplications
+at the rate of a large TF32 product measured here, and the fewest bytes (θ and the batch read once, θ written once) at
+the rate of a large copy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -47,16 +50,17 @@ class Job:
     records: int
     steps: int
     clip: Any
+    rounds: int
     rule: Any = "given"
 
 
 JOBS = [
-    Job("MNIST p=.05 coordinate", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "coordinate"),
-    Job("MNIST p=1 coordinate", "mnist-cnn", (1, 28, 28), 1.0, 10, 600, 300, "coordinate"),
-    Job("MNIST p=.05 l2", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "l2"),
-    Job("MNIST p=.05 l2 quantile", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "l2", "quantile"),
-    Job("CIFAR p=.1 coordinate", "cifar10-cnn", (3, 32, 32), 0.1, 50, 500, 50, "coordinate"),
-    Job("CIFAR p=.1 l2", "cifar10-cnn", (3, 32, 32), 0.1, 50, 500, 50, "l2"),
+    Job("MNIST p=.05 coordinate", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "coordinate", 45),
+    Job("MNIST p=1 coordinate", "mnist-cnn", (1, 28, 28), 1.0, 10, 600, 300, "coordinate", 45),
+    Job("MNIST p=.05 l2", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "l2", 45),
+    Job("MNIST p=.05 l2 quantile", "mnist-cnn", (1, 28, 28), 0.05, 10, 600, 300, "l2", 45, "quantile"),
+    Job("CIFAR p=.1 coordinate", "cifar10-cnn", (3, 32, 32), 0.1, 50, 500, 50, "coordinate", 200),
+    Job("CIFAR p=.1 l2", "cifar10-cnn", (3, 32, 32), 0.1, 50, 500, 50, "l2", 200),
 ]
 
 
@@ -171,7 +175,17 @@ def spread(times: list[float], agent_steps: int) -> dict[str, float]:
     return {"median": statistics.median(per), "least": min(per), "most": max(per)}
 
 
-def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool) -> dict[str, Any]:
+def whole_job(engine: StackedEngine, theta: Tensor, tasks: list[LocalTask], rounds: int) -> float:
+    """Seconds of local training, every round with batches and noise of its own; θ stays, which costs the same."""
+
+    def run() -> None:
+        for t in range(rounds):
+            engine.train(theta, [replace(task, key=derive_key(task.key, t)) for task in tasks])
+
+    return timed(run)
+
+
+def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool, whole: bool) -> dict[str, Any]:
     module = build(job.model, job.shape, 10, 0).cuda()
     model = FlatModel(module)
     theta = model.flatten()
@@ -202,6 +216,8 @@ def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool) -> di
     }
     graph = steps_only(engines[True], job.steps, repeats)
     result["ms"]["stacked, steps only"] = spread([t / 1e3 for t in graph], AGENTS * job.steps)
+    if whole:
+        result["rounds"], result["whole_job_s"] = job.rounds, whole_job(engines[True], theta, tasks, job.rounds)
     result["draw_ms"] = 1e3 * statistics.median(timed(lambda: [draw_batches(t) for t in tasks]) for _ in range(3))
     return result
 
@@ -212,6 +228,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="", help="jobs whose name contains this")
     parser.add_argument("--no-rivals", action="store_true")
+    parser.add_argument("--whole", action="store_true", help="train whole jobs too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -222,17 +239,22 @@ def main() -> None:
     for job in JOBS:
         if options.only in job.name:
             print(job.name, file=sys.stderr, flush=True)
-            results.append(measure(job, options.repeats, rates, not options.no_rivals))
+            # What follows the gradients is the same for the rivals: once a model and p is enough.
+            plain = job.clip == "coordinate"
+            rivals, whole = plain and not options.no_rivals, plain and options.whole
+            results.append(measure(job, options.repeats, rates, rivals, whole))
     if options.json:
-        print(
-            json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **rates, "jobs": results})
-        )
+        versions = {"torch": torch.__version__, "triton": version("triton"), "python": platform.python_version()}
+        named = {"command": " ".join(["python", *sys.argv]), "device": torch.cuda.get_device_name(), **versions}
+        print(json.dumps({**named, "agents": AGENTS, "repeats": options.repeats, **rates, "jobs": results}))
         return
     print(f"{torch.cuda.get_device_name()}: {rates['tf32_flops'] / 1e12:.0f} TFLOP/s TF32, "
           f"{rates['bytes_per_s'] / 1e12:.2f} TB/s copied")  # fmt: skip
     for result in results:
         print(f"{result['job']} (d = {result['dimension']}): floor {result['floor_flops_ms']:.4f} ms by operations, "
               f"{result['floor_bytes_ms']:.4f} by bytes; drawing a round takes {result['draw_ms']:.1f} ms")  # fmt: skip
+        if "whole_job_s" in result:
+            print(f"  {result['rounds']} rounds of {AGENTS} agents: {result['whole_job_s']:.2f} s")
         for name, ms in result["ms"].items():
             memory = result["peak_mib"].get(name)
             room = "" if memory is None else f"  peak {memory:.0f} MiB"

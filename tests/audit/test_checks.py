@@ -22,7 +22,7 @@ from fedspa.audit.probe import (
 )
 from fedspa.audit.setting import synthetic
 from fedspa.audit.target import Target, production
-from fedspa.engine.choose import native_obstacle
+from fedspa.engine import native
 
 ALPHA = 1e-5
 TARGET = production("generic", exact=False)
@@ -34,8 +34,8 @@ def _failed(checks):
 
 def _engines():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 2))
-    native = [] if native_obstacle(module, (32,), "cpu", False) else ["native"]
-    return ["generic", "reference", *native]
+    fast = [] if native.supports(module, (32,)) else ["native"]
+    return ["generic", "reference", *fast]
 
 
 class TestNoise:

@@ -8,6 +8,7 @@ from torch import nn
 from fedspa.engine import native
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.native import library
+from fedspa.engine.stacked import StackedEngine
 from fedspa.errors import ConfigError
 
 PLAIN = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -20,7 +21,6 @@ def test_auto_takes_the_native_engine_where_it_can() -> None:
     assert choose("auto", PLAIN, (1, 2, 2), "cpu", 2, exact=False).name == "native"
     assert choose("auto", EXOTIC, (1, 2, 2), "cpu", 2, exact=False).name == "generic"
     assert choose("auto", PLAIN, (1, 2, 2), "cpu", 2, exact=True).name == "generic"
-    assert choose("auto", PLAIN, (1, 2, 2), "cuda", 2, exact=False).name == "generic"
     assert "Sigmoid" in reason("auto", EXOTIC, (1, 2, 2), "cpu", exact=False)
     assert reason("generic", EXOTIC, (1, 2, 2), "cpu", exact=False) == "run.engine = 'generic'"
 
@@ -40,6 +40,22 @@ def test_a_forced_engine_is_taken_or_refused() -> None:
         choose("native", EXOTIC, (1, 2, 2), "cpu", 1, exact=False)
     with pytest.raises(ConfigError, match="allowed: auto, native"):
         choose("fast", PLAIN, (1, 2, 2), "cpu", 1, exact=False)  # type: ignore[arg-type]
+
+
+def test_auto_takes_the_stacked_engine_on_a_gpu_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is put on the device before the first training, so none is needed here."""
+    monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object())
+    chosen = choose("auto", PLAIN, (1, 2, 2), "cuda", 2, exact=False, tf32=True)
+    assert isinstance(chosen, StackedEngine)
+    assert chosen.tf32
+    assert "fastest" in reason("auto", PLAIN, (1, 2, 2), "cuda", exact=False)
+    assert choose("auto", EXOTIC, (1, 2, 2), "cuda", 2, exact=False).name == "generic"
+    assert reason("auto", EXOTIC, (1, 2, 2), "cuda", exact=False) == "not stacked: it knows no layer Sigmoid"
+    assert choose("auto", PLAIN, (1, 2, 2), "cuda", 2, exact=True).name == "generic"
+    assert "exact" in reason("auto", PLAIN, (1, 2, 2), "cuda", exact=True)
+    monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: None)
+    assert choose("auto", PLAIN, (1, 2, 2), "cuda", 2, exact=False).name == "generic"
+    assert "Triton" in reason("auto", PLAIN, (1, 2, 2), "cuda", exact=False)
 
 
 def test_stacked_is_taken_where_it_is_forced_and_can_run() -> None:

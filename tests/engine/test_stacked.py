@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedspa.engine.flat import FlatModel
+from fedspa.engine.generic import GenericEngine
 from fedspa.engine.layers import Activation, Pool, Weighted
+from fedspa.engine.local import Gradients
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine, device_obstacle, supports
 from fedspa.engine.stacked.batches import draw_batches
+from fedspa.engine.stacked.buffers import Shape, room
 from fedspa.engine.stacked.chacha import GROUP, ChaChaNoise, block_words
 from fedspa.engine.stacked.describe import describe
 from fedspa.engine.stacked.engine import LayerGradients
@@ -30,7 +33,27 @@ from fedspa.mechanism.sampling import draw_batch
 from fedspa.mechanism.streams import Stream, derive_key
 from fedspa.privacy.plan import Plan
 
-CLASSES = 3
+CLASSES, WORDS = 3, 6
+
+
+@st.composite
+def norms(draw: st.DrawFn, shape: tuple[int, ...]) -> list[nn.Module]:
+    """A norm layer for inputs of this shape, or none. Its weight and bias are not those it starts with: 1 and 0 hide
+    mistakes. A wide epsilon keeps the gradients of groups of few values within what float32 can hold to 1e-5."""
+    if math.prod(shape) < 2 or draw(st.booleans()):
+        return []
+    groups = draw(st.sampled_from([g for g in range(1, shape[0] + 1) if shape[0] % g == 0 and math.prod(shape) > g]))
+    affine = draw(st.booleans())
+    kinds: list[nn.Module] = [nn.LayerNorm(shape, eps=0.1, elementwise_affine=affine, bias=draw(st.booleans()))]
+    if len(shape) == 1:
+        kinds.append(nn.GroupNorm(groups, shape[0], eps=0.1, affine=affine))
+    else:
+        kinds.append(nn.LayerNorm(shape[-1:], eps=0.1, elementwise_affine=affine))
+        kinds.append(nn.GroupNorm(groups, shape[0], eps=0.1, affine=affine))
+    chosen = draw(st.sampled_from(kinds))
+    for parameter in chosen.parameters():
+        nn.init.normal_(parameter, mean=0.5)
+    return [chosen]
 
 
 @st.composite
@@ -39,7 +62,8 @@ def nets(draw: st.DrawFn, smooth: bool = True) -> tuple[nn.Sequential, tuple[int
     torch.manual_seed(draw(st.integers(0, 10_000)))
     activations = [nn.Tanh] if smooth else [nn.Tanh, nn.ReLU]
     layers: list[nn.Module] = []
-    if draw(st.booleans()):
+    kind = draw(st.sampled_from(["image", "image", "vector", "text"]))
+    if kind == "image":
         shape: tuple[int, ...] = (draw(st.integers(1, 3)), draw(st.integers(5, 9)), draw(st.integers(5, 9)))
         start = shape
         for _ in range(draw(st.integers(1, 2))):
@@ -49,29 +73,39 @@ def nets(draw: st.DrawFn, smooth: bool = True) -> tuple[nn.Sequential, tuple[int
             layers.append(
                 nn.Conv2d(channels, draw(st.integers(1, 4)), kernel, stride, padding, bias=draw(st.booleans()))
             )
-            layers.append(draw(st.sampled_from(activations))())
             shape = tuple(nn.Sequential(*layers)(torch.zeros(1, *start)).shape[1:])
+            layers += draw(norms(shape))
+            layers.append(draw(st.sampled_from(activations))())
             if min(shape[1:]) >= 2 and draw(st.booleans()):
                 pools = [nn.AvgPool2d(2), nn.AvgPool2d(2, 1, 1, count_include_pad=draw(st.booleans()))]
                 layers.append(draw(st.sampled_from(pools if smooth else [*pools, nn.MaxPool2d(2), nn.MaxPool2d(2, 1)])))
                 shape = tuple(nn.Sequential(*layers)(torch.zeros(1, *start)).shape[1:])
         layers.append(nn.Flatten())
         width = math.prod(shape)
+    elif kind == "text":
+        start = (draw(st.integers(1, 5)),)
+        shape = (*start, draw(st.integers(2, 4)))
+        layers += [nn.Embedding(WORDS, shape[1]), *draw(norms(shape)), nn.Flatten()]
+        width = math.prod(shape)
     else:
         width = draw(st.integers(1, 8))
         start = (width,)
     if draw(st.booleans()):
-        hidden = draw(st.integers(1, 6))
-        layers += [nn.Linear(width, hidden, bias=draw(st.booleans())), draw(st.sampled_from(activations))()]
+        hidden = draw(st.integers(2, 6))
+        layers += [nn.Linear(width, hidden, bias=draw(st.booleans())), *draw(norms((hidden,)))]
+        layers.append(draw(st.sampled_from(activations))())
         width = hidden
     layers.append(nn.Linear(width, CLASSES))
     split = draw(st.integers(0, len(layers)))
     return nn.Sequential(nn.Sequential(*layers[:split]), nn.Identity(), *layers[split:]), start
 
 
-def records(count: int, shape: tuple[int, ...], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def records(net: nn.Module, count: int, shape: tuple[int, ...], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, *shape, generator=generator), torch.randint(CLASSES, (count,), generator=generator)
+    x = torch.randn(count, *shape, generator=generator)
+    if any(isinstance(layer, nn.Embedding) for layer in net.modules()):
+        x = torch.randint(WORDS, (count, *shape), generator=generator)
+    return x, torch.randint(CLASSES, (count,), generator=generator)
 
 
 def make_task(net: nn.Module, shape: tuple[int, ...], active: int | None, clip: Any, **changes: Any) -> LocalTask:
@@ -80,7 +114,7 @@ def make_task(net: nn.Module, shape: tuple[int, ...], active: int | None, clip: 
     sampling = changes.pop("sampling", "poisson")
     rule, seed = changes.pop("clip_rule", "given"), changes.pop("seed", 0)
     relation: Any = "add-remove" if sampling == "poisson" else "replace-one"
-    x, y = records(20, shape, seed)
+    x, y = records(net, 20, shape, seed)
     plan = Plan(d, k, clip, 0.3, sampling, 5, 20, 4, 1, 1.0, relation, 1e-3, rule) if clip else None
     omega = None if active is None else torch.from_numpy(active_coordinates(seed.to_bytes(16, "little"), d, k))
     task = LocalTask(x, y, omega, d / k, sampling, 5, 4, 0.1, plan, derive_key(bytes(32), "task", seed))
@@ -101,7 +135,7 @@ def test_clipped_sums_are_within_1e_5_of_the_clip_of_the_reference(
 ) -> None:
     net, shape = made
     theta = FlatModel(net).flatten()
-    x, y = records(batch, shape, seed)
+    x, y = records(net, batch, shape, seed)
     k = len(theta) if active is None else min(active, len(theta))
     omega = None if active is None else torch.from_numpy(active_coordinates(bytes(16), len(theta), k))
     got, wanted = torch.zeros(k, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
@@ -117,9 +151,9 @@ def test_clipped_sums_are_within_1e_5_of_the_clip_of_the_reference(
 def test_rules_match_autograd_in_float64_kinks_included(made: tuple[nn.Sequential, tuple[int, ...]], seed: int) -> None:
     """In one precision both sides of a kink are the same side."""
     net, shape = made
-    x, y = records(4, shape, seed)
+    x, y = records(net, 4, shape, seed)
     theta = FlatModel(net).flatten().double()
-    got = torch.cat(list(LayerGradients(net.double()).rows(theta, x.double(), y, None)))
+    got = torch.cat(list(LayerGradients(net.double()).rows(theta, x.double() if x.is_floating_point() else x, y, None)))
     wanted = torch.cat(list(ReferenceEngine(net).rows(theta, x, y, None)))
     assert torch.allclose(got, wanted, rtol=1e-9, atol=1e-12)
 
@@ -227,6 +261,10 @@ def test_empty_batches_are_batches() -> None:
         (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(4, 3)), (1, 3, 3), "ceil_mode"),
         (nn.TransformerEncoderLayer(4, 1), (4,), "trace"),
         (nn.Sequential(nn.Conv2d(1, 2, 5)), (1, 3, 3), "does not fit"),
+        (nn.Sequential(nn.GroupNorm(1, 3), nn.Linear(4, 3)), (4,), "3 channels"),
+        (nn.Sequential(nn.LayerNorm(3), nn.Linear(4, 3)), (4,), "(3,)"),
+        (nn.Sequential(nn.Embedding(4, 2, padding_idx=0), nn.Flatten(), nn.Linear(4, 3)), (2,), "padding_idx"),
+        (nn.Sequential(nn.Tanh(), nn.Embedding(4, 2), nn.Flatten(), nn.Linear(4, 3)), (2,), "first layer"),
     ],
 )
 def test_what_has_no_rule_is_refused_by_name(net: nn.Module, shape: tuple[int, ...], word: str) -> None:
@@ -267,6 +305,43 @@ def test_bad_tasks_are_refused() -> None:
         engine.train(theta[1:], [task])
 
 
+def test_tokens_that_are_no_words_are_refused() -> None:
+    net = nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(4, CLASSES))
+    theta, y = FlatModel(net).flatten(), torch.zeros(2, dtype=torch.int64)
+    for bad in (-1, 4):
+        x = torch.tensor([[0, 3], [1, bad]])
+        task = LocalTask(x, y, None, 1.0, "poisson", 1, 1, 0.1, None, bytes(32))
+        with pytest.raises(DataError, match="token"):
+            StackedEngine(net, "cpu", tf32=False).train(theta, [task])
+
+
+def test_it_hands_out_each_examples_gradient() -> None:
+    """For algorithms that clip and code gradients themselves."""
+    net = small_net()
+    engine, theta = StackedEngine(net, "cpu", tf32=False), FlatModel(net).flatten()
+    assert isinstance(engine, Gradients)
+    x, y = records(net, 5, (1, 7, 7), 0)
+    wanted = GenericEngine(net)
+    assert torch.allclose(
+        torch.cat(list(engine.rows(theta, x, y, None))), torch.cat(list(wanted.rows(theta, x, y, None))), atol=1e-6
+    )
+    assert torch.equal(engine.mean(theta, x, y), wanted.mean(theta, x, y))
+
+
+def test_a_stack_has_room_for_larger_batches() -> None:
+    """A rebuilt stack costs seconds of compiling: what fits must be seen to fit."""
+    shape = Shape(10, 22, 600, 300, 100, 5, masked=True, clip="l2", quantile=False)
+    built = shape.with_room()
+    assert (built.rows, built.records) == (32, 608)
+    for rows in (0, 22, 23, 32):
+        assert built.covers(replace(shape, rows=rows))
+    assert not built.covers(replace(shape, rows=33))
+    assert not built.covers(replace(shape, active=6))
+    assert built.covers(replace(shape, records=608, steps=299))
+    assert not built.covers(replace(shape, steps=301))
+    assert all(room(rows) >= rows and room(rows) % 16 == 0 for rows in range(300))
+
+
 def test_layers_are_fused_where_one_kernel_can_run_them() -> None:
     net = nn.Sequential(
         *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.Tanh(), nn.MaxPool2d(2)),
@@ -280,7 +355,7 @@ def test_layers_are_fused_where_one_kernel_can_run_them() -> None:
     assert second.activation == Activation("tanh")
     assert isinstance(third, Unit) and third.activation is None  # noqa: PT018
     assert (first.outputs, first.positions) == (4 * 5 * 5, 100)
-    assert tiles(first).sum_tiles(first.weighted) >= 1
+    assert tiles(first).programs >= 1
     assert isinstance(first.weighted, Weighted)
 
 

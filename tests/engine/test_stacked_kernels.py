@@ -6,6 +6,7 @@ Needs Triton, and a CUDA device or Triton's interpreter (TRITON_INTERPRET=1, on 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("neither a CUDA device nor TRITON_INTERPRET=1", allow_module_level=True)
 
-from test_stacked import nets  # noqa: E402
+from test_stacked import WORDS, nets  # noqa: E402
+from test_stacked import records as make_records  # noqa: E402
 
 from fedspa.engine.flat import FlatModel  # noqa: E402
 from fedspa.engine.stacked import step_kernels  # noqa: E402
@@ -58,6 +60,25 @@ NETS: dict[str, tuple[tuple[int, ...], Any]] = {
             *(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 3), nn.Tanh()),
         ],
     ),
+    "by taps": (
+        (16, 6, 7),
+        lambda: [
+            *(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, (2, 1)), nn.Tanh()),
+            *(nn.Flatten(), nn.Linear(32 * 2 * 3, 3)),
+        ],
+    ),
+    "norms": (
+        (2, 9, 8),
+        lambda: [
+            *(nn.Conv2d(2, 6, 3), nn.GroupNorm(3, 6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 4, 2), nn.Tanh()),
+            *(nn.LayerNorm((4, 2, 2), bias=False), nn.Flatten(), nn.Linear(16, 18), nn.GroupNorm(2, 18, affine=False)),
+            *(nn.Tanh(), nn.LayerNorm(18), nn.Linear(18, 3)),
+        ],
+    ),
+    "text": (
+        (5,),
+        lambda: [nn.Embedding(WORDS, 17), nn.LayerNorm(17), nn.Flatten(), nn.Linear(85, 3)],
+    ),
     "strided, padded": (
         (3, 9, 8),
         lambda: [
@@ -81,9 +102,7 @@ def make_tasks(name: str, net: nn.Module, count: int, clip: Any, active: int | N
     tasks = []
     for w in range(count):
         records = 12 + w
-        generator = torch.Generator().manual_seed(w)
-        x = torch.randn(records, *NETS[name][0], generator=generator).to(DEVICE)
-        y = torch.randint(3, (records,), generator=generator).to(DEVICE)
+        x, y = (part.to(DEVICE) for part in make_records(net, records, NETS[name][0], w))
         omega = None if active is None else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).to(DEVICE)
         plan = None
         if clip is not None:
@@ -103,10 +122,7 @@ def both(tasks: list[LocalTask], net: nn.Module) -> tuple[list[LocalResult], lis
     careful = LayerGradients(net.to(DEVICE, torch.float64))
     wanted = []
     for task in tasks:
-        exact = LocalTask(
-            task.x.double(), task.y, task.coordinates, task.scale, task.sampling, task.batch, task.local_steps,
-            task.local_lr, task.plan, task.key,
-        )  # fmt: skip
+        exact = replace(task, x=task.x.double() if task.x.is_floating_point() else task.x)
         wanted.append(careful_steps(theta.double(), exact, draw_batches(task), careful))
     return got, wanted
 
@@ -145,9 +161,7 @@ def test_a_steps_sum_is_within_1e_5_of_the_clip_of_the_twins(
     k = d if active is None else min(active, d)
     tasks = []
     for w in range(3):
-        generator = torch.Generator().manual_seed(seed + w)
-        x = torch.randn(10, *shape, generator=generator).to(DEVICE)
-        y = torch.randint(3, (10,), generator=generator).to(DEVICE)
+        x, y = (part.to(DEVICE) for part in make_records(net, 10, shape, seed + w))
         omega = None if active is None else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).to(DEVICE)
         plan = Plan(d, k, clip, value, "poisson", 1 + 3 * w, 10, 1, 1, 0.01, "add-remove", 1e-3)
         key = derive_key(bytes(32), seed, w)

@@ -30,26 +30,20 @@ def choose(
 ) -> Engine:
     """The engine for `name`; `auto` never fails for want of a fast one, a forced engine that cannot run is an error.
 
-    `auto` does not take `stacked`: its kernels are younger than the tests that ran on a GPU. `by_example` asks for one
-    that hands out each example's gradient.
+    `by_example` asks for one that hands out each example's gradient.
     """
     if name not in get_args(EngineName):
         raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
-    obstacle = None
-    if by_example and name not in ("generic", "reference"):
-        obstacle = NO_EXAMPLES
-    elif name in ("auto", "native"):
-        obstacle = native_obstacle(module, input_shape, device, exact)
-    elif name == "stacked":
-        obstacle = stacked.device_obstacle(device, exact) or stacked.supports(module, input_shape)
-    if name in ("native", "stacked") and obstacle is not None:
+    chosen = _fast(device) if name == "auto" else name
+    obstacle = _obstacle(chosen, module, input_shape, device, exact, by_example)
+    if obstacle is not None and name != "auto":
         raise ConfigError(f"run.engine = {name!r} is not possible here: {obstacle}; use 'auto' or 'generic'")
-    if name == "stacked":
-        return stacked.StackedEngine(module, device, tf32=tf32)
-    if name == "reference":
+    if chosen == "reference":
         return ReferenceEngine(module)
-    if name == "generic" or obstacle is not None:
+    if chosen == "generic" or obstacle is not None:
         return GenericEngine(module)
+    if chosen == "stacked":
+        return stacked.StackedEngine(module, device, tf32=tf32)
     return native.NativeEngine(module, threads)
 
 
@@ -65,14 +59,31 @@ def reason(
     """Why `choose` takes what it takes, for the summary."""
     if name != "auto":
         return f"run.engine = {name!r}"
-    obstacle = NO_EXAMPLES if by_example else native_obstacle(module, input_shape, device, exact)
-    return "the fastest that can run this model here" if obstacle is None else f"not native: {obstacle}"
+    fast = _fast(device)
+    obstacle = _obstacle(fast, module, input_shape, device, exact, by_example)
+    return "the fastest that can run this model here" if obstacle is None else f"not {fast}: {obstacle}"
 
 
-def native_obstacle(
-    module: nn.Module, input_shape: tuple[int, ...], device: torch.device | str, exact: bool
+def _fast(device: torch.device | str) -> EngineName:
+    """The back end to try first on a device."""
+    return "native" if torch.device(device).type == "cpu" else "stacked"
+
+
+def _obstacle(
+    name: EngineName,
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    device: torch.device | str,
+    exact: bool,
+    by_example: bool,
 ) -> str | None:
-    """Why the native back end cannot take this run, or None if it can."""
+    """Why that back end cannot take this run, or None if it can."""
+    if name == "stacked":
+        return stacked.device_obstacle(device, exact) or stacked.supports(module, input_shape)
+    if name != "native":
+        return None
+    if by_example:
+        return NO_EXAMPLES
     kind = torch.device(device).type
     if kind != "cpu":
         return f"it runs on CPUs, and run.device is {kind!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,10 +28,20 @@ class Shape:
     clip: str | None
     quantile: bool
 
+    def with_room(self) -> Shape:
+        """With some rows to spare, so that the next round's largest batch fits without new buffers and graphs."""
+        return replace(self, rows=room(self.rows), records=-(-self.records // 16) * 16)
+
     def covers(self, other: Shape) -> bool:
-        room = self.rows >= other.rows and self.records >= other.records and self.steps >= other.steps
+        enough = self.rows >= other.rows and self.records >= other.records and self.steps >= other.steps
         names = ("agents", "dimension", "active", "masked", "clip", "quantile")
-        return room and all(getattr(self, name) == getattr(other, name) for name in names)
+        return enough and all(getattr(self, name) == getattr(other, name) for name in names)
+
+
+def room(rows: int) -> int:
+    """Rows to allocate for a largest batch. A multiple of 16: kernels are compiled for numbers that are and for those
+    that are not, and a change from one to the other would compile them all again."""
+    return max(16, -(-(rows + rows // 8) // 16) * 16)
 
 
 class RoundBuffers:

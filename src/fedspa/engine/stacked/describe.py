@@ -10,8 +10,6 @@ from fedspa.engine.describe import describe as describe_chain
 from fedspa.engine.layers import Activation, Embedding, Flatten, Norm, Pool, Shape, Unsupported, Weighted
 
 Layer = Weighted | Pool | Norm | Embedding | Activation
-# Those with parameters, in one run of θ each: the weight's, then the bias's.
-Trained = Weighted | Norm | Embedding
 
 
 def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
@@ -22,12 +20,14 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
             weights = layer.outputs * layer.columns if isinstance(layer, Weighted) else layer.parameters
             if layer.bias != layer.weight + weights:
                 raise Unsupported("a bias does not follow its weight in the order of the parameters")
-    for layer in layers:
-        if isinstance(layer, (Norm, Embedding)):
-            raise Unsupported(f"it has no rule for a layer {layer.name}")
     if any(isinstance(layer, Embedding) for layer in layers[1:]):
         raise Unsupported("an Embedding that is not the first layer")
     return layers
+
+
+def inputs(layers: Sequence[Layer]) -> int:
+    """Values of a record."""
+    return next(layer for layer in layers if not isinstance(layer, Activation)).inputs
 
 
 def scores(layers: Sequence[Layer]) -> int:

@@ -80,6 +80,8 @@ class LayerGradients:
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         theta = theta.detach().requires_grad_()
+        if isinstance(self.layers(tuple(x.shape[1:]))[0], Embedding):
+            x = x.long()
         (gradient,) = torch.autograd.grad(self._model.mean_loss(theta, x, y), theta)
         return gradient
 
@@ -118,6 +120,13 @@ class StackedEngine:
             results = self._rounds.train(start, moved)
         return [replace(result, delta=result.delta.to(theta.device, theta.dtype)) for result in results]
 
+    def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
+        """Per-example gradients by the rules in torch, on any device: what cpSGD asks for."""
+        return self._gradients.rows(theta, _values(x, theta.device), y, coordinates)
+
+    def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self._gradients.mean(theta, x, y)
+
     def _moved(self, task: LocalTask) -> LocalTask:
         """The task with its tensors on the engine's device, checked for what kernels could not say."""
         device = self._device
@@ -138,5 +147,10 @@ class StackedEngine:
             if active and not 0 <= int(coordinates.min()) <= int(coordinates.max()) < d:
                 raise ConfigError(f"the mask has coordinates outside 0 … {d - 1}")
             coordinates = coordinates.to(device, torch.int64)
-        x, y = task.x.detach().to(device, torch.float32), task.y.to(device, torch.int64)
+        x, y = _values(task.x, device), task.y.to(device, torch.int64)
         return replace(task, x=x, y=y, coordinates=coordinates)
+
+
+def _values(x: Tensor, device: torch.device) -> Tensor:
+    """Records as the rules and kernels take them; tokens too, which float32 holds exactly up to 2²⁴."""
+    return x.detach().to(device, torch.float32)

@@ -45,17 +45,72 @@ def loss_gradient(
 
 
 @triton.jit
+def turn_weights(
+    theta, ahead, back, dimension, weight, N: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A convolution's weights [n, c, tap] as [tap, n, c] and as [tap, c, n]: what is summed over becomes contiguous."""
+    agent = tl.program_id(2)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    valid = (n < N)[:, None] & (c < C)[None, :]
+    source = theta + agent.to(tl.int64) * dimension + weight + (n[:, None] * C + c[None, :]) * TAPS
+    first = agent.to(tl.int64) * (N * C * TAPS)
+    for tap in range(TAPS):
+        value = tl.load(source + tap, valid, other=0.0)
+        tl.store(ahead + first + tap * (N * C) + ((n * C)[:, None] + c[None, :]), value, valid)
+        tl.store(back + first + tap * (N * C) + (n[:, None] + (c * N)[None, :]), value, valid)
+
+
+@triton.jit
+def channels_last(x, out, counts, step, agents, rows, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr):
+    """Images [C, P] as [P, C]."""
+    row, agent = tl.program_id(1), tl.program_id(2)
+    if row < tl.load(counts + tl.load(step) * agents + agent):
+        across: tl.constexpr = (P + BLOCK - 1) // BLOCK
+        c = (tl.program_id(0) // across) * BLOCK + tl.arange(0, BLOCK)
+        p = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
+        valid = (c < C)[:, None] & (p < P)[None, :]
+        first = (agent.to(tl.int64) * rows + row) * (C * P)
+        value = tl.load(x + first + ((c * P)[:, None] + p[None, :]), valid, other=0.0)
+        tl.store(out + first + (c[:, None] + (p * C)[None, :]), value, valid)
+
+
+@triton.jit
+def _over_taps(
+    acc, values, weights, row, y0, x0, live, n,
+    H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SIGN: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """acc[m, n] += Σ over taps and channels i of values[row, y0 ± ky, x0 ± kx, i] · weights[tap, n, i].
+
+    A block lies within one tap, so that bounds are a matter of positions alone, and loads are whole vectors."""
+    BLOCKS: tl.constexpr = D // BK
+    for block in range(KH * KW * BLOCKS):
+        tap = block // BLOCKS
+        i = (block % BLOCKS) * BK + tl.arange(0, BK)
+        y, z = y0 + SIGN * (tap // KW), x0 + SIGN * (tap % KW)
+        inside = live
+        if BOUNDED:
+            inside = inside & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        value = tl.load(values + ((((row * H + y) * W + z) * D)[:, None] + i[None, :]), inside[:, None], other=0.0)
+        kernel = tl.load(weights + (((tap * N + n) * D)[:, None] + i[None, :]), (n < N)[:, None], other=0.0)
+        acc = tl.dot(value, tl.trans(kernel), acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
 def forward(
-    x, theta, out, winner, counts, step, agents, rows, dimension, weight,
+    x, theta, turned, out, winner, copy, counts, step, agents, rows, dimension, weight,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    BIAS: tl.constexpr, POOLED: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BIAS: tl.constexpr, POOLED: tl.constexpr, ACT: tl.constexpr, LAST: tl.constexpr, COPY: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out = activation(pool(weight · patches + bias)); `winner` is the place of each window's maximum.
 
     Where a 2 × 2 max-pool follows, positions are counted window by window (4·window + place in it), so that a window's
-    four values are neighbours in a tile.
+    four values are neighbours in a tile. LAST: x has its channels last, and `turned` are the weights. COPY: `copy` gets
+    the output with its channels last.
     """
     K: tl.constexpr = C * KH * KW
     Q: tl.constexpr = OH * OW
@@ -76,7 +131,12 @@ def forward(
         here = (m // Q) * (C * H * W) + (oy * SH - PH) * W + ox * SW - PW
         parameters = theta + agent.to(tl.int64) * dimension + weight
         acc = tl.zeros([BM, BN], dtype=tl.float32)
-        for k0 in range(0, K, BK):
+        if LAST:
+            acc = _over_taps(
+                acc, images, turned + agent.to(tl.int64) * (N * K), m // Q, oy - PH, ox - PW, m < total, n,
+                H, W, C, N, KH, KW, 1, PH + PW > 0, PRECISION, BK,
+            )  # fmt: skip
+        for k0 in range(0, 0 if LAST else K, BK):
             k = k0 + tl.arange(0, BK)
             ky, kx = (k % (KH * KW)) // KW, k % KW
             inside = (m < total)[:, None] & (k < K)[None, :]
@@ -108,20 +168,23 @@ def forward(
         to = ((r // WINDOWS) * (N * WINDOWS) + r % WINDOWS)[:, None] + (n * WINDOWS)[None, :]
         valid = (r < total // (Q // WINDOWS))[:, None] & (n < N)[None, :]
         tl.store(out + first + to, value, valid)
+        if COPY:
+            tl.store(copy + first + ((r * N)[:, None] + n[None, :]), value, valid)
         if POOLED:
             tl.store(winner + first + to, place.to(tl.int8), valid)
 
 
 @triton.jit
 def backward(
-    delta, theta, x, winner, back, counts, step, agents, rows, dimension, weight,
+    delta, theta, turned, x, winner, back, counts, step, agents, rows, dimension, weight,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    ACT: tl.constexpr, UNPOOL: tl.constexpr, PRECISION: tl.constexpr,
+    ACT: tl.constexpr, UNPOOL: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """δ of the inputs, through the derivative of the activation ACT that made them, and back through the pooling
-    before it: UNPOOL is the width of the pooling's own input (0: none), `winner` where each maximum was."""
+    before it: UNPOOL is the width of the pooling's own input (0: none), `winner` where each maximum was. LAST: δ has
+    its channels last, and `turned` are the weights."""
     RS: tl.constexpr = KH * KW
     agent = tl.program_id(2)
     total = tl.load(counts + tl.load(step) * agents + agent) * (H * W)
@@ -133,7 +196,12 @@ def backward(
         deltas = delta + agent.to(tl.int64) * rows * (N * OH * OW)
         parameters = theta + agent.to(tl.int64) * dimension + weight
         acc = tl.zeros([BM, BN], dtype=tl.float32)
-        for k0 in range(0, N * RS, BK):
+        if LAST:
+            acc = _over_taps(
+                acc, deltas, turned + agent.to(tl.int64) * (N * C * RS), row, iy, ix, m < total, c,
+                OH, OW, N, C, KH, KW, -1, True, PRECISION, BK,
+            )  # fmt: skip
+        for k0 in range(0, 0 if LAST else N * RS, BK):
             k = k0 + tl.arange(0, BK)
             o, ky, kx = k // RS, (k % RS) // KW, k % KW
             inside = (m < total)[:, None] & (k < N * RS)[None, :]

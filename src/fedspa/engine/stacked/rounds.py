@@ -13,12 +13,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedspa.engine.layers import Weighted
+from fedspa.engine.layers import Activation, Pool
 from fedspa.engine.local import Counted
 from fedspa.engine.stacked.batches import Batches, draw_batches
-from fedspa.engine.stacked.buffers import Shape
+from fedspa.engine.stacked.buffers import Shape, room
 from fedspa.engine.stacked.chacha import ChaChaNoise
-from fedspa.engine.stacked.describe import Layer
+from fedspa.engine.stacked.describe import Layer, inputs, scores
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.stacked.stack import Stack
 from fedspa.engine.task import LocalResult, LocalTask
@@ -66,21 +66,23 @@ class Rounds:
             layers = self._gradients.layers(tuple(tasks[members[0]].x.shape[1:]))
             rows = max(batches[i].largest for i in members)
             records = max(len(tasks[i].y) for i in members)
-            weighted = [layer for layer in layers if isinstance(layer, Weighted)]
-            widest = max(max(layer.inputs, layer.outputs * layer.positions) for layer in weighted)
-            if _room(rows) * widest >= 2**31:
+            if room(rows) * max(_sizes(layers)) >= 2**31:
                 raise ConfigError(
                     "run.engine = 'stacked' cannot index a batch this large; use 'generic' or a smaller batch"
                 )
-            at_once = max(1, STACK_BUDGET // _bytes_an_agent(layers, rows, records))
+            at_once = max(1, STACK_BUDGET // self._bytes_an_agent(layers, rows, records))
             groups += [members[start : start + at_once] for start in range(0, len(members), at_once)]
         return groups
+
+    def _bytes_an_agent(self, layers: Sequence[Layer], rows: int, records: int) -> int:
+        values = room(rows) * 2 * sum(_sizes(layers)) + records * inputs(layers)
+        return 4 * (values + 20 * self._gradients.dimension)
 
     def _stack(self, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> Stack:
         task, d = tasks[0], self._gradients.dimension
         shape = Shape(
             agents=len(tasks),
-            rows=_room(max(b.largest for b in batches)),
+            rows=max(b.largest for b in batches),
             records=max(len(t.y) for t in tasks),
             steps=task.local_steps,
             dimension=d,
@@ -93,6 +95,7 @@ class Rounds:
         if key not in self._stacks or not self._stacks[key][0].covers(shape):
             self._stacks.pop(key, None)  # its memory goes before the new one's comes
             layers = self._gradients.layers(tuple(task.x.shape[1:]))
+            shape = shape.with_room()
             self._stacks[key] = shape, Stack(layers, shape, self._device, self._tf32)
         return self._stacks[key][1]
 
@@ -126,12 +129,10 @@ def _kind(task: LocalTask) -> Key:
     return tuple(task.x.shape[1:]), active, plan, task.local_steps
 
 
-def _room(rows: int) -> int:
-    """Rows to allocate for a largest batch: with some to spare, so that the next round's fits without a new graph."""
-    return max(8, -(-(rows + rows // 8) // 8) * 8)
-
-
-def _bytes_an_agent(layers: Sequence[Layer], rows: int, records: int) -> int:
-    weighted = [layer for layer in layers if isinstance(layer, Weighted)]
-    values = sum(2 * layer.inputs + 2 * layer.outputs * layer.positions for layer in weighted)
-    return 4 * (_room(rows) * values + records * weighted[0].inputs + 20 * sum(layer.size for layer in weighted))
+def _sizes(layers: Sequence[Layer]) -> list[int]:
+    """Values of an example in front of and behind each layer that has buffers."""
+    sizes = []
+    for layer in layers:
+        if not isinstance(layer, (Pool, Activation)):
+            sizes += [layer.inputs, scores([layer])]
+    return sizes

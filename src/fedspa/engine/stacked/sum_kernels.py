@@ -174,7 +174,7 @@ def linear_sums(
     tl.store(sums + (part * agents + agent).to(tl.int64) * (N * (C + BIAS)) + place, total, valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["active"])
 def row_statistics(
     first, second, clips, factors, shares, counts, step, agents, rows, tiles, active, MODE: tl.constexpr,
     BLOCK: tl.constexpr,
