@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test lint docs clean
+.PHONY: run test lint docs docs-images clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedspa run
@@ -21,6 +21,10 @@ lint: $(VENV)/.installed-dev
 # The documentation, in site/: `python -m http.server -d site` serves it, with its search.
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The picture of a report that README.md shows; needs a Chromium.
+docs-images: $(VENV)/.installed-dev
+	$(BIN)/python docs/report_image.py
 
 # torch first, from its pin alone: a resolver that is free to choose takes gigabytes of CUDA builds.
 $(VENV)/.torch: constraints.txt

@@ -30,6 +30,7 @@ class Axis:
     start: float
     end: float
     log: bool = False
+    step: float | None = None  # between ticks, where it is settled
 
     def at(self, value: float) -> float:
         low, high, value = (math.log(x) if self.log else x for x in (self.low, self.high, value))
@@ -43,7 +44,7 @@ class Axis:
         if self.log:
             powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
             return [10.0**power for power in list(powers)[:: max(1, -(-len(powers) // most))]]
-        step = nice_step((self.high - self.low) / most)
+        step = self.step or nice_step((self.high - self.low) / most)
         first = math.ceil(self.low / step - 1e-9)
         return [round(i * step, 12) for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -242,7 +243,7 @@ def _fitted(values: Sequence[float], scale: str, top: float | None, height: int 
         low, high = (low, low + 1.0) if low == 0 else (low - abs(low) * 0.1, high + abs(high) * 0.1)
     step = nice_step((high - low) / 6)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    return Axis(low, high if top is None else min(high, max(top, low + step)), *pixels)
+    return Axis(low, high if top is None else min(high, max(top, low + step)), *pixels, step=step)
 
 
 def _cell(values: Sequence[float | None], row: int, show: Callable[[float], str]) -> str:

@@ -105,7 +105,8 @@ def _subtitle(run: Run) -> str:
     config = run.config
     size = "" if run.dimension is None else f", {run.dimension:,} parameters"
     times = [entry.reserved_at for entry in run.books.entries if entry.reserved_at]
-    when = f"; {tables.time(min(times))[:16]} to {tables.time(max(times))[:16]} UTC" if times else ""
+    span = dict.fromkeys(tables.time(moment(times))[:16] for moment in (min, max)) if times else {}
+    when = f"; {' to '.join(span)} UTC" if span else ""
     return (
         f"{config.algorithm.name} on {config.data.name}, model {config.model.name}{size}; "
         f"{config.federation.agents} agents, {config.federation.per_round} a round{when}"
@@ -166,7 +167,12 @@ def _guarantee_card(run: Run, held: Promise | None) -> Card:
         terms += f"; ε = {shown(facts['epsilon_replace_one'])} under replace-one"
     if not facts["private"]:
         return Card("Guarantee", "not private", f"not a guarantee: ε = {shown(facts['epsilon'])}, {terms}", True)
-    return Card("Guarantee for each record", f"ε = {shown(facts['epsilon'])}", terms)
+    return Card("Guarantee for each record", f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
+
+
+def _kept_together(text: str) -> str:
+    """A line never ends between a symbol and its value."""
+    return text.replace(" = ", "\u00a0=\u00a0")
 
 
 def _upload_card(run: Run) -> Card:
