@@ -145,10 +145,11 @@ def by_round(
 ) -> Figure | None:
     """Lines over rounds 1, 2, …; None where there is nothing to draw.
 
-    `top` ends the axis: what lies above is named as off the scale, and still in the table.
+    A logarithmic scale is of whole things, and begins at 1. `top` ends the axis: what lies above is named as off the
+    scale, and still in the table.
     """
     count = max((len(line.values) for line in lines), default=0)
-    found = [value for line in lines for value in line.values if value is not None and (scale != "log" or value > 0)]
+    found = [value for line in lines for value in line.values if value is not None and (scale != "log" or value >= 1)]
     found = [value for value in found if top is None or value <= top] + [_HEADROOM * value for _, value in limits]
     if not found or count == 0:
         return None
@@ -239,10 +240,10 @@ def _fitted(values: Sequence[float], scale: str, top: float | None, height: int 
         return Axis(low, high if high > low else low * 10, *pixels, log=True)
     if scale == "zero":
         low = 0.0
-    if high <= low:
-        low, high = (low, low + 1.0) if low == 0 else (low - abs(low) * 0.1, high + abs(high) * 0.1)
+    if high - low <= max(1e-9 * abs(high), 1e-100):  # as good as equal
+        low, high = (low, low + 1.0) if abs(low) < 1e-100 else (low - abs(low) * 0.1, high + abs(high) * 0.1)
     step = nice_step((high - low) / 6)
-    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    low, high = min(low, math.floor(low / step + 1e-9) * step), max(high, math.ceil(high / step - 1e-9) * step)
     return Axis(low, high if top is None else min(high, max(top, low + step)), *pixels, step=step)
 
 
