@@ -236,7 +236,8 @@ def _fitted(values: Sequence[float], scale: str, top: float | None, height: int 
     low, high = min(values), max(values)
     pixels = (height - BOTTOM, TOP)
     if scale == "log":
-        low, high = 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high) + 1e-9)
+        low = min(low, 10.0 ** math.floor(math.log10(low)))
+        high = max(high, 10.0 ** math.ceil(math.log10(high) + 1e-9))
         return Axis(low, high if high > low else low * 10, *pixels, log=True)
     if scale == "zero":
         low = 0.0
