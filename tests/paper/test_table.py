@@ -111,7 +111,7 @@ def test_without_files_it_says_where_to_put_them(name: str, tmp_path: Path, monk
     with pytest.raises(DataError, match=r"missing .* in 'data.*'.*get them from https://.*--data or FEDSPA_DATA"):
         CliRunner().invoke(app, words, catch_exceptions=False)
     with pytest.raises(DataError, match=r"missing .* in 'elsewhere"):
-        CliRunner().invoke(app, [*words, "--data", "elsewhere", "--quick"], catch_exceptions=False)
+        CliRunner().invoke(app, [*words, "--data", "elsewhere"], catch_exceptions=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,7 +119,9 @@ def test_without_files_it_says_where_to_put_them(name: str, tmp_path: Path, monk
 def test_quick_needs_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDSPA_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    found = json.loads(call("mnist", "--quick", "--json"))
+    result = CliRunner().invoke(app, ["table", "mnist", "--quick", "--json"], catch_exceptions=False)
+    assert "no files of mnist in data: stand-in records serve" in result.stderr
+    found = json.loads(result.stdout)
     assert found["data"] == "fedspa.paper.stand_in:mnist"
     for row in found["rows"]:
         for setting in rows.SETTINGS:

@@ -33,7 +33,7 @@ def machine_overrides(device: str, jobs: int) -> list[str]:
 
 
 def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list[str]:
-    """The keys of [data], after a look whether the files are there; `stand_in` serves where no folder was named."""
+    """The keys of [data], after a look whether the files are there; where not, `stand_in` serves, which is said."""
     from fedspa.federation.datasets import files
 
     where = folder if folder is not None else Path("data")
@@ -42,7 +42,8 @@ def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list
             case "mnist" | "cifar10":
                 files(name, where)
     except DataError as error:
-        if stand_in is not None and folder is None:
+        if stand_in is not None:
+            print(f"fedspa: no files of {name} in {where}: stand-in records serve", file=sys.stderr)
             return [f"data.name={stand_in}"]
         raise DataError(f"{error}; put them there, or name their folder by --data or FEDSPA_DATA") from None
     return [f"data.dir={json.dumps(str(where))}"]
