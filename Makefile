@@ -8,6 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 run: $(VENV)/.installed
 	$(BIN)/fedspa run
+	@echo 'Next: ". $(BIN)/activate" puts fedspa on your path; then fedspa --help, and docs/tutorial.md'
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2

@@ -12,7 +12,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import matplotlib
+from matplotlib import pyplot
+
 import fedspa
+
+matplotlib.use("agg")  # a file is written, no window opened
 
 ALPHAS = [0.03, 0.1, 0.3, 1.0, 3.0, 100.0]
 # Averaging is the server's step for all. The last takes as many noisy steps as the second, in shorter rounds.
@@ -33,11 +38,6 @@ def accuracy(alpha: float, overrides: list[str], seed: int) -> float:
 
 
 def plot(rows: list[dict[str, float | str]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     for method in METHODS:
         mine = [row for row in rows if row["method"] == method]
