@@ -1,6 +1,7 @@
 """Local training on one GPU: the stacked engine against per-agent vmap(grad) with the same mechanism, and plain SGD.
 
     python benchmarks/engine_gpu.py [--json] [--repeats N] [--whole]
+    python benchmarks/engine_gpu.py --table experiments/results/engine-gpu.json
 
 Milliseconds per agent-step of a whole round (10 agents, drawing the batches and loading the records included), median
 with the smallest and largest of N rounds, the contenders taking turns. "steps only" is the replay of the graphs, by
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -222,6 +224,29 @@ def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool, whole
     return result
 
 
+def table(found: dict[str, Any]) -> str:
+    """The kept results as the docs show them."""
+    names = {
+        "stacked": "**stacked, TF32**",
+        "stacked, steps only": "its steps alone",
+        "stacked, full float32": "stacked, full float32",
+        "stacked, FedAvg": "stacked, FedAvg, TF32",
+        "vmap(grad), agents in turn": "`vmap(grad)`, agents in turn",
+        "plain SGD, agents in turn": "PyTorch SGD, not private, agents in turn",
+    }
+    lines = ["| | " + " | ".join(job["job"] for job in found["jobs"]) + " |", "|---|" + "---|" * len(found["jobs"])]
+    for key, label in names.items():
+        cells = []
+        for job in found["jobs"]:
+            ms, memory = job["ms"].get(key), job["peak_mib"].get(key)
+            room = "" if memory is None else f", {memory:.0f} MiB"
+            cells.append("" if ms is None else f"{ms['median']:.3g} ({ms['least']:.3g}–{ms['most']:.3g}){room}")
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    for key, label in (("floor_flops_ms", "floor by operations"), ("floor_bytes_ms", "floor by bytes")):
+        lines.append(f"| {label} | " + " | ".join(f"{job[key]:.2g}" for job in found["jobs"]) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -229,7 +254,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="jobs whose name contains this")
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--whole", action="store_true", help="train whole jobs too")
+    parser.add_argument("--table", type=Path, help="print kept results as the docs' table, and measure nothing")
     options = parser.parse_args()
+    if options.table is not None:
+        print(table(json.loads(options.table.read_text("utf-8"))))
+        return
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # for the rivals too
