@@ -16,7 +16,12 @@ from fedspa.runs.config import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+EVERY_PAGE = [*PAGES, *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.M | re.S)
+
+
+def _name(page: Path) -> str:
+    return f"{page.parent.name}/{page.name}"
 
 
 @pytest.mark.slow
@@ -57,6 +62,36 @@ def test_its_configs_load(page: Path) -> None:
             load(tomllib.loads(text))
 
 
+def _commands(page: Path) -> list[str]:
+    """Lines of code blocks that call fedspa, without prompt and comment; patterns with … or [ are no commands."""
+    text = page.read_text("utf-8")
+    code = [line for block in _BLOCK.findall(text) for line in block[2].splitlines()]
+    code += re.findall(r"^ {4,}(.+)$", text, flags=re.M)
+    lines = [line.removeprefix("$ ") for line in code if re.match(r"(\$ )?fedspa [a-z]", line)]
+    plain = [re.sub(r"\s+(#|>|\\$|  ).*", "", line) for line in lines]
+    return [line for line in plain if not re.search(r"[…\[|<]|\.\.\.", line)]
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=_name)
+def test_its_commands_parse(page: Path) -> None:
+    """Unknown commands and flags raise here; nothing is run."""
+    from typer.main import get_command
+
+    from fedspa.cli import app
+
+    for line in _commands(page):
+        command, words = get_command(app), shlex.split(line)[1:]
+        while hasattr(command, "commands"):
+            assert words[0] in command.commands, line
+            command, words = command.commands[words[0]], words[1:]
+        command.make_context(line, words)
+
+
+def test_commands_are_found() -> None:
+    assert "fedspa audit --plant sensitivity" in _commands(ROOT / "docs" / "audit.md")
+    assert len(_commands(ROOT / "docs" / "tutorial.md")) >= 8
+
+
 def _anchors(path: Path) -> set[str]:
     """As a forge makes them from headings, and as mkdocs does where they differ not."""
     headings = re.findall(
@@ -65,11 +100,7 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*PAGES, *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))],
-    ids=lambda p: p.parent.name + "/" + p.name,
-)
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=_name)
 def test_its_links_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)\s#]*)(#[^)\s]+)?\)", page.read_text("utf-8")):
         if "://" in target:
