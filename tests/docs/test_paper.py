@@ -110,6 +110,7 @@ def test_findings_are_told_from_the_figures() -> None:
         "**The private rows at the published noise: not reproduced.** 20.0"
     )
     assert (
-        "a spread of 1.0 points, beside a standard deviation over seeds of up to 0.5." in paper_tables._sound(found)[0]
+        "a spread of 1.0 points, beside a standard deviation over seeds of up to 0.5."
+        in paper_tables._sound(found, "verified", "x")[0]
     )
-    assert "shrinks 10 times" in paper_tables._sound(found)[0]
+    assert "shrinks 10 times" in paper_tables._sound(found, "verified", "x")[0]

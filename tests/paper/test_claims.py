@@ -105,6 +105,14 @@ def test_the_published_noise_gives_a_smaller_epsilon_than_printed(setting: dict[
     assert found == pytest.approx(true, abs=0.001)
 
 
+def test_elsewhere_it_is_far_below_the_truth() -> None:
+    """20 steps of 10 in 600 records, one participation: where the theorem says 1, its condition ignored, ε is 2.46."""
+    short = {"batch": 10, "records": 600, "steps": 20, "participations": 1}
+    event = event_of(short, published_noise(1.0, 1e-3, **short))
+    assert published_epsilon(event, 1, 1e-3).epsilon == pytest.approx(1.0)
+    assert epsilon({event: 1}, 1e-3, neighbours="replace-one", accountant="pld") == pytest.approx(2.459, abs=0.001)
+
+
 @pytest.mark.parametrize(("rounds", "mean", "unluckiest"), [(45, 4.5, 10), (200, 20.0, 31)])
 def test_the_unluckiest_agent_takes_part_far_more_often(rounds: int, mean: float, unluckiest: int) -> None:
     """Uniform draws of 10 of 100, 60 federations: the mean of the largest count. Its standard error is below 0.3, the

@@ -59,8 +59,8 @@ def test_costs(small: tuple[Path, Path, dict[str, Any]]) -> None:
         assert row[setting]["uplink_bytes"] == pytest.approx(row[setting]["payload_bytes"])
     assert plain["published"]["payload_bytes"] == 2648
     lines = {line[0]: line for line in table.cost_lines(small[2])}
-    assert lines["FedAvg"][2:] == ["0.3931", "0.0026", "0.002648", "2,648", "1.0"]
-    assert float(lines["Fed-SPA"][-1]) > 10
+    assert lines["FedAvg"][2:] == ["0.3931", "0.0026", "0.002648", "2,648", "1.0", "–"]
+    assert float(lines["Fed-SPA"][-2]) > 10
 
 
 def test_markdown_has_all_three_figures_side_by_side(small: tuple[Path, Path, dict[str, Any]]) -> None:
@@ -70,9 +70,10 @@ def test_markdown_has_all_three_figures_side_by_side(small: tuple[Path, Path, di
     (line,) = [line for line in text.splitlines() if line.startswith("| Fed-SPA | 0.2 | 92.65 ")]
     for setting in ("published", "verified"):
         assert cells.shown(found["rows"][0][setting]["accuracy_best"]) in line
-    (line,) = [line for line in text.splitlines() if line.startswith("| DP-Fed | 1 | diverged | – | – | – | – | – ")]
-    columns = {len(line.split("|")) for line in text.splitlines() if line.startswith("|")}
-    assert columns == {len(table.ACCURACY_COLUMNS) + 2, len(table.COST_COLUMNS) + 2}
+    (line,) = [line for line in text.splitlines() if line.startswith("| DP-Fed | 1 | diverged | – | – | ")]
+    widths = [len(line.split("|")) - 2 for line in text.splitlines() if line.startswith("|")]
+    columns = (table.ACCURACY_COLUMNS, table.EPSILON_COLUMNS, table.COST_COLUMNS)
+    assert widths == [len(names) for names in columns for _ in range(5)]
 
 
 def test_on_the_screen(small: tuple[Path, Path, dict[str, Any]]) -> None:
@@ -153,7 +154,8 @@ def test_a_cell_whose_runs_failed() -> None:
         "published": cells.cell(config, [], 1),
     }
     found = {"rows": [row], "quick": False, "seeds": 1}
-    assert table.accuracy_lines(found)[0] == ["cpSGD", "0.1", "diverged", "–", "…", "…", "–", "–", "refused", "–", "–"]
+    assert table.accuracy_lines(found)[0] == ["cpSGD", "0.1", "diverged", "…", "…", "refused", "–", "–", "–"]
+    assert table.epsilon_lines(found)[0] == ["cpSGD", "0.1", "–", "–", "–", "–", "–"]
     assert "cpSGD, p = 0.1, verified: refused: outside the theorem" in table.notes(found)
 
 

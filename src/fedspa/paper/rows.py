@@ -1,7 +1,8 @@
 """A table of the paper as data: its rows, what is printed in them, and the configs that run them.
 
-The file is TOML (experiments/tables/*.toml). Each row has up to two trials: `published` has the paper's hyperparameters
-and its Theorem 1's noise, which proves nothing; `verified` has a sound guarantee. A trial names a config, relative to
+The file is TOML (experiments/tables/*.toml). Each row has up to three trials: `published` has the paper's
+hyperparameters and its Theorem 1's noise, which proves nothing; `verified` has a sound guarantee on the paper's model;
+`tuned` has the same guarantee and the best settings known here, the model included. A trial names a config, relative to
 the table's file, and the keys in which the row differs from it.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, ValidationError
 
@@ -18,7 +19,8 @@ import fedspa
 from fedspa.errors import ConfigError
 from fedspa.runs.config import Config, Section, load
 
-SETTINGS: tuple[Literal["published", "verified"], ...] = ("published", "verified")
+Setting = Literal["published", "verified", "tuned"]
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
 LABELS = {"fedspa": "Fed-SPA", "cpsgd": "cpSGD", "dp-fed": "DP-Fed", "fedavg": "FedAvg"}
 
 
@@ -32,29 +34,30 @@ class Printed(Section):
 
 
 class Trial(Section):
-    """A config, and what this row changes in it (as in `fedspa run --set`)."""
+    """A config, and what this row changes in it (as in `fedspa run --set`); `quick` where the table's does not fit."""
 
     config: str
     set: list[str] = Field(default_factory=list)
+    quick: list[str] | None = None
 
 
 class Row(Section):
-    """One algorithm at one compression ratio p. `quick` stands in for the table's where that does not fit."""
+    """One algorithm at one compression ratio p."""
 
     algorithm: Literal["fedspa", "cpsgd", "dp-fed", "fedavg"]
     compression: float = Field(gt=0, le=1)
     printed: Printed
     published: Trial | None = None
     verified: Trial | None = None
-    quick: list[str] | None = None
+    tuned: Trial | None = None
 
     @property
     def key(self) -> str:
         """Names the row in --rows and in folders."""
         return f"{self.algorithm}-{self.compression:g}"
 
-    def trial(self, setting: Literal["published", "verified"]) -> Trial | None:
-        return self.published if setting == "published" else self.verified
+    def trial(self, setting: Setting) -> Trial | None:
+        return {"published": self.published, "verified": self.verified, "tuned": self.tuned}[setting]
 
 
 class TableSpec(Section):
