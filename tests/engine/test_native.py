@@ -90,7 +90,7 @@ def nets(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, ...]]:
     shape = (channels, height, width)
     layers: list[nn.Module] = []
     for _ in range(draw(st.integers(0, 3))):
-        kernel = (draw(st.integers(1, min(4, height))), draw(st.integers(1, min(4, width))))
+        kernel = (draw(st.integers(1, min(5, height))), draw(st.integers(1, min(5, width))))
         stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
         padding = (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
         out = draw(st.sampled_from([1, 3, 8, 10, 17, 20, 33]))

@@ -57,8 +57,9 @@ static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_
     op->bias = l->bias_offset < 0 ? -1 : net->layout;
     net->layout += l->bias_offset < 0 ? 0 : op->rows_padded;
     op->packed = net->packed;
-    /* Room for the weights as they are or, for 3 x 3, as winograd.h wants them: 16 points instead of 9. */
-    net->packed += op->linear ? 0 : (int64_t)op->rows_padded * in->channels * larger(op->kernel_h * op->kernel_w, 16) + PAD;
+    /* Room for the weights as they are, as winograd.h wants 3 x 3 (16 points) or as strip.h wants five wide (8 a row). */
+    const int points = op->kernel_w == 5 ? 8 * op->kernel_h : larger(op->kernel_h * op->kernel_w, 16);
+    net->packed += op->linear ? 0 : (int64_t)op->rows_padded * in->channels * points + PAD;
 
     for (int r = 0; r < op->rows; r++) {
         int64_t row = op->weights + (int64_t)r * op->row_length;
@@ -103,6 +104,7 @@ static void choose_forward(struct op *op, const struct buffer *in) {
     op->winograd = op->kind == OP_ROWS && !op->linear && op->kernel_h == 3 && op->kernel_w == 3 && op->stride_h == 1 &&
                    op->stride_w == 1 && in->channels >= 16 && op->rows >= 16 && op->used_h % 2 == 0 &&
                    op->used_w % 2 == 0 && op->used_w >= 4;
+    op->strip = op->kind == OP_ROWS && !op->linear && op->kernel_w == 5 && op->stride_w == 1 && op->used_w >= 4;
 }
 
 static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int64_t count) {

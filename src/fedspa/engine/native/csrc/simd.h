@@ -46,6 +46,13 @@ INLINE I splat_int(int32_t x) { return x - (I){0}; }
 INLINE void store_int(int32_t *p, I v) { *(IU *)p = v; }
 INLINE I load_int(const int32_t *p) { return *(const IU *)p; }
 
+/* A loaded vector stays in its register: compilers like to load it again for each use, and loads are what runs out. */
+#if LEVEL > 0
+#define KEEP(v) __asm__("" : "+v"(v))
+#else
+#define KEEP(v) (void)(v)
+#endif
+
 /* The first n floats only: what lies behind belongs to somebody else. */
 INLINE void store_first(float *p, V v, int n) {
 #if LEVEL == 2

@@ -152,8 +152,9 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
         memset(w.sum, 0, 4 * (size_t)net->layout);
         for (int i = 0; i < net->count; i++)
             if (net->ops[i].kind == OP_ROWS && !net->ops[i].linear)
-                (net->ops[i].winograd ? winograd_weights : pack_weights)(net->ops + i, w.theta,
-                                                                         w.packed + net->ops[i].packed);
+                (net->ops[i].winograd ? winograd_weights
+                 : net->ops[i].strip  ? strip_weights
+                                      : pack_weights)(net->ops + i, w.theta, w.packed + net->ops[i].packed);
         for (int64_t e = 0; e < batch; e += w.chunk)
             centred += add_chunk(&w, task, w.chosen + e, (int)(batch - e < w.chunk ? batch - e : w.chunk), clip_value);
         release(&w, task, &noise, task->noise_per_clip * clip_value);

@@ -8,6 +8,7 @@
 #include "gauss.h"
 #include "net.h"
 #include "rows.h"
+#include "strip.h"
 #include "winograd.h"
 
 #define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
@@ -123,6 +124,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);
         if (op->winograd) space = larger(space, winograd_size(op, examples_per_scratch(op, chunk)));
+        if (op->strip) space = larger(space, strip_size(op) * examples_per_scratch(op, chunk));
         pixels = larger(pixels, units);
     }
     w->scratch = take(w, 4 * (scratch + PAD));

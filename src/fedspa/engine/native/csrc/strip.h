@@ -1,0 +1,184 @@
+/* Forward convolution with kernels five wide and stride 1 by Winograd's F(4, 5) along the rows (Winograd 1980; Toom and
+ * Cook's points 0, ±1, ±2, ±1/2 and infinity): 8 products make four neighbouring pixels instead of 20. The products of
+ * three strips of four pixels stay in registers over the whole window and are turned into pixels there. In float32 it
+ * loses between one and two bits.
+ *
+ * Both transforms of the data are exact in their coefficients; the weights' has ninths and the like, so it takes them
+ * from float64.
+ */
+#ifndef FEDSPA_STRIP_H
+#define FEDSPA_STRIP_H
+
+#include "conv.h"
+
+#define STRIP_POINTS 8
+#define STRIP_KERNEL 5
+
+/* From eight pixels to eight points: a column a pixel. */
+static const float STRIP_DATA[STRIP_POINTS][STRIP_POINTS] = {
+    {4, 0, 0, 0, 0, 0, 0, 0},         {0, -4, 4, 2, -2, 4, -4, -4},   {-21, -4, -4, 1, 1, 8, 8, 0},
+    {0, 17, -17, -10, 10, -5, 5, 21}, {21, 17, 17, -5, -5, -10, -10, 0}, {0, -4, 4, 8, -8, 1, -1, -21},
+    {-4, -4, -4, 4, 4, 2, 2, 0},      {0, 0, 0, 0, 0, 0, 0, 4},
+};
+
+INLINE int strip_panel_at(int rows, int start, int *width) {
+#if LEVEL == 2
+    if (rows - start <= LANES / 2) return *width = LANES / 2, PANEL_HALF;
+#else
+    (void)rows, (void)start;
+#endif
+    return *width = LANES, PANEL_ONE;
+}
+
+INLINE int strips_across(const struct op *op) { return (op->used_w + GROUP - 1) / GROUP; }
+
+INLINE int strip_start(const struct op *op, int strip) {
+    int x = strip * GROUP; /* the last strip of a row overlaps the one before it */
+    return x + GROUP > op->used_w ? op->used_w - GROUP : x;
+}
+
+/* Floats of transformed input from one of its rows to the next, and of an example. */
+INLINE int64_t strip_row(const struct op *op) {
+    return (int64_t)strips_across(op) * (op->run / STRIP_KERNEL) * STRIP_POINTS;
+}
+
+INLINE int strip_rows(const struct op *op) { return (op->used_h - 1) * op->stride_h + op->kernel_h; }
+
+INLINE int64_t strip_size(const struct op *op) { return strip_rows(op) * strip_row(op); }
+
+/* Floats of the packed weights. Packed as [panel][kernel row][input channel][point][channels of the panel]. */
+PHASE void strip_weights(const struct op *op, const float *theta, float *packed) {
+    const int channels = op->run / STRIP_KERNEL;
+    for (int start = 0, width; start < op->rows; start += width) {
+        strip_panel_at(op->rows, start, &width);
+        const int present = op->rows - start < width ? op->rows - start : width;
+        for (int r = 0; r < op->runs; r++)
+            for (int c = 0; c < channels; c++, packed += STRIP_POINTS * width) {
+                float g[STRIP_KERNEL][LANES] = {{0}};
+                for (int lane = 0; lane < present; lane++) {
+                    const float *row = theta + op->weights + (int64_t)(start + lane) * op->row_length +
+                                       (int64_t)r * op->run_padded + c;
+                    for (int k = 0; k < STRIP_KERNEL; k++) g[k][lane] = row[k * channels];
+                }
+                for (int lane = 0; lane < width; lane++) {
+                    const float g0 = g[0][lane], g1 = g[1][lane], g2 = g[2][lane], g3 = g[3][lane], g4 = g[4][lane];
+                    const float even = (g0 + g4) + g2, odd = g1 + g3;
+                    const float rising = (g0 + 16 * g4) + 4 * g2, rising_odd = 2 * g1 + 8 * g3;
+                    const float falling = (16 * g0 + g4) + 4 * g2, falling_odd = 8 * g1 + 2 * g3;
+                    packed[0 * width + lane] = 0.25f * g0;
+                    packed[1 * width + lane] = (float)(1 / 18.0) * (even + odd);
+                    packed[2 * width + lane] = (float)(1 / 18.0) * (even - odd);
+                    packed[3 * width + lane] = (float)(1 / 360.0) * (rising + rising_odd);
+                    packed[4 * width + lane] = (float)(1 / 360.0) * (rising - rising_odd);
+                    packed[5 * width + lane] = (float)(1 / 45.0) * (falling + falling_odd);
+                    packed[6 * width + lane] = (float)(1 / 45.0) * (falling - falling_odd);
+                    packed[7 * width + lane] = 0.25f * g4;
+                }
+            }
+    }
+}
+
+/* One example's input to [row][strip][channel][point]. */
+INLINE void strip_input(const struct op *op, const struct buffer *buffer, const float *in, float *to) {
+    const int channels = buffer->channels;
+    H column[STRIP_POINTS];
+    UNROLLED(STRIP_POINTS, k) column[k] = load_half(STRIP_DATA[k]);
+    for (int y = 0; y < strip_rows(op); y++, in += buffer->row)
+        for (int s = 0; s < strips_across(op); s++) {
+            const float *pixel = in + (int64_t)strip_start(op, s) * channels;
+            for (int c = 0; c < channels; c++, to += STRIP_POINTS) {
+                H even = column[0] * pixel[c], odd = column[1] * pixel[channels + c];
+                even += column[2] * pixel[2 * channels + c], odd += column[3] * pixel[3 * channels + c];
+                even += column[4] * pixel[4 * channels + c], odd += column[5] * pixel[5 * channels + c];
+                even += column[6] * pixel[6 * channels + c], odd += column[7] * pixel[7 * channels + c];
+                store_half(to, even + odd);
+            }
+        }
+}
+
+/* Eight points by three strips where there are registers for them, else four by three, twice. Spelled out by macro, as
+ * in conv.h. */
+#define EACH_POINT(DO) DO(0) DO(1) DO(2) DO(3) EACH_POINT_MORE(DO)
+#if LEVEL == 2
+#define POINTS_AT_ONCE 8
+#define EACH_POINT_MORE(DO) DO(4) DO(5) DO(6) DO(7)
+#else
+#define POINTS_AT_ONCE 4
+#define EACH_POINT_MORE(DO)
+#endif
+
+#define STRIP_STEP(P)                      \
+    v = LOAD_WEIGHTS(w + P * width);       \
+    KEEP(v);                               \
+    acc[P][0] += v * a0[P];                \
+    acc[P][1] += v * a1[P];                \
+    acc[P][2] += v * a2[P];
+
+#define STRIP_TILE(NAME, TYPE, STORE, WIDTH)                                                                           \
+    PHASE void NAME(const float *const *in, int runs, int channels, int64_t row, const float *weights,                 \
+                    float *const *out, int64_t out_spacing) {                                                          \
+        TYPE m[STRIP_POINTS][3], acc[POINTS_AT_ONCE][3], v;                                                            \
+        const int width = WIDTH;                                                                                       \
+        for (int first = 0; first < STRIP_POINTS; first += POINTS_AT_ONCE) {                                           \
+            const float *w = weights + first * WIDTH;                                                                  \
+            UNROLLED(POINTS_AT_ONCE, p) acc[p][0] = acc[p][1] = acc[p][2] = (TYPE){0};                                 \
+            for (int r = 0; r < runs; r++) {                                                                           \
+                const float *a0 = in[0] + r * row + first, *a1 = in[1] + r * row + first, *a2 = in[2] + r * row + first; \
+                for (int c = 0; c < channels; c++, w += STRIP_POINTS * WIDTH) {                                        \
+                    EACH_POINT(STRIP_STEP)                                                                             \
+                    a0 += STRIP_POINTS, a1 += STRIP_POINTS, a2 += STRIP_POINTS;                                        \
+                }                                                                                                      \
+            }                                                                                                          \
+            UNROLLED(POINTS_AT_ONCE, p) UNROLLED(3, j) m[first + p][j] = acc[p][j];                                    \
+        }                                                                                                              \
+        UNROLLED(3, j) {                                                                                               \
+            TYPE s1 = m[1][j] + m[2][j], d1 = m[1][j] - m[2][j], s2 = m[3][j] + m[4][j], d2 = m[3][j] - m[4][j];       \
+            TYPE s3 = m[5][j] + m[6][j], d3 = m[5][j] - m[6][j];                                                       \
+            STORE(out[j], m[0][j] + (s1 + (s2 + s3)));                                                                 \
+            STORE(out[j] + out_spacing, (d1 + 2 * d2) + 0.5f * d3);                                                    \
+            STORE(out[j] + 2 * out_spacing, (s1 + 4 * s2) + 0.25f * s3);                                               \
+            STORE(out[j] + 3 * out_spacing, (d1 + 8 * d2) + (0.125f * d3 + m[7][j]));                                  \
+        }                                                                                                              \
+    }
+
+#define LOAD_WEIGHTS load
+STRIP_TILE(strip_tile_one, V, store, LANES)
+#undef LOAD_WEIGHTS
+#if LEVEL == 2
+#define LOAD_WEIGHTS load_half
+STRIP_TILE(strip_tile_half, H, store_half, 8)
+#undef LOAD_WEIGHTS
+#endif
+
+/* As conv_forward; `space` holds the examples' transformed inputs. */
+PHASE void strip_forward(const struct op *op, const struct buffer *buffer, const float *in, int64_t examples,
+                         const float *packed, float *scratch, float *space) {
+    const int channels = buffer->channels, across = strips_across(op), width = scratch_width(op);
+    const int64_t size = strip_size(op), row = strip_row(op), total = (int64_t)op->used_h * across * examples;
+    for (int64_t e = 0; e < examples; e++) strip_input(op, buffer, in + e * buffer->example, space + e * size);
+    for (int start = 0, panel_width; start < op->rows; start += panel_width) {
+        const int panel = strip_panel_at(op->rows, start, &panel_width);
+        int strip = 0, y = 0;
+        const float *from = space, *a[3] = {NULL};
+        float *to = scratch, *c[3] = {NULL};
+        for (int64_t first = 0; first < total; first += 3) {
+            for (int j = 0; j < 3; j++) {
+                if (first + j < total) { /* else a short last tile repeats a strip */
+                    a[j] = from + y * op->stride_h * row + (int64_t)strip * channels * STRIP_POINTS;
+                    c[j] = to + ((int64_t)y * width + strip_start(op, strip)) * op->rows_padded + start;
+                    if (++strip == across) strip = 0, y++;
+                    if (y == op->used_h) y = 0, from += size, to += scratch_size(op);
+                } else a[j] = a[j - 1], c[j] = c[j - 1];
+            }
+#if LEVEL == 2
+            if (panel == PANEL_HALF) strip_tile_half(a, op->runs, channels, row, packed, c, op->rows_padded);
+            else
+#endif
+            strip_tile_one(a, op->runs, channels, row, packed, c, op->rows_padded);
+        }
+        (void)panel;
+        packed += (int64_t)panel_width * op->runs * channels * STRIP_POINTS;
+    }
+}
+
+#endif
