@@ -77,58 +77,103 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
     }
 }
 
-/* Where the units of an operation's output have their window in its input. */
-INLINE int32_t window_start(const struct op *op, const struct buffer *in, int y, int x) {
-    return (y * op->pool_stride_h - op->pool_pad_h) * op->stride_h * in->row +
-           (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * in->channels;
-}
-
 static const int32_t FIRST_PIXEL[LIST_BLOCK]; /* without pooling a unit has one pixel, number 0 */
+
+/* Ends an example's part of the lists that have one. */
+INLINE void end_example(struct work *w, int rows, int e, struct item *const *next) {
+    for (int r = 0; r < rows; r++) {
+        struct list *l = w->lists + r;
+        int count = (int)(next[r] - l->items);
+        if (count == l->count) continue;
+        l->count = l->end[l->groups] = count;
+        l->example[l->groups++] = e;
+    }
+}
 
 /* The deltas of up to LIST_BLOCK rows from `first` on, as lists. Every item is written and counted only if it is alive:
  * a branch on it would be mispredicted half the time. */
 PHASE void build_lists(struct work *w, int i, int first, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
-    const int rows = op->rows - first < LIST_BLOCK ? op->rows - first : LIST_BLOCK;
+    const int rows = op->rows - first < LIST_BLOCK ? op->rows - first : LIST_BLOCK, units = out->height * out->width;
     const unsigned present = (1u << rows) - 1;
     const int32_t *pixel = w->pixel[i];
     struct item *next[LIST_BLOCK];
     for (int r = 0; r < LIST_BLOCK; r++) {
-        w->lists[r].groups = 0;
+        w->lists[r].groups = w->lists[r].count = 0;
         next[r] = w->lists[r].items;
     }
     for (int e = 0; e < n; e++) {
         if (w->factor[e] == 0) continue;
-        const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded + first : FIRST_PIXEL;
-        for (int y = 0; y < out->height; y++)
-            for (int x = 0; x < out->width; x++) {
-                int64_t at = e * out->example + out->origin + (int64_t)y * out->row + x * out->channels + first;
-                const float *delta = w->delta[i + 1] + at;
-                const unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
-                const int32_t start = (int32_t)(e * in->example) + window_start(op, in, y, x);
-                if (rows == LIST_BLOCK)
-                    UNROLLED(LIST_BLOCK, r) {
-                        *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
-                        next[r] += alive >> r & 1;
-                    }
-                else
-                    for (int r = 0; r < rows; r++) {
-                        *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
-                        next[r] += alive >> r & 1;
-                    }
-                if (op->pool) arg += op->rows_padded;
-            }
-        for (int r = 0; r < rows; r++) {
-            struct list *l = w->lists + r;
-            int count = (int)(next[r] - l->items);
-            if (count == (l->groups ? l->end[l->groups - 1] : 0)) continue;
-            l->end[l->groups] = count;
-            l->example[l->groups++] = e;
+        const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * units * op->rows_padded + first : FIRST_PIXEL;
+        for (int u = 0; u < units; u++) {
+            const int64_t at = e * out->example + w->at[i][u] + first;
+            const float *delta = w->delta[i + 1] + at;
+            const unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
+            const int32_t start = (int32_t)(e * in->example) + w->window[i][u];
+            if (rows == LIST_BLOCK)
+                UNROLLED(LIST_BLOCK, r) {
+                    *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
+                    next[r] += alive >> r & 1;
+                }
+            else
+                for (int r = 0; r < rows; r++) {
+                    *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
+                    next[r] += alive >> r & 1;
+                }
+            if (op->pool) arg += op->rows_padded;
         }
+        end_example(w, rows, e, next);
     }
-    for (int r = 0; r < LIST_BLOCK; r++) w->lists[r].count = (int)(next[r] - w->lists[r].items);
 }
+
+#if LEVEL == 2
+/* The same for up to LISTS rows: 16 units by 16 rows are turned over, and a row's living ones pushed together. */
+PHASE void build_many_lists(struct work *w, int i, int first, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    const int rows = op->rows - first < LISTS ? op->rows - first : LISTS, units = out->height * out->width;
+    const __m512i pixel = _mm512_loadu_si512(w->pixel[i]);
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    struct item *next[LISTS];
+    for (int r = 0; r < LISTS; r++) {
+        w->lists[r].groups = w->lists[r].count = 0;
+        next[r] = w->lists[r].items;
+    }
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        const float *delta = w->delta[i + 1] + e * out->example + first, *unit = w->unit[i + 1] + e * out->example + first;
+        for (int u = 0; u < units; u += LANES) {
+            V deltas[LANES], args[LANES];
+            const int count = units - u < LANES ? units - u : LANES;
+            for (int j = 0; j < count; j++) {
+                const int32_t at = w->at[i][u + j];
+                deltas[j] = load(delta + at);
+                if (op->relu) deltas[j] = (V)((I)deltas[j] & (load(unit + at) > 0));
+            }
+            for (int j = count; j < LANES; j++) deltas[j] = (V){0};
+            transpose(deltas);
+            if (op->pool) {
+                const int32_t *arg = w->arg[i] + ((int64_t)e * units + u) * op->rows_padded + first;
+                for (int j = 0; j < LANES; j++) args[j] = (V)load_int(arg + (j < count ? j : 0) * op->rows_padded);
+                transpose(args);
+            }
+            const __m512i start = (__m512i)(load_int(w->window[i] + u) + (int32_t)(e * in->example));
+            for (int r = 0; r < rows; r++) {
+                const __m512i within = op->pool ? _mm512_permutexvar_epi32((__m512i)args[r], pixel) : _mm512_setzero_si512();
+                const __mmask16 alive = _mm512_cmp_ps_mask((__m512)deltas[r], _mm512_setzero_ps(), _CMP_NEQ_UQ);
+                const __m512i at = _mm512_maskz_compress_epi32(alive, _mm512_add_epi32(start, within));
+                const __m512i value = _mm512_maskz_compress_epi32(alive, (__m512i)deltas[r]);
+                _mm512_storeu_si512(next[r], _mm512_permutex2var_epi32(at, low, value));
+                _mm512_storeu_si512(next[r] + LANES / 2, _mm512_permutex2var_epi32(at, high, value));
+                next[r] += __builtin_popcount(alive);
+            }
+        }
+        end_example(w, rows, e, next);
+    }
+}
+#endif
 
 /* For every pixel of the chunk with a delta in some channel: those channels, as items whose `at` is a row of weights.
  * Returns the number of pixels. */
@@ -156,7 +201,7 @@ static int64_t build_spots(struct work *w, int i, int n) {
                         *next[p]++ = (struct item){r * op->row_length, delta[r]};
                     }
                 }
-                float *start = w->delta[i] + e * in->example + window_start(op, in, y, x);
+                float *start = w->delta[i] + e * in->example + w->window[i][y * out->width + x];
                 for (int p = 0; p < window; p++) {
                     const int count = (int)(next[p] - room) - p * op->rows;
                     *spot = (struct spot){room + p * op->rows, start + w->pixel[i][p], count};
@@ -249,9 +294,19 @@ static void gradients(struct work *w, int n, int what, float bound) {
     for (int i = w->net->count - 1; i >= 0; i--) {
         const struct op *op = w->net->ops + i;
         if (op->kind != OP_ROWS) continue;
-        for (int first = 0; first < op->rows; first += LIST_BLOCK) {
+#if LEVEL == 2
+        const int many = w->net->buffers[i + 1].height * w->net->buffers[i + 1].width >= LANES / 2 &&
+                         op->pool_h * op->pool_w <= LANES;
+#else
+        const int many = 0;
+#endif
+        for (int first = 0, rows = many ? LISTS : LIST_BLOCK; first < op->rows; first += rows) {
+#if LEVEL == 2
+            if (many) build_many_lists(w, i, first, n);
+            else
+#endif
             build_lists(w, i, first, n);
-            for (int r = 0; r < LIST_BLOCK && first + r < op->rows; r++)
+            for (int r = 0; r < rows && first + r < op->rows; r++)
                 if (w->lists[r].count > 0) one_row(w, i, first + r, w->lists + r, what, bound);
         }
     }

@@ -12,6 +12,7 @@
 #include "winograd.h"
 
 #define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
+#define LISTS 16                  /* or as many, where vectors of units are turned over */
 #define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: about what a core's cache holds */
 #define SCRATCH_BYTES (128 << 10) /* convolution outputs between convolution and pooling */
 
@@ -21,8 +22,9 @@ struct work {
     float *theta, *sum, *packed, *scratch, *space;
     float **unit, **delta;    /* per buffer: values, and the loss's derivatives */
     int32_t **arg, **segment; /* per operation */
+    int32_t **at, **window;   /* per operation and unit: its place in the example's output, and its window's in the input */
     int32_t **pixel;          /* per operation: from a window's first pixel to each of those that pooling picks from */
-    struct list lists[LIST_BLOCK];
+    struct list lists[LISTS];
     struct spot *spots;
     struct item *spot_items, **next;
     struct look *looks;
@@ -79,7 +81,7 @@ static void work_free(struct work *w) {
 static int work_new(struct work *w, const struct fedspa_net *net, const struct fedspa_task *task) {
     memset(w, 0, sizeof *w);
     w->net = net;
-    w->blocks = calloc(64 + 8 * (size_t)net->count, sizeof *w->blocks);
+    w->blocks = calloc(128 + 8 * (size_t)net->count, sizeof *w->blocks);
     if (!w->blocks) return 0;
     const int64_t chunk = w->chunk = chunk_size(net, task->records);
     w->theta = take(w, 4 * (net->layout + PAD));
@@ -91,6 +93,8 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->arg = take(w, net->count * (int64_t)sizeof *w->arg);
     w->segment = take(w, net->count * (int64_t)sizeof *w->segment);
     w->pixel = take(w, net->count * (int64_t)sizeof *w->pixel);
+    w->at = take(w, net->count * (int64_t)sizeof *w->at);
+    w->window = take(w, net->count * (int64_t)sizeof *w->window);
     w->place = take(w, 4 * task->active);
     w->straight = take(w, task->active);
     w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
@@ -113,9 +117,17 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         for (int s = 0; s < segments_of(op) && !w->failed; s++)
             w->segment[i][s] = s * LANES / op->run_padded * b->row + s * LANES % op->run_padded;
         const int window = op->pool_h * op->pool_w;
-        w->pixel[i] = take(w, 4 * window);
+        w->pixel[i] = take(w, 4 * larger(window, PAD));
         for (int p = 0; p < window && !w->failed; p++)
             w->pixel[i][p] = p / op->pool_w * op->stride_h * b->row + p % op->pool_w * op->stride_w * b->channels;
+        w->at[i] = take(w, 4 * (units + PAD));
+        w->window[i] = take(w, 4 * (units + PAD));
+        for (int u = 0; u < units && !w->failed; u++) {
+            const int y = u / b[1].width, x = u % b[1].width;
+            w->at[i][u] = b[1].origin + y * b[1].row + x * b[1].channels;
+            w->window[i][u] = (y * op->pool_stride_h - op->pool_pad_h) * op->stride_h * b->row +
+                              (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * b->channels;
+        }
         windows = larger(windows, window);
         if (i > 0) { /* the first operation's input needs no deltas */
             spots = larger(spots, units * chunk * window);
@@ -132,9 +144,9 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->next = take(w, windows * (int64_t)sizeof *w->next);
     w->spots = take(w, (spots + 1) * (int64_t)sizeof *w->spots);
     w->spot_items = take(w, spot_items * (int64_t)sizeof *w->spot_items);
-    for (int i = 0; i < LIST_BLOCK; i++) {
-        /* One item more than there can be: the place after the last is written to before it is known to be needed. */
-        w->lists[i].items = take(w, (pixels * chunk + 1) * (int64_t)sizeof(struct item));
+    for (int i = 0; i < LISTS; i++) {
+        /* More items than there can be: places after the last are written to before they are known to be needed. */
+        w->lists[i].items = take(w, (pixels * chunk + PAD) * (int64_t)sizeof(struct item));
         w->lists[i].end = take(w, 4 * chunk);
         w->lists[i].example = take(w, 4 * chunk);
     }
