@@ -229,11 +229,21 @@ PHASE void spread(struct work *w, int i, int n) {
 
 enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK, GRADIENT_NORM };
 
+/* The sum of an example's deltas in a list: vectors of items, of which only the deltas count. */
+INLINE float sum_deltas(const struct item *item, const struct item *end) {
+    const int step = LANES / 2;
+    V sum = {0};
+    I odd;
+    for (int j = 0; j < LANES; j++) odd[j] = -(j % 2);
+    for (; item + step <= end; item += step) sum += (V)(load_int(&item->at) & odd);
+    float rest = 0;
+    for (; item < end; item++) rest += item->delta;
+    return sum_lanes(sum) + rest;
+}
+
 static void bias_row(struct work *w, const struct list *l, int64_t place, int what, float bound) {
-    int item = 0;
     for (int g = 0; g < l->groups; g++) {
-        float v = 0;
-        for (; item < l->end[g]; item++) v += l->items[item].delta;
+        const float v = sum_deltas(l->items + (g ? l->end[g - 1] : 0), l->items + l->end[g]);
         if (what == GRADIENT_ADD) w->sum[place] += v;
         else if (what == GRADIENT_ADD_SCALED) w->sum[place] += w->factor[l->example[g]] * v;
         else if (what == GRADIENT_ADD_CLAMPED) w->sum[place] += v < bound ? (v > -bound ? v : -bound) : bound;

@@ -6,34 +6,59 @@
 
 #include "conv.h"
 
+/* The usual case, 2 x 2 pixels that do not overlap, without the general one's borders. */
+INLINE void finish_pairs(const struct op *op, const struct buffer *out, const float *scratch, const float *bias,
+                         float *to, int32_t *arg) {
+    const int channels = op->rows_padded;
+    const int64_t below = (int64_t)scratch_width(op) * channels;
+    for (int c = 0; c < op->rows; c += LANES) {
+        const V shift = bias ? load(bias + c) : (V){0};
+        const int whole = op->rows - c >= LANES;
+        for (int y = 0; y < out->height; y++) {
+            const float *p = scratch + 2 * y * below + c;
+            float *unit = to + out->origin + (int64_t)y * out->row + c;
+            int32_t *place = arg + (int64_t)y * out->width * channels + c;
+            for (int x = 0; x < out->width; x++, p += 2 * channels, unit += out->channels, place += channels) {
+                V best = load(p);
+                I where = {0};
+                take_greater(&best, &where, load(p + channels), splat_int(1));
+                take_greater(&best, &where, load(p + below), splat_int(2));
+                take_greater(&best, &where, load(p + below + channels), splat_int(3));
+                best += shift;
+                if (op->relu) best = rectify(best);
+                if (whole) store(unit, best);
+                else store_first(unit, best, op->rows - c);
+                store_int(place, where);
+            }
+        }
+    }
+}
+
 /* One example: scratch to the next buffer. `arg` gets, for each unit, the number of the greatest pixel in its window:
  * the only one that carries gradient. */
 PHASE void finish_conv(const struct op *op, const struct buffer *out, const float *scratch, const float *theta,
                        float *to, int32_t *arg) {
     const int width = scratch_width(op), channels = op->rows_padded;
     const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
+    if (op->pool && op->pool_h == 2 && op->pool_w == 2 && op->pool_stride_h == 2 && op->pool_stride_w == 2 &&
+        op->pool_pad_h == 0 && op->pool_pad_w == 0) {
+        finish_pairs(op, out, scratch, bias, to, arg);
+        return;
+    }
     for (int y = 0; y < out->height; y++)
         for (int x = 0; x < out->width; x++) {
             const int above = y * op->pool_stride_h - op->pool_pad_h, before = x * op->pool_stride_w - op->pool_pad_w;
             const int bottom = above + op->pool_h < op->used_h ? above + op->pool_h : op->used_h;
             const int right = before + op->pool_w < op->used_w ? before + op->pool_w : op->used_w;
             const int top = above < 0 ? 0 : above, left = before < 0 ? 0 : before;
-            const int whole = op->pool_w == 2 && op->pool_h == 2 && bottom - top == 2 && right - left == 2;
             float *unit = to + out->origin + (int64_t)y * out->row + x * out->channels;
             for (int c = 0; c < op->rows; c += LANES) {
                 V best = load(scratch + ((int64_t)top * width + left) * channels + c);
                 I where = splat_int((top - above) * op->pool_w + left - before);
-                if (whole) { /* the usual 2 x 2, without the loops */
-                    const float *p = scratch + ((int64_t)top * width + left) * channels + c;
-                    take_greater(&best, &where, load(p + channels), splat_int(1));
-                    take_greater(&best, &where, load(p + width * channels), splat_int(2));
-                    take_greater(&best, &where, load(p + (width + 1) * channels), splat_int(3));
-                } else {
-                    for (int i = top; i < bottom; i++)
-                        for (int j = left; j < right; j++)
-                            take_greater(&best, &where, load(scratch + ((int64_t)i * width + j) * channels + c),
-                                         splat_int((i - above) * op->pool_w + j - before));
-                }
+                for (int i = top; i < bottom; i++)
+                    for (int j = left; j < right; j++)
+                        take_greater(&best, &where, load(scratch + ((int64_t)i * width + j) * channels + c),
+                                     splat_int((i - above) * op->pool_w + j - before));
                 if (bias) best += load(bias + c);
                 if (op->relu) best = rectify(best);
                 if (op->rows - c >= LANES) store(unit + c, best);

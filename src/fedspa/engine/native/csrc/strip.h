@@ -79,12 +79,13 @@ PHASE void strip_weights(const struct op *op, const float *theta, float *packed)
 }
 
 /* One example's input to [row][strip][channel][point]. */
-INLINE void strip_input(const struct op *op, const struct buffer *buffer, const float *in, float *to) {
-    const int channels = buffer->channels;
+INLINE void strip_input(const struct op *op, const struct buffer *buffer, const int channels, const float *in,
+                        float *to) {
     H column[STRIP_POINTS];
     UNROLLED(STRIP_POINTS, k) column[k] = load_half(STRIP_DATA[k]);
-    for (int y = 0; y < strip_rows(op); y++, in += buffer->row)
-        for (int s = 0; s < strips_across(op); s++) {
+    const int rows = strip_rows(op), across = strips_across(op);
+    for (int y = 0; y < rows; y++, in += buffer->row)
+        for (int s = 0; s < across; s++) {
             const float *pixel = in + (int64_t)strip_start(op, s) * channels;
             for (int c = 0; c < channels; c++, to += STRIP_POINTS) {
                 H even = column[0] * pixel[c], odd = column[1] * pixel[channels + c];
@@ -155,7 +156,10 @@ PHASE void strip_forward(const struct op *op, const struct buffer *buffer, const
                          const float *packed, float *scratch, float *space) {
     const int channels = buffer->channels, across = strips_across(op), width = scratch_width(op);
     const int64_t size = strip_size(op), row = strip_row(op), total = (int64_t)op->used_h * across * examples;
-    for (int64_t e = 0; e < examples; e++) strip_input(op, buffer, in + e * buffer->example, space + e * size);
+    for (int64_t e = 0; e < examples; e++) {
+        if (channels == 1) strip_input(op, buffer, 1, in + e * buffer->example, space + e * size);
+        else strip_input(op, buffer, channels, in + e * buffer->example, space + e * size);
+    }
     for (int start = 0, panel_width; start < op->rows; start += panel_width) {
         const int panel = strip_panel_at(op->rows, start, &panel_width);
         int strip = 0, y = 0;
