@@ -45,8 +45,9 @@ static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_
     op->pool_h = op->pool_w = op->pool_stride_h = op->pool_stride_w = 1;
     op->runs = op->kernel_h;
     op->run = op->linear ? in->channels * in->height * in->width : op->kernel_w * in->channels;
-    op->run_padded = (int)round_up(op->run, PAD);
-    op->row_length = op->runs * op->run_padded;
+    /* Short runs lie in pairs: half of the widest vector each. */
+    op->run_padded = (int)round_up(op->run, !op->linear && op->run <= PAD / 2 ? PAD / 2 : PAD);
+    op->row_length = (int)round_up(op->runs * op->run_padded, PAD);
     /* Rows a large power of two apart would share few sets of the nearest cache. */
     if (op->rows > 1 && op->row_length % (8 * PAD) == 0) op->row_length += 4 * PAD;
     op->rows_padded = (int)round_up(op->rows, PAD);

@@ -2,7 +2,7 @@
  *
  * Activations are channels-last, so that a convolution's window is one contiguous run per kernel row, and a buffer
  * carries the zero border that the convolution after it wants. Parameters live in rows: one row an output channel, one
- * run a kernel row, each run padded to PAD floats. Gradients and the local theta use that layout; `place` leads from a
+ * run a kernel row, each run padded to PAD floats or, if it is short, to half of that. Gradients and the local theta use that layout; `place` leads from a
  * parameter's index in the flat theta to it. What lies in the padding of theta is 0; in a gradient's it is junk.
  */
 #ifndef FEDSPA_NET_H

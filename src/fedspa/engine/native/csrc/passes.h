@@ -220,10 +220,12 @@ PHASE void spread(struct work *w, int i, int n) {
     /* The rows' pieces should fit the nearest cache together. */
     const int piece = (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES ? PIECE : SPREAD_PIECE;
     for (int s = 0, length; s < segments_of(op); s += length) {
-        length = segments_of(op) - s < piece ? segments_of(op) - s : piece;
+        length = piece_length(op, segments_of(op) - s, piece);
         const float *weights = w->theta + op->weights + (int64_t)s * LANES;
+        const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
+        const struct piece_functions *use = piece_of(op, length);
         for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
-            SPREAD[length - 1](weights, spot->items, spot->count, w->segment[i] + s, spot->window);
+            use->spread(weights, spot->items, spot->count, segment, spot->window);
     }
 }
 
@@ -232,11 +234,15 @@ enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK, G
 /* The sum of an example's deltas in a list: vectors of items, of which only the deltas count. */
 INLINE float sum_deltas(const struct item *item, const struct item *end) {
     const int step = LANES / 2;
+    float rest = 0;
+    if (end - item < step) {
+        for (; item < end; item++) rest += item->delta;
+        return rest;
+    }
     V sum = {0};
     I odd;
     for (int j = 0; j < LANES; j++) odd[j] = -(j % 2);
     for (; item + step <= end; item += step) sum += (V)(load_int(&item->at) & odd);
-    float rest = 0;
     for (; item < end; item++) rest += item->delta;
     return sum_lanes(sum) + rest;
 }
@@ -260,20 +266,20 @@ static void bias_row(struct work *w, const struct list *l, int64_t place, int wh
 static void one_row(struct work *w, int i, int r, const struct list *l, int what, float bound) {
     const struct op *op = w->net->ops + i;
     const float *x = w->unit[i];
-    const int32_t *segment = w->segment[i];
     const int64_t row = op->weights + (int64_t)r * op->row_length;
     const int one_each = l->count == l->groups;
     for (int s = 0, n; s < segments_of(op); s += n) {
-        n = piece_length(segments_of(op) - s);
+        n = piece_length(op, segments_of(op) - s, PIECE);
         const int64_t at = row + (int64_t)s * LANES;
-        if (what == GRADIENT_ADD) ADD[n - 1](x, l, segment + s, w->sum + at);
-        else if (what == GRADIENT_ADD_SCALED && one_each)
-            ADD_SCALED_PRODUCTS[n - 1](x, l, segment + s, w->sum + at, w->factor);
-        else if (what == GRADIENT_ADD_SCALED) ADD_SCALED[n - 1](x, l, segment + s, w->sum + at, w->factor);
-        else if (what == GRADIENT_LOOK) LOOK[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
-        else if (what == GRADIENT_NORM) NORM[n - 1](x, l, segment + s, w->active + at, bound, w->looks);
-        else if (one_each) ADD_PRODUCTS[n - 1](x, l, segment + s, w->sum + at, bound);
-        else ADD_CLAMPED[n - 1](x, l, segment + s, w->sum + at, bound);
+        const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
+        const struct piece_functions *use = piece_of(op, n);
+        if (what == GRADIENT_ADD) use->add(x, l, segment, w->sum + at);
+        else if (what == GRADIENT_ADD_SCALED && one_each) use->scaled_products(x, l, segment, w->sum + at, w->factor);
+        else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, segment, w->sum + at, w->factor);
+        else if (what == GRADIENT_LOOK) use->look(x, l, segment, w->active + at, bound, w->looks);
+        else if (what == GRADIENT_NORM) use->norm(x, l, segment, w->active + at, bound, w->looks);
+        else if (one_each) use->add_products(x, l, segment, w->sum + at, bound);
+        else use->add_clamped(x, l, segment, w->sum + at, bound);
     }
     if (op->bias >= 0) bias_row(w, l, op->bias + r, what, bound);
 }

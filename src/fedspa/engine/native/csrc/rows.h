@@ -49,21 +49,47 @@ struct look {
 #define SPREAD_PIECE 6
 #define NEAR_BYTES (28 << 10)
 
-#define PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) PIECES_MORE(DO)
+#define FEW 6
+#define FEW_PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
+#define PIECES(DO) FEW_PIECES(DO) PIECES_MORE(DO)
 #if LEVEL == 2
 #define PIECES_MORE(DO) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
 #else
 #define PIECES_MORE(DO)
 #endif
 
+/* Vector j of a window. Runs of at most 8 floats lie in pairs, so that the widest vectors hold two of them. */
+INLINE V load_window(const int paired, const float *p, const int32_t *segment, int j) {
+#if LEVEL == 2
+    if (paired)
+        return (V)_mm512_insertf32x8(_mm512_castps256_ps512((__m256)load_half(p + segment[2 * j])),
+                                     (__m256)load_half(p + segment[2 * j + 1]), 1);
+#endif
+    (void)paired;
+    return load(p + segment[j]);
+}
+
+/* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run it belongs to. */
+INLINE void store_window(const int paired, float *p, const int32_t *segment, int j, V v) {
+#if LEVEL == 2
+    if (paired) {
+        store_half(p + segment[2 * j], (H)_mm512_castps512_ps256((__m512)v));
+        store_half(p + segment[2 * j + 1], (H)_mm512_extractf32x8_ps((__m512)v, 1));
+        return;
+    }
+#endif
+    (void)paired;
+    store(p + segment[j], v);
+}
+
 /* sum += the list's gradient. */
-INLINE void add_piece(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum) {
+INLINE void add_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum) {
     V acc[PIECE];
     UNROLLED(n, j) acc[j] = load(sum + j * LANES);
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
         V d = splat(l->items[i].delta);
-        UNROLLED(n, j) acc[j] += d * load(p + segment[j]);
+        UNROLLED(n, j) acc[j] += d * load_window(paired, p, segment, j);
     }
     UNROLLED(n, j) store(sum + j * LANES, acc[j]);
 }
@@ -71,25 +97,25 @@ INLINE void add_piece(const int n, const float *x, const struct list *l, const i
 /* One example's piece. Every pass over an example's gradient must see the same bits, or the norm would be that of
  * another vector than the one that is scaled by it: where a sum over pixels cancels, two ways to round it differ by as
  * much as its terms are large. */
-INLINE const struct item *sum_example(const int n, const float *x, const struct item *item, const struct item *end,
+INLINE const struct item *sum_example(const int n, const int paired, const float *x, const struct item *item, const struct item *end,
                                       const int32_t *segment, V *acc) {
     UNROLLED(n, j) acc[j] = (V){0};
     for (; item < end; item++) {
         const float *p = x + item->at;
         V d = splat(item->delta);
-        UNROLLED(n, j) acc[j] = multiply_add(d, load(p + segment[j]), acc[j]);
+        UNROLLED(n, j) acc[j] = multiply_add(d, load_window(paired, p, segment, j), acc[j]);
     }
     return item;
 }
 
 /* sum += each example's gradient times its factor. */
-INLINE void add_scaled_piece(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
+INLINE void add_scaled_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum,
                              const float *factor) {
     V total[PIECE], acc[PIECE];
     UNROLLED(n, j) total[j] = load(sum + j * LANES);
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
-        item = sum_example(n, x, item, l->items + l->end[g], segment, acc);
+        item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
         V f = splat(factor[l->example[g]]);
         UNROLLED(n, j) total[j] = multiply_add(f, acc[j], total[j]);
     }
@@ -97,53 +123,53 @@ INLINE void add_scaled_piece(const int n, const float *x, const struct list *l, 
 }
 
 /* The same where each example has one pixel: its piece is one rounded product. */
-INLINE void add_scaled_products(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
+INLINE void add_scaled_products(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum,
                                 const float *factor) {
     V total[PIECE];
     UNROLLED(n, j) total[j] = load(sum + j * LANES);
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
         V d = splat(l->items[i].delta), f = splat(factor[l->example[i]]);
-        UNROLLED(n, j) total[j] = multiply_add(f, d * load(p + segment[j]), total[j]);
+        UNROLLED(n, j) total[j] = multiply_add(f, d * load_window(paired, p, segment, j), total[j]);
     }
     UNROLLED(n, j) store(sum + j * LANES, total[j]);
 }
 
 /* sum += each example's gradient, every coordinate brought within ±c. */
-INLINE void add_clamped_piece(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
+INLINE void add_clamped_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum,
                               float bound) {
     V total[PIECE], acc[PIECE], c = splat(bound);
     UNROLLED(n, j) total[j] = load(sum + j * LANES);
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
-        item = sum_example(n, x, item, l->items + l->end[g], segment, acc);
+        item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
         UNROLLED(n, j) total[j] += clamp(acc[j], c);
     }
     UNROLLED(n, j) store(sum + j * LANES, total[j]);
 }
 
 /* The same where each example has one pixel. */
-INLINE void add_clamped_products(const int n, const float *x, const struct list *l, const int32_t *segment, float *sum,
+INLINE void add_clamped_products(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum,
                                  float bound) {
     V total[PIECE], c = splat(bound);
     UNROLLED(n, j) total[j] = load(sum + j * LANES);
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
         V d = splat(l->items[i].delta);
-        UNROLLED(n, j) total[j] += clamp(d * load(p + segment[j]), c);
+        UNROLLED(n, j) total[j] += clamp(d * load_window(paired, p, segment, j), c);
     }
     UNROLLED(n, j) store(sum + j * LANES, total[j]);
 }
 
 /* Looks at each example's gradient and adds nothing: at its square (l2), or at how many coordinates are how large
  * (`counts`). `active`: all bits where a coordinate is active, else none. */
-INLINE void look_at_piece(const int n, const int counts, const float *x, const struct list *l, const int32_t *segment,
+INLINE void look_at_piece(const int n, const int paired, const int counts, const float *x, const struct list *l, const int32_t *segment,
                           const int32_t *active, float bound, struct look *looks) {
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
         struct look *look = looks + l->example[g];
-        item = sum_example(n, x, item, l->items + l->end[g], segment, acc);
+        item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
         UNROLLED(n, j) acc[j] = (V)((I)acc[j] & load_int(active + j * LANES));
         if (!counts) {
             D squares = {0};
@@ -166,77 +192,92 @@ INLINE void look_at_piece(const int n, const int counts, const float *x, const s
 }
 
 /* One pixel's part of backward: the deltas of its channels times their rows of weights, added to its window. */
-INLINE void spread_piece(const int n, const float *weights, const struct item *items, int count,
+INLINE void spread_piece(const int n, const int paired, const float *weights, const struct item *items, int count,
                          const int32_t *segment, float *window) {
     V acc[PIECE];
-    UNROLLED(n, j) acc[j] = load(window + segment[j]);
+    UNROLLED(n, j) acc[j] = load_window(paired, window, segment, j);
     for (int i = 0; i < count; i++) {
         const float *row = weights + items[i].at;
         V d = splat(items[i].delta);
         UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
     }
-    UNROLLED(n, j) store(window + segment[j], acc[j]);
+    UNROLLED(n, j) store_window(paired, window, segment, j, acc[j]);
 }
 
-#define ROW_FUNCTIONS(N)                                                                                               \
-    static void add_##N(const float *x, const struct list *l, const int32_t *s, float *sum) {                          \
-        add_piece(N, x, l, s, sum);                                                                                    \
+#define ROW_FUNCTIONS(N) ROW_VERSIONS(N, 0, )
+#define PAIRED_FUNCTIONS(N) ROW_VERSIONS(N, 1, paired_)
+#define ROW_VERSIONS(N, PAIRED, PREFIX)                                                                                \
+    static void PREFIX##add_##N(const float *x, const struct list *l, const int32_t *s, float *sum) {                  \
+        add_piece(N, PAIRED, x, l, s, sum);                                                                            \
     }                                                                                                                  \
-    static void add_scaled_##N(const float *x, const struct list *l, const int32_t *s, float *sum, const float *f) {   \
-        add_scaled_piece(N, x, l, s, sum, f);                                                                          \
+    static void PREFIX##add_scaled_##N(const float *x, const struct list *l, const int32_t *s, float *sum,             \
+                                       const float *f) {                                                               \
+        add_scaled_piece(N, PAIRED, x, l, s, sum, f);                                                                  \
     }                                                                                                                  \
-    static void scaled_products_##N(const float *x, const struct list *l, const int32_t *s, float *sum,                \
-                                    const float *f) {                                                                  \
-        add_scaled_products(N, x, l, s, sum, f);                                                                       \
+    static void PREFIX##scaled_products_##N(const float *x, const struct list *l, const int32_t *s, float *sum,        \
+                                            const float *f) {                                                          \
+        add_scaled_products(N, PAIRED, x, l, s, sum, f);                                                               \
     }                                                                                                                  \
-    static void add_clamped_##N(const float *x, const struct list *l, const int32_t *s, float *sum, float c) {         \
-        add_clamped_piece(N, x, l, s, sum, c);                                                                         \
+    static void PREFIX##add_clamped_##N(const float *x, const struct list *l, const int32_t *s, float *sum, float c) { \
+        add_clamped_piece(N, PAIRED, x, l, s, sum, c);                                                                 \
     }                                                                                                                  \
-    static void add_products_##N(const float *x, const struct list *l, const int32_t *s, float *sum, float c) {        \
-        add_clamped_products(N, x, l, s, sum, c);                                                                      \
+    static void PREFIX##add_products_##N(const float *x, const struct list *l, const int32_t *s, float *sum,           \
+                                         float c) {                                                                    \
+        add_clamped_products(N, PAIRED, x, l, s, sum, c);                                                              \
     }                                                                                                                  \
-    static void look_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active, float c,       \
-                         struct look *looks) {                                                                         \
-        look_at_piece(N, 1, x, l, s, active, c, looks);                                                                \
+    static void PREFIX##look_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active,        \
+                                 float c, struct look *looks) {                                                        \
+        look_at_piece(N, PAIRED, 1, x, l, s, active, c, looks);                                                        \
     }                                                                                                                  \
-    static void norm_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active, float c,       \
-                         struct look *looks) {                                                                         \
-        look_at_piece(N, 0, x, l, s, active, c, looks);                                                                \
+    static void PREFIX##norm_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active,        \
+                                 float c, struct look *looks) {                                                        \
+        look_at_piece(N, PAIRED, 0, x, l, s, active, c, looks);                                                        \
+    }                                                                                                                  \
+    static void PREFIX##spread_##N(const float *weights, const struct item *items, int count, const int32_t *s,        \
+                                   float *window) {                                                                    \
+        spread_piece(N, PAIRED, weights, items, count, s, window);                                                     \
     }
+
+/* What can be done with a piece of a row, of one length. */
+struct piece_functions {
+    void (*add)(const float *, const struct list *, const int32_t *, float *);
+    void (*add_scaled)(const float *, const struct list *, const int32_t *, float *, const float *);
+    void (*scaled_products)(const float *, const struct list *, const int32_t *, float *, const float *);
+    void (*add_clamped)(const float *, const struct list *, const int32_t *, float *, float);
+    void (*add_products)(const float *, const struct list *, const int32_t *, float *, float);
+    void (*look)(const float *, const struct list *, const int32_t *, const int32_t *, float, struct look *);
+    void (*norm)(const float *, const struct list *, const int32_t *, const int32_t *, float, struct look *);
+    void (*spread)(const float *, const struct item *, int, const int32_t *, float *);
+};
+
+#define VERSIONS(N, PREFIX)                                                                                            \
+    {PREFIX##add_##N,          PREFIX##add_scaled_##N, PREFIX##scaled_products_##N, PREFIX##add_clamped_##N,           \
+     PREFIX##add_products_##N, PREFIX##look_##N,       PREFIX##norm_##N,            PREFIX##spread_##N},
+#define ROW_ENTRY(N) VERSIONS(N, )
+#define PAIRED_ENTRY(N) VERSIONS(N, paired_)
+
 PIECES(ROW_FUNCTIONS)
+static const struct piece_functions ROW_PIECES[] = {PIECES(ROW_ENTRY)};
+#if LEVEL == 2
+FEW_PIECES(PAIRED_FUNCTIONS)
+static const struct piece_functions PAIRED_PIECES[] = {FEW_PIECES(PAIRED_ENTRY)};
+#endif
 
-#define SPREAD_FUNCTION(N)                                                                                             \
-    static void spread_##N(const float *weights, const struct item *items, int count, const int32_t *s,                \
-                           float *window) {                                                                            \
-        spread_piece(N, weights, items, count, s, window);                                                             \
-    }
-PIECES(SPREAD_FUNCTION)
+/* A run of at most 8 floats in the widest vectors: those hold two. */
+INLINE int is_paired(const struct op *op) { return op->run_padded < LANES; }
 
-#define ADD_ENTRY(N) add_##N,
-#define SCALED_ENTRY(N) add_scaled_##N,
-#define SCALED_PRODUCTS_ENTRY(N) scaled_products_##N,
-#define CLAMPED_ENTRY(N) add_clamped_##N,
-#define PRODUCTS_ENTRY(N) add_products_##N,
-#define LOOK_ENTRY(N) look_##N,
-#define NORM_ENTRY(N) norm_##N,
-#define SPREAD_ENTRY(N) spread_##N,
+INLINE const struct piece_functions *piece_of(const struct op *op, int length) {
+#if LEVEL == 2
+    if (is_paired(op)) return PAIRED_PIECES + length - 1;
+#endif
+    (void)op;
+    return ROW_PIECES + length - 1;
+}
 
-typedef void (*add_function)(const float *, const struct list *, const int32_t *, float *);
-typedef void (*scaled_function)(const float *, const struct list *, const int32_t *, float *, const float *);
-typedef void (*clamped_function)(const float *, const struct list *, const int32_t *, float *, float);
-typedef void (*look_function)(const float *, const struct list *, const int32_t *, const int32_t *, float,
-                              struct look *);
-typedef void (*spread_function)(const float *, const struct item *, int, const int32_t *, float *);
-
-static const add_function ADD[] = {PIECES(ADD_ENTRY)};
-static const scaled_function ADD_SCALED[] = {PIECES(SCALED_ENTRY)};
-static const scaled_function ADD_SCALED_PRODUCTS[] = {PIECES(SCALED_PRODUCTS_ENTRY)};
-static const clamped_function ADD_CLAMPED[] = {PIECES(CLAMPED_ENTRY)};
-static const clamped_function ADD_PRODUCTS[] = {PIECES(PRODUCTS_ENTRY)};
-static const look_function LOOK[] = {PIECES(LOOK_ENTRY)};
-static const look_function NORM[] = {PIECES(NORM_ENTRY)};
-static const spread_function SPREAD[] = {PIECES(SPREAD_ENTRY)};
-
-INLINE int piece_length(int left) { return left < PIECE ? left : PIECE; }
+/* Vectors in the next piece, of `left` and at most `most`. */
+INLINE int piece_length(const struct op *op, int left, int most) {
+    if (is_paired(op) && most > FEW) most = FEW;
+    return left < most ? left : most;
+}
 
 #endif

@@ -54,7 +54,8 @@ static void *take(struct work *w, int64_t bytes) {
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int segments_of(const struct op *op) { return op->runs * op->run_padded / LANES; }
+/* Vectors of a row. */
+static int segments_of(const struct op *op) { return (op->runs * op->run_padded + LANES - 1) / LANES; }
 
 static int chunk_size(const struct fedspa_net *net, int64_t records) {
     int64_t bytes = 0;
@@ -113,9 +114,12 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         const struct op *op = net->ops + i;
         const int64_t units = (int64_t)b[1].height * b[1].width;
         if (op->pool) w->arg[i] = take(w, 4 * units * op->rows_padded * chunk);
-        w->segment[i] = take(w, 4 * segments_of(op));
-        for (int s = 0; s < segments_of(op) && !w->failed; s++)
-            w->segment[i][s] = s * LANES / op->run_padded * b->row + s * LANES % op->run_padded;
+        const int per_vector = is_paired(op) ? 2 : 1, step = LANES / per_vector, count = segments_of(op) * per_vector;
+        w->segment[i] = take(w, 4 * count);
+        for (int s = 0; s < count && !w->failed; s++) { /* the second half of a pair may have no run: any place will do */
+            const int run = s * step / op->run_padded;
+            w->segment[i][s] = (run < op->runs ? run : 0) * b->row + s * step % op->run_padded;
+        }
         const int window = op->pool_h * op->pool_w;
         w->pixel[i] = take(w, 4 * larger(window, PAD));
         for (int p = 0; p < window && !w->failed; p++)
