@@ -248,11 +248,12 @@ INLINE float sum_deltas(const struct item *item, const struct item *end) {
 }
 
 static void bias_row(struct work *w, const struct list *l, int64_t place, int what, float bound) {
-    for (int g = 0; g < l->groups; g++) {
-        const float v = sum_deltas(l->items + (g ? l->end[g - 1] : 0), l->items + l->end[g]);
-        if (what == GRADIENT_ADD) w->sum[place] += v;
-        else if (what == GRADIENT_ADD_SCALED) w->sum[place] += w->factor[l->example[g]] * v;
-        else if (what == GRADIENT_ADD_CLAMPED) w->sum[place] += v < bound ? (v > -bound ? v : -bound) : bound;
+    float sum = w->sum[place];
+    for (int g = 0, item = 0; g < l->groups; item = l->end[g++]) {
+        const float v = sum_deltas(l->items + item, l->items + l->end[g]);
+        if (what == GRADIENT_ADD) sum += v;
+        else if (what == GRADIENT_ADD_SCALED) sum += w->factor[l->example[g]] * v;
+        else if (what == GRADIENT_ADD_CLAMPED) sum += v < bound ? (v > -bound ? v : -bound) : bound;
         else if (w->active[place]) {
             struct look *look = w->looks + l->example[g];
             look->squares += (double)v * v;
@@ -261,6 +262,7 @@ static void bias_row(struct work *w, const struct list *l, int64_t place, int wh
             look->broken |= v - v != 0;
         }
     }
+    w->sum[place] = sum;
 }
 
 static void one_row(struct work *w, int i, int r, const struct list *l, int what, float bound) {
