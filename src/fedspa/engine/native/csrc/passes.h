@@ -247,14 +247,18 @@ INLINE float sum_deltas(const struct item *item, const struct item *end) {
     return sum_lanes(sum) + rest;
 }
 
-static void bias_row(struct work *w, const struct list *l, int64_t place, int what, float bound) {
+static void bias_row(struct work *w, int i, const struct list *l, int64_t place, int what, float bound) {
+    const struct op *op = w->net->ops + i;
     float sum = w->sum[place];
     for (int g = 0, item = 0; g < l->groups; item = l->end[g++]) {
         const float v = sum_deltas(l->items + item, l->items + l->end[g]);
         if (what == GRADIENT_ADD) sum += v;
         else if (what == GRADIENT_ADD_SCALED) sum += w->factor[l->example[g]] * v;
         else if (what == GRADIENT_ADD_CLAMPED) sum += v < bound ? (v > -bound ? v : -bound) : bound;
-        else if (w->active[place]) {
+        else {
+            if (what == GRADIENT_NORM && w->kept[i])
+                w->kept[i][l->example[g] * kept_floats(op) + place - op->weights] = v;
+            if (!w->active[place]) continue;
             struct look *look = w->looks + l->example[g];
             look->squares += (double)v * v;
             look->nonzero += v != 0;
@@ -270,6 +274,7 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
     const float *x = w->unit[i];
     const int64_t row = op->weights + (int64_t)r * op->row_length;
     const int one_each = l->count == l->groups;
+    float *kept = w->kept[i];
     for (int s = 0, n; s < segments_of(op); s += n) {
         n = piece_length(op, segments_of(op) - s, PIECE);
         const int64_t at = row + (int64_t)s * LANES;
@@ -279,11 +284,12 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
         else if (what == GRADIENT_ADD_SCALED && one_each) use->scaled_products(x, l, segment, w->sum + at, w->factor);
         else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, segment, w->sum + at, w->factor);
         else if (what == GRADIENT_LOOK) use->look(x, l, segment, w->active + at, bound, w->looks);
-        else if (what == GRADIENT_NORM) use->norm(x, l, segment, w->active + at, bound, w->looks);
+        else if (what == GRADIENT_NORM)
+            use->norm(x, l, segment, w->active + at, w->looks, kept ? kept + at - op->weights : NULL, kept_floats(op));
         else if (one_each) use->add_products(x, l, segment, w->sum + at, bound);
         else use->add_clamped(x, l, segment, w->sum + at, bound);
     }
-    if (op->bias >= 0) bias_row(w, l, op->bias + r, what, bound);
+    if (op->bias >= 0) bias_row(w, i, l, op->bias + r, what, bound);
 }
 
 /* The loss's derivatives for every buffer but the first, of the examples that are not left out. */
@@ -307,11 +313,29 @@ static void propagate(struct work *w, int n) {
     }
 }
 
+/* The sum gets the kept gradients of an operation, each times its example's factor. */
+PHASE void add_kept(struct work *w, int i, int n) {
+    const struct op *op = w->net->ops + i;
+    const int64_t stride = kept_floats(op);
+    float *sum = w->sum + op->weights;
+    for (int64_t s = 0; s < stride; s += LANES) {
+        V total = load(sum + s);
+        for (int e = 0; e < n; e++)
+            if (w->factor[e] != 0) total = multiply_add(splat(w->factor[e]), load(w->kept[i] + e * stride + s), total);
+        store(sum + s, total);
+    }
+}
+
 /* `what` happens to the gradients of the examples that are not left out. */
 static void gradients(struct work *w, int n, int what, float bound) {
     for (int i = w->net->count - 1; i >= 0; i--) {
         const struct op *op = w->net->ops + i;
         if (op->kind != OP_ROWS) continue;
+        if (what == GRADIENT_ADD_SCALED && w->kept[i]) {
+            add_kept(w, i, n);
+            continue;
+        }
+        if (what == GRADIENT_NORM && w->kept[i]) memset(w->kept[i], 0, 4 * (size_t)(n * kept_floats(op)));
 #if LEVEL == 2
         const int many = w->net->buffers[i + 1].height * w->net->buffers[i + 1].width >= LANES / 2 &&
                          op->pool_h * op->pool_w <= LANES;

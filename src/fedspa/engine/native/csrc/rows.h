@@ -161,24 +161,18 @@ INLINE void add_clamped_products(const int n, const int paired, const float *x, 
     UNROLLED(n, j) store(sum + j * LANES, total[j]);
 }
 
-/* Looks at each example's gradient and adds nothing: at its square (l2), or at how many coordinates are how large
- * (`counts`). `active`: all bits where a coordinate is active, else none. */
-INLINE void look_at_piece(const int n, const int paired, const int counts, const float *x, const struct list *l, const int32_t *segment,
+/* Counts how many coordinates of each example's gradient are how large, and adds nothing. `active`: all bits where a
+ * coordinate is active, else none. */
+INLINE void look_at_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment,
                           const int32_t *active, float bound, struct look *looks) {
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
         struct look *look = looks + l->example[g];
         item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
-        UNROLLED(n, j) acc[j] = (V)((I)acc[j] & load_int(active + j * LANES));
-        if (!counts) {
-            D squares = {0};
-            UNROLLED(n, j) squares = add_squares(squares, acc[j]);
-            look->squares += sum_doubles(squares);
-            continue;
-        }
         I nonzero = {0}, above = {0}, broken = {0};
         UNROLLED(n, j) {
+            acc[j] = (V)((I)acc[j] & load_int(active + j * LANES));
             broken |= (acc[j] - acc[j]) != 0;
             nonzero -= acc[j] != 0;
             above -= (V)((I)acc[j] & 0x7fffffff) > bound;
@@ -188,6 +182,21 @@ INLINE void look_at_piece(const int n, const int paired, const int counts, const
             look->above += above[j];
             look->broken |= broken[j];
         }
+    }
+}
+
+/* Adds up each example's squares. Where there is room (`keep`, with `stride` floats an example) the gradient is kept:
+ * those very bits are scaled later. */
+INLINE void norm_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment,
+                       const int32_t *active, struct look *looks, float *keep, int64_t stride) {
+    V acc[PIECE];
+    const struct item *item = l->items;
+    for (int g = 0; g < l->groups; g++) {
+        item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
+        if (keep) UNROLLED(n, j) store(keep + l->example[g] * stride + j * LANES, acc[j]);
+        D squares = {0};
+        UNROLLED(n, j) squares = add_squares(squares, (V)((I)acc[j] & load_int(active + j * LANES)));
+        looks[l->example[g]].squares += sum_doubles(squares);
     }
 }
 
@@ -227,11 +236,11 @@ INLINE void spread_piece(const int n, const int paired, const float *weights, co
     }                                                                                                                  \
     static void PREFIX##look_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active,        \
                                  float c, struct look *looks) {                                                        \
-        look_at_piece(N, PAIRED, 1, x, l, s, active, c, looks);                                                        \
+        look_at_piece(N, PAIRED, x, l, s, active, c, looks);                                                           \
     }                                                                                                                  \
     static void PREFIX##norm_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active,        \
-                                 float c, struct look *looks) {                                                        \
-        look_at_piece(N, PAIRED, 0, x, l, s, active, c, looks);                                                        \
+                                 struct look *looks, float *keep, int64_t stride) {                                    \
+        norm_piece(N, PAIRED, x, l, s, active, looks, keep, stride);                                                   \
     }                                                                                                                  \
     static void PREFIX##spread_##N(const float *weights, const struct item *items, int count, const int32_t *s,        \
                                    float *window) {                                                                    \
@@ -246,7 +255,7 @@ struct piece_functions {
     void (*add_clamped)(const float *, const struct list *, const int32_t *, float *, float);
     void (*add_products)(const float *, const struct list *, const int32_t *, float *, float);
     void (*look)(const float *, const struct list *, const int32_t *, const int32_t *, float, struct look *);
-    void (*norm)(const float *, const struct list *, const int32_t *, const int32_t *, float, struct look *);
+    void (*norm)(const float *, const struct list *, const int32_t *, const int32_t *, struct look *, float *, int64_t);
     void (*spread)(const float *, const struct item *, int, const int32_t *, float *);
 };
 

@@ -16,6 +16,8 @@
 #define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: about what a core's cache holds */
 #define SCRATCH_BYTES (128 << 10) /* convolution outputs between convolution and pooling */
 
+#define KEPT_BYTES (2 << 20)      /* gradients of a chunk's examples that l2 clipping keeps from its first pass */
+
 struct work {
     const struct fedspa_net *net;
     int chunk;                /* examples at most */
@@ -27,6 +29,7 @@ struct work {
     struct list lists[LISTS];
     struct spot *spots;
     struct item *spot_items, **next;
+    float **kept;             /* per operation: a chunk's gradients, or NULL where they are computed twice */
     struct look *looks;
     float *factor;            /* what an example's gradient is multiplied by: 0 where it is left out */
     int64_t zeroed;           /* examples left out so far, of all steps */
@@ -56,6 +59,11 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Vectors of a row. */
 static int segments_of(const struct op *op) { return (op->runs * op->run_padded + LANES - 1) / LANES; }
+
+/* Floats of a row operation's parameters in the row layout: its bias lies behind its weights. */
+static int64_t kept_floats(const struct op *op) {
+    return (int64_t)op->rows * op->row_length + (op->bias < 0 ? 0 : op->rows_padded);
+}
 
 static int chunk_size(const struct fedspa_net *net, int64_t records) {
     int64_t bytes = 0;
@@ -96,6 +104,8 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->pixel = take(w, net->count * (int64_t)sizeof *w->pixel);
     w->at = take(w, net->count * (int64_t)sizeof *w->at);
     w->window = take(w, net->count * (int64_t)sizeof *w->window);
+    w->kept = take(w, net->count * (int64_t)sizeof *w->kept);
+    int64_t room_to_keep = task->clip == CLIP_L2 ? KEPT_BYTES : 0;
     w->place = take(w, 4 * task->active);
     w->straight = take(w, task->active);
     w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
@@ -131,6 +141,11 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
             w->at[i][u] = b[1].origin + y * b[1].row + x * b[1].channels;
             w->window[i][u] = (y * op->pool_stride_h - op->pool_pad_h) * op->stride_h * b->row +
                               (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * b->channels;
+        }
+        const int64_t kept = 4 * kept_floats(op) * chunk;
+        if (!op->linear && kept <= room_to_keep) { /* a linear layer's gradient is one product: not worth keeping */
+            w->kept[i] = take(w, kept);
+            room_to_keep -= kept;
         }
         windows = larger(windows, window);
         if (i > 0) { /* the first operation's input needs no deltas */
