@@ -176,22 +176,17 @@ def test_one_step_agrees_with_the_reference(
     assert float((ours - truth).abs().max()) <= tolerance
 
 
-@pytest.mark.parametrize("level", library.LEVELS)
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (20, 24), (33, 50), (64, 72)])
-@pytest.mark.parametrize("pooled", [False, True])
-def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: int, outputs: int, pooled: bool) -> None:
-    """16 input channels and more, stride 1, an even output: where the forward pass takes Winograd's way."""
+def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool, shape: tuple[int, int]) -> None:
+    """One step of a net around a convolution with a given forward pass, within 1e-5 of the clip value."""
+    inputs = convolution.in_channels
     generator = torch.Generator().manual_seed(inputs)
     behind = [nn.MaxPool2d(2), nn.ReLU()] if pooled else [nn.Tanh()]
-    side = 3 if pooled else 6
-    module = nn.Sequential(
-        *(nn.Conv2d(2, inputs, 1), nn.Tanh(), nn.Conv2d(inputs, outputs, 3, padding=1), *behind, nn.Flatten()),
-        nn.Linear(outputs * side * side, 4),
-    )
+    features = nn.Sequential(nn.Conv2d(2, inputs, 1), nn.Tanh(), convolution, *behind, nn.Flatten())
+    module = nn.Sequential(*features, nn.Linear(features(torch.zeros(1, 2, *shape)).shape[1], 4))
     with torch.no_grad():
         for p in module.parameters():
             p.copy_(torch.randn(p.shape, generator=generator) / math.sqrt(p[0].numel() if p.dim() > 1 else 4))
-    x, y = records(module, (2, 6, 6), 7, inputs)
+    x, y = records(module, (2, *shape), 7, inputs)
     theta = FlatModel(module).flatten()
     bound = gradient_scale(module, x, y, "coordinate")
     plan = Plan(len(theta), len(theta), "coordinate", bound, "fixed", 7, 7, 1, 1, 1e-3, "replace-one", 1e-3)
@@ -199,6 +194,25 @@ def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: in
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
     truth = ReferenceEngine(module).train(theta, [task])[0].delta
     assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * bound
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (20, 24), (33, 50), (64, 72)])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: int, outputs: int, pooled: bool) -> None:
+    """16 input channels and more, stride 1, an even output: where the forward pass takes Winograd's way."""
+    check_convolution(level, nn.Conv2d(inputs, outputs, 3, padding=1), pooled, (6, 6))
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 10), (3, 8), (10, 20), (17, 33)])
+@pytest.mark.parametrize(("height", "stride", "shape"), [(5, 1, (9, 12)), (3, 2, (6, 11)), (1, 1, (5, 14))])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_fast_transform_of_convolutions_five_wide(
+    level: library.Level, inputs: int, outputs: int, height: int, stride: int, shape: tuple[int, int], pooled: bool
+) -> None:
+    """Rows of 8, 7 and 10 pixels, in strips of four that overlap where they must."""
+    check_convolution(level, nn.Conv2d(inputs, outputs, (height, 5), stride=(stride, 1)), pooled, shape)
 
 
 def test_records_near_a_kink_are_rare() -> None:

@@ -94,6 +94,35 @@ def test_sums_over_pixels_that_cancel_are_clipped(
             assert contribution(module, theta, record, 10.0**exponent, level, mask) <= 1 + 1e-5
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    features=st.integers(1, 40),
+    classes=st.integers(2, 20),
+    size=st.floats(-22, 14),
+    gap=st.floats(0, 60),
+    exponent=st.floats(-30, 3),
+    seed=st.integers(0, 2**20),
+)
+def test_linear_layers_are_clipped_by_the_product_of_norms(
+    features: int, classes: int, size: float, gap: float, exponent: float, seed: int
+) -> None:
+    """Every coordinate active: the norm is bounded, not measured. The bound must hold, and hardly be above the norm."""
+    generator = torch.Generator().manual_seed(seed)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(features, classes))
+    theta = torch.zeros(classes * features + classes)
+    theta[-1] = gap  # derivatives of the other classes are as small as e^-gap
+    record = 10.0**size * torch.randn(1, features, generator=generator)
+    clip_value = 10.0**exponent
+    slopes = torch.softmax(theta[-classes:].double(), 0)
+    slopes[0] -= 1
+    norm = float(slopes.norm() * torch.sqrt(1 + record.double().square().sum()))
+    for level in library.LEVELS:
+        ratio = contribution(module, theta, record, clip_value, level)
+        assert ratio <= 1 + 1e-5
+        if 1.01 * clip_value < norm < 1e37 * clip_value:  # a factor below float32's normal range counts as zero
+            assert ratio > 0.999
+
+
 @pytest.mark.parametrize("level", library.LEVELS)
 @pytest.mark.parametrize("clip", ["coordinate", "l2"])
 @pytest.mark.parametrize("scale", [1e20, 3e37])

@@ -2,6 +2,8 @@
 #ifndef FEDSPA_PASSES_H
 #define FEDSPA_PASSES_H
 
+#include <float.h>
+
 #include "linear.h"
 #include "pool.h"
 #include "work.h"
@@ -313,6 +315,31 @@ static void propagate(struct work *w, int n) {
     }
 }
 
+/* A linear layer's gradient is the product of its deltas and its inputs, so where every weight is active its squares
+ * add up to the product of theirs: an upper bound for the rounded products, which are larger by at most 2^-24 of
+ * themselves or 2^-150. With a bias, the deltas are gradients themselves. A bound beyond float32, where a product may
+ * have overflowed, counts as broken. */
+PHASE void bound_linear(struct work *w, int i, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        const float *x = w->unit[i] + e * in->example, *delta = w->delta[i + 1] + e * out->example;
+        const float *unit = w->unit[i + 1] + e * out->example;
+        D squares = {0};
+        double inputs = 0, deltas = 0;
+        int j = 0;
+        for (; j + LANES <= op->run; j += LANES) squares = add_squares(squares, load(x + j));
+        for (; j < op->run; j++) inputs += (double)x[j] * x[j];
+        inputs += sum_doubles(squares);
+        for (int r = 0; r < op->rows; r++)
+            if (!op->relu || unit[r] > 0) deltas += (double)delta[r] * delta[r];
+        const double norm = sqrt(inputs * deltas) * (1 + 0x1p-23) + ldexp(sqrt((double)op->rows * op->run), -149);
+        w->looks[e].squares += norm * norm + (op->bias < 0 ? 0 : deltas);
+        w->looks[e].broken |= !(norm < FLT_MAX);
+    }
+}
+
 /* The sum gets the kept gradients of an operation, each times its example's factor. */
 PHASE void add_kept(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
@@ -333,6 +360,10 @@ static void gradients(struct work *w, int n, int what, float bound) {
         if (op->kind != OP_ROWS) continue;
         if (what == GRADIENT_ADD_SCALED && w->kept[i]) {
             add_kept(w, i, n);
+            continue;
+        }
+        if (what == GRADIENT_NORM && op->linear && w->all_active) {
+            bound_linear(w, i, n);
             continue;
         }
         if (what == GRADIENT_NORM && w->kept[i]) memset(w->kept[i], 0, 4 * (size_t)(n * kept_floats(op)));

@@ -34,6 +34,7 @@ struct work {
     float *factor;            /* what an example's gradient is multiplied by: 0 where it is left out */
     int64_t zeroed;           /* examples left out so far, of all steps */
     int32_t *place, *active;
+    int all_active;
     uint8_t *straight;        /* do eight parameters lie side by side from here on? */
     double *noise;
     uint64_t *words, *sampling_words;
@@ -93,6 +94,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->blocks = calloc(128 + 8 * (size_t)net->count, sizeof *w->blocks);
     if (!w->blocks) return 0;
     const int64_t chunk = w->chunk = chunk_size(net, task->records);
+    w->all_active = task->active == net->dimension;
     w->theta = take(w, 4 * (net->layout + PAD));
     w->sum = take(w, 4 * (net->layout + PAD));
     w->active = take(w, 4 * (net->layout + PAD));
@@ -126,9 +128,9 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         if (op->pool) w->arg[i] = take(w, 4 * units * op->rows_padded * chunk);
         const int per_vector = is_paired(op) ? 2 : 1, step = LANES / per_vector, count = segments_of(op) * per_vector;
         w->segment[i] = take(w, 4 * count);
-        for (int s = 0; s < count && !w->failed; s++) { /* the second half of a pair may have no run: any place will do */
-            const int run = s * step / op->run_padded;
-            w->segment[i][s] = (run < op->runs ? run : 0) * b->row + s * step % op->run_padded;
+        for (int s = 0; s < count && !w->failed; s++) {
+            const int run = s * step / op->run_padded, past = run >= op->runs; /* the second half of the last pair */
+            w->segment[i][s] = (run - past) * b->row + (past ? op->run_padded : s * step % op->run_padded);
         }
         const int window = op->pool_h * op->pool_w;
         w->pixel[i] = take(w, 4 * larger(window, PAD));
