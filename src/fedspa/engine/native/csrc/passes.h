@@ -130,14 +130,22 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
 }
 
 #if LEVEL == 2
+/* The items of the lanes in `alive`, pushed together; 16 are written. */
+INLINE void store_items(struct item *to, __mmask16 alive, __m512i at, __m512i delta) {
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    at = _mm512_maskz_compress_epi32(alive, at);
+    delta = _mm512_maskz_compress_epi32(alive, delta);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi32(at, low, delta));
+    _mm512_storeu_si512(to + LANES / 2,
+                        _mm512_permutex2var_epi32(at, _mm512_add_epi32(low, _mm512_set1_epi32(LANES / 2)), delta));
+}
+
 /* The same for up to LISTS rows: 16 units by 16 rows are turned over, and a row's living ones pushed together. */
 PHASE void build_many_lists(struct work *w, int i, int first, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int rows = op->rows - first < LISTS ? op->rows - first : LISTS, units = out->height * out->width;
     const __m512i pixel = _mm512_loadu_si512(w->pixel[i]);
-    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     struct item *next[LISTS];
     for (int r = 0; r < LISTS; r++) {
         w->lists[r].groups = w->lists[r].count = 0;
@@ -165,10 +173,7 @@ PHASE void build_many_lists(struct work *w, int i, int first, int n) {
             for (int r = 0; r < rows; r++) {
                 const __m512i within = op->pool ? _mm512_permutexvar_epi32((__m512i)args[r], pixel) : _mm512_setzero_si512();
                 const __mmask16 alive = _mm512_cmp_ps_mask((__m512)deltas[r], _mm512_setzero_ps(), _CMP_NEQ_UQ);
-                const __m512i at = _mm512_maskz_compress_epi32(alive, _mm512_add_epi32(start, within));
-                const __m512i value = _mm512_maskz_compress_epi32(alive, (__m512i)deltas[r]);
-                _mm512_storeu_si512(next[r], _mm512_permutex2var_epi32(at, low, value));
-                _mm512_storeu_si512(next[r] + LANES / 2, _mm512_permutex2var_epi32(at, high, value));
+                store_items(next[r], alive, _mm512_add_epi32(start, within), (__m512i)deltas[r]);
                 next[r] += __builtin_popcount(alive);
             }
         }
@@ -176,6 +181,38 @@ PHASE void build_many_lists(struct work *w, int i, int first, int n) {
     }
 }
 #endif
+
+/* The living channels of a unit, as items behind `next` of the pixel that each picks. */
+INLINE void sort_channels(const struct op *op, const float *delta, const float *unit, const int32_t *arg,
+                          struct item **next) {
+#if LEVEL == 2
+    /* Pixel by pixel, in order: what is written past a pixel's last item is overwritten by the next one's. */
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i length = _mm512_set1_epi32(op->row_length);
+    for (int p = 0; p < op->pool_h * op->pool_w; p++)
+        for (int first = 0; first < op->rows; first += LANES) {
+            const __m512 deltas = (__m512)load(delta + first), zero = _mm512_setzero_ps();
+            const int left = op->rows - first;
+            __mmask16 here = left < LANES ? (__mmask16)((1u << left) - 1) : 0xffff;
+            here = _mm512_mask_cmp_ps_mask(here, deltas, zero, _CMP_NEQ_UQ);
+            if (op->relu) here = _mm512_mask_cmp_ps_mask(here, (__m512)load(unit + first), zero, _CMP_GT_OQ);
+            if (arg) here = _mm512_mask_cmpeq_epi32_mask(here, (__m512i)load_int(arg + first), _mm512_set1_epi32(p));
+            const __m512i row = _mm512_mullo_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(first)), length);
+            store_items(next[p], here, row, (__m512i)deltas);
+            next[p] += __builtin_popcount(here);
+        }
+#else
+    for (int first = 0; first < op->rows; first += 8) {
+        const int left = op->rows - first;
+        unsigned alive = alive_of_8(delta + first, unit + first, op->relu);
+        if (left < 8) alive &= (1u << left) - 1;
+        for (; alive; alive &= alive - 1) {
+            const int r = first + __builtin_ctz(alive), p = arg ? arg[r] : 0;
+            *next[p]++ = (struct item){r * op->row_length, delta[r]};
+        }
+    }
+#endif
+}
 
 /* For every pixel of the chunk with a delta in some channel: those channels, as items whose `at` is a row of weights.
  * Returns the number of pixels. */
@@ -194,15 +231,7 @@ static int64_t build_spots(struct work *w, int i, int n) {
                 const float *delta = w->delta[i + 1] + at, *unit = w->unit[i + 1] + at;
                 struct item **next = w->next;
                 for (int p = 0; p < window; p++) next[p] = room + p * op->rows;
-                for (int first = 0; first < op->rows; first += 8) {
-                    const int left = op->rows - first;
-                    unsigned alive = alive_of_8(delta + first, unit + first, op->relu);
-                    if (left < 8) alive &= (1u << left) - 1;
-                    for (; alive; alive &= alive - 1) {
-                        const int r = first + __builtin_ctz(alive), p = arg ? arg[r] : 0;
-                        *next[p]++ = (struct item){r * op->row_length, delta[r]};
-                    }
-                }
+                sort_channels(op, delta, unit, arg, next);
                 float *start = w->delta[i] + e * in->example + w->window[i][y * out->width + x];
                 for (int p = 0; p < window; p++) {
                     const int count = (int)(next[p] - room) - p * op->rows;

@@ -164,7 +164,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->space = take(w, 4 * (space + PAD));
     w->next = take(w, windows * (int64_t)sizeof *w->next);
     w->spots = take(w, (spots + 1) * (int64_t)sizeof *w->spots);
-    w->spot_items = take(w, spot_items * (int64_t)sizeof *w->spot_items);
+    w->spot_items = take(w, (spot_items + PAD) * (int64_t)sizeof *w->spot_items);
     for (int i = 0; i < LISTS; i++) {
         /* More items than there can be: places after the last are written to before they are known to be needed. */
         w->lists[i].items = take(w, (pixels * chunk + PAD) * (int64_t)sizeof(struct item));
