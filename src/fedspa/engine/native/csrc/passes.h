@@ -182,17 +182,17 @@ PHASE void build_many_lists(struct work *w, int i, int first, int n) {
 }
 #endif
 
-/* The living channels of a unit, as items behind `next` of the pixel that each picks. */
-INLINE void sort_channels(const struct op *op, const float *delta, const float *unit, const int32_t *arg,
-                          struct item **next) {
+/* The living channels of a unit among rows `from` to `to`, as items behind `next` of the pixel that each picks. */
+INLINE void sort_channels(const struct op *op, int from, int to, const float *delta, const float *unit,
+                          const int32_t *arg, struct item **next) {
 #if LEVEL == 2
     /* Pixel by pixel, in order: what is written past a pixel's last item is overwritten by the next one's. */
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i length = _mm512_set1_epi32(op->row_length);
     for (int p = 0; p < op->pool_h * op->pool_w; p++)
-        for (int first = 0; first < op->rows; first += LANES) {
+        for (int first = from; first < to; first += LANES) {
             const __m512 deltas = (__m512)load(delta + first), zero = _mm512_setzero_ps();
-            const int left = op->rows - first;
+            const int left = to - first;
             __mmask16 here = left < LANES ? (__mmask16)((1u << left) - 1) : 0xffff;
             here = _mm512_mask_cmp_ps_mask(here, deltas, zero, _CMP_NEQ_UQ);
             if (op->relu) here = _mm512_mask_cmp_ps_mask(here, (__m512)load(unit + first), zero, _CMP_GT_OQ);
@@ -202,8 +202,8 @@ INLINE void sort_channels(const struct op *op, const float *delta, const float *
             next[p] += __builtin_popcount(here);
         }
 #else
-    for (int first = 0; first < op->rows; first += 8) {
-        const int left = op->rows - first;
+    for (int first = from; first < to; first += 8) {
+        const int left = to - first;
         unsigned alive = alive_of_8(delta + first, unit + first, op->relu);
         if (left < 8) alive &= (1u << left) - 1;
         for (; alive; alive &= alive - 1) {
@@ -215,8 +215,8 @@ INLINE void sort_channels(const struct op *op, const float *delta, const float *
 }
 
 /* For every pixel of the chunk with a delta in some channel: those channels, as items whose `at` is a row of weights.
- * Returns the number of pixels. */
-static int64_t build_spots(struct work *w, int i, int n) {
+ * Rows `from` to `to` only. Returns the number of pixels. */
+static int64_t build_spots(struct work *w, int i, int from, int to, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int window = op->pool_h * op->pool_w;
@@ -231,7 +231,7 @@ static int64_t build_spots(struct work *w, int i, int n) {
                 const float *delta = w->delta[i + 1] + at, *unit = w->unit[i + 1] + at;
                 struct item **next = w->next;
                 for (int p = 0; p < window; p++) next[p] = room + p * op->rows;
-                sort_channels(op, delta, unit, arg, next);
+                sort_channels(op, from, to, delta, unit, arg, next);
                 float *start = w->delta[i] + e * in->example + w->window[i][y * out->width + x];
                 for (int p = 0; p < window; p++) {
                     const int count = (int)(next[p] - room) - p * op->rows;
@@ -244,19 +244,21 @@ static int64_t build_spots(struct work *w, int i, int n) {
 }
 
 /* The deltas of the operation's input, from those of its output: a pixel's channels together, so that its window is
- * read and written once; and one piece of the rows after the other, so that their weights stay near. */
+ * read and written once; and one piece of some rows after the other, so that their weights stay near. */
 PHASE void spread(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
-    const int64_t spots = build_spots(w, i, n);
-    /* The rows' pieces should fit the nearest cache together. */
-    const int piece = (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES ? PIECE : SPREAD_PIECE;
-    for (int s = 0, length; s < segments_of(op); s += length) {
-        length = piece_length(op, segments_of(op) - s, piece);
-        const float *weights = w->theta + op->weights + (int64_t)s * LANES;
-        const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
-        const struct piece_functions *use = piece_of(op, length);
-        for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
-            use->spread(weights, spot->items, spot->count, segment, spot->window);
+    const int near = (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES;
+    const int piece = near ? PIECE : SPREAD_PIECE, rows = near ? op->rows : SPREAD_ROWS;
+    for (int from = 0; from < op->rows; from += rows) {
+        const int64_t spots = build_spots(w, i, from, op->rows - from < rows ? op->rows : from + rows, n);
+        for (int s = 0, length; s < segments_of(op); s += length) {
+            length = piece_length(op, segments_of(op) - s, piece);
+            const float *weights = w->theta + op->weights + (int64_t)s * LANES;
+            const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
+            const struct piece_functions *use = piece_of(op, length);
+            for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
+                use->spread(weights, spot->items, spot->count, segment, spot->window);
+        }
     }
 }
 

@@ -47,6 +47,7 @@ struct look {
 
 /* Backward walks the weights of many rows: shorter pieces where those of all rows would not fit the nearest cache. */
 #define SPREAD_PIECE 6
+#define SPREAD_ROWS 64
 #define NEAR_BYTES (28 << 10)
 
 #define FEW 6
