@@ -175,18 +175,27 @@ INLINE unsigned alive_of_8(const float *delta, const float *unit, int relu) {
 #endif
 }
 
-/* Is any of n values NaN or so large that a product of two could overflow? */
+INLINE I larger_of(I a, I b) {
+#if LEVEL == 2
+    return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif LEVEL == 1
+    return (I)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    I greater = a > b;
+    return (greater & a) | (~greater & b);
+#endif
+}
+
+/* Is any of n values NaN or so large that a product of two could overflow? Without their signs, the bits of floats are
+ * ordered as the floats are, and those of NaN come last. */
 #define LARGE 1e15f
 INLINE int any_wild(const float *p, int64_t n) {
-    I wild = {0};
+    I largest = {0};
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        V v = load(p + i);
-        V size = (V)((I)v & 0x7fffffff);
-        wild |= ~(size < LARGE);
-    }
+    for (; i + LANES <= n; i += LANES) largest = larger_of(largest, (I)load(p + i) & 0x7fffffff);
     int found = 0;
     for (; i < n; i++) found |= !(__builtin_fabsf(p[i]) < LARGE);
+    I wild = ~((V)largest < LARGE);
     for (int j = 0; j < LANES; j++) found |= wild[j];
     return found != 0;
 }

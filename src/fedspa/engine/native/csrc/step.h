@@ -53,6 +53,14 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
     return centred;
 }
 
+/* A convolution's weights as its forward pass wants them. */
+static void prepare_weights(struct work *w, const struct op *op) {
+    float *packed = w->packed + op->packed;
+    if (op->winograd) winograd_weights(op, w->theta, packed);
+    else if (op->strip) strip_weights(op, w->theta, packed, w->space);
+    else pack_weights(op, w->theta, packed);
+}
+
 /* Adds a chunk's clipped gradients to the sum; returns its part of the centred share. */
 static double add_chunk(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n,
                         double clip_value) {
@@ -152,9 +160,7 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
         memset(w.sum, 0, 4 * (size_t)net->layout);
         for (int i = 0; i < net->count; i++)
             if (net->ops[i].kind == OP_ROWS && !net->ops[i].linear)
-                (net->ops[i].winograd ? winograd_weights
-                 : net->ops[i].strip  ? strip_weights
-                                      : pack_weights)(net->ops + i, w.theta, w.packed + net->ops[i].packed);
+                prepare_weights(&w, net->ops + i);
         for (int64_t e = 0; e < batch; e += w.chunk)
             centred += add_chunk(&w, task, w.chosen + e, (int)(batch - e < w.chunk ? batch - e : w.chunk), clip_value);
         release(&w, task, &noise, task->noise_per_clip * clip_value);

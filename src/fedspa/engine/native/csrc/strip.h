@@ -46,35 +46,51 @@ INLINE int strip_rows(const struct op *op) { return (op->used_h - 1) * op->strid
 
 INLINE int64_t strip_size(const struct op *op) { return strip_rows(op) * strip_row(op); }
 
-/* Floats of the packed weights. Packed as [panel][kernel row][input channel][point][channels of the panel]. */
-PHASE void strip_weights(const struct op *op, const float *theta, float *packed) {
+/* The points of one input channel in one kernel row: `g` has its five weights, `width` output channels each. */
+INLINE void strip_points(const float *g, int64_t spacing, int width, float *to) {
+    for (int lane = 0; lane < width; lane++) {
+        const float g0 = g[lane], g1 = g[spacing + lane], g2 = g[2 * spacing + lane], g3 = g[3 * spacing + lane];
+        const float g4 = g[4 * spacing + lane], even = (g0 + g4) + g2, odd = g1 + g3;
+        const float rising = (g0 + 16 * g4) + 4 * g2, rising_odd = 2 * g1 + 8 * g3;
+        const float falling = (16 * g0 + g4) + 4 * g2, falling_odd = 8 * g1 + 2 * g3;
+        to[0 * width + lane] = 0.25f * g0;
+        to[1 * width + lane] = (float)(1 / 18.0) * (even + odd);
+        to[2 * width + lane] = (float)(1 / 18.0) * (even - odd);
+        to[3 * width + lane] = (float)(1 / 360.0) * (rising + rising_odd);
+        to[4 * width + lane] = (float)(1 / 360.0) * (rising - rising_odd);
+        to[5 * width + lane] = (float)(1 / 45.0) * (falling + falling_odd);
+        to[6 * width + lane] = (float)(1 / 45.0) * (falling - falling_odd);
+        to[7 * width + lane] = 0.25f * g4;
+    }
+}
+
+/* Packed as [panel][kernel row][input channel][point][channels of the panel]; `space` has room for a kernel row's
+ * weights turned over: run_padded vectors. */
+PHASE void strip_weights(const struct op *op, const float *theta, float *packed, float *space) {
     const int channels = op->run / STRIP_KERNEL;
     for (int start = 0, width; start < op->rows; start += width) {
         strip_panel_at(op->rows, start, &width);
         const int present = op->rows - start < width ? op->rows - start : width;
-        for (int r = 0; r < op->runs; r++)
-            for (int c = 0; c < channels; c++, packed += STRIP_POINTS * width) {
-                float g[STRIP_KERNEL][LANES] = {{0}};
-                for (int lane = 0; lane < present; lane++) {
-                    const float *row = theta + op->weights + (int64_t)(start + lane) * op->row_length +
-                                       (int64_t)r * op->run_padded + c;
-                    for (int k = 0; k < STRIP_KERNEL; k++) g[k][lane] = row[k * channels];
-                }
-                for (int lane = 0; lane < width; lane++) {
-                    const float g0 = g[0][lane], g1 = g[1][lane], g2 = g[2][lane], g3 = g[3][lane], g4 = g[4][lane];
-                    const float even = (g0 + g4) + g2, odd = g1 + g3;
-                    const float rising = (g0 + 16 * g4) + 4 * g2, rising_odd = 2 * g1 + 8 * g3;
-                    const float falling = (16 * g0 + g4) + 4 * g2, falling_odd = 8 * g1 + 2 * g3;
-                    packed[0 * width + lane] = 0.25f * g0;
-                    packed[1 * width + lane] = (float)(1 / 18.0) * (even + odd);
-                    packed[2 * width + lane] = (float)(1 / 18.0) * (even - odd);
-                    packed[3 * width + lane] = (float)(1 / 360.0) * (rising + rising_odd);
-                    packed[4 * width + lane] = (float)(1 / 360.0) * (rising - rising_odd);
-                    packed[5 * width + lane] = (float)(1 / 45.0) * (falling + falling_odd);
-                    packed[6 * width + lane] = (float)(1 / 45.0) * (falling - falling_odd);
-                    packed[7 * width + lane] = 0.25f * g4;
-                }
+        for (int r = 0; r < op->runs; r++) {
+            const float *row = theta + op->weights + (int64_t)start * op->row_length + (int64_t)r * op->run_padded;
+#if LEVEL == 2
+            for (int k = 0; k < op->run; k += LANES) {
+                V block[LANES];
+                for (int lane = 0; lane < LANES; lane++)
+                    block[lane] = lane < present ? load(row + lane * op->row_length + k) : (V){0};
+                transpose(block);
+                for (int j = 0; j < LANES; j++) store(space + (k + j) * LANES, block[j]);
             }
+#else
+            for (int k = 0; k < op->run; k++)
+                for (int lane = 0; lane < LANES; lane++)
+                    space[k * LANES + lane] = lane < present ? row[lane * op->row_length + k] : 0;
+#endif
+            for (int c = 0; c < channels; c++, packed += STRIP_POINTS * width) {
+                if (width == LANES) strip_points(space + c * LANES, (int64_t)channels * LANES, LANES, packed);
+                else strip_points(space + c * LANES, (int64_t)channels * LANES, LANES / 2, packed);
+            }
+        }
     }
 }
 

@@ -157,7 +157,10 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);
         if (op->winograd) space = larger(space, winograd_size(op, examples_per_scratch(op, chunk)));
-        if (op->strip) space = larger(space, strip_size(op) * examples_per_scratch(op, chunk));
+        if (op->strip) { /* transformed inputs, or a kernel row of weights with what its last vector reads past it */
+            space = larger(space, strip_size(op) * examples_per_scratch(op, chunk));
+            space = larger(space, (int64_t)(op->run + PAD) * LANES);
+        }
         pixels = larger(pixels, units);
     }
     w->scratch = take(w, 4 * (scratch + PAD));
