@@ -248,16 +248,15 @@ static int64_t build_spots(struct work *w, int i, int from, int to, int n) {
 PHASE void spread(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
     const int near = (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES;
-    const int piece = near ? PIECE : SPREAD_PIECE, rows = near ? op->rows : SPREAD_ROWS;
+    const int piece = near ? LONG_PIECE : SPREAD_PIECE, rows = near ? op->rows : SPREAD_ROWS;
     for (int from = 0; from < op->rows; from += rows) {
         const int64_t spots = build_spots(w, i, from, op->rows - from < rows ? op->rows : from + rows, n);
         for (int s = 0, length; s < segments_of(op); s += length) {
-            length = piece_length(op, segments_of(op) - s, piece);
             const float *weights = w->theta + op->weights + (int64_t)s * LANES;
             const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
-            const struct piece_functions *use = piece_of(op, length);
+            const spread_function use = spread_of(op, segments_of(op) - s, piece, &length);
             for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
-                use->spread(weights, spot->items, spot->count, segment, spot->window);
+                use(weights, spot->items, spot->count, segment, spot->window);
         }
     }
 }

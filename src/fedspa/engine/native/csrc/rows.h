@@ -48,6 +48,9 @@ struct look {
 /* Backward walks the weights of many rows: shorter pieces where those of all rows would not fit the nearest cache. */
 #define SPREAD_PIECE 6
 #define SPREAD_ROWS 64
+/* Where they do fit, it needs one accumulator a vector only, and takes longer pieces. */
+#define LONG_PIECE 24
+#define SPREAD_UNROLLED(N, I) _Pragma("GCC unroll 24") for (int I = 0; I < N; I++)
 #define NEAR_BYTES (28 << 10)
 
 #define FEW 6
@@ -204,14 +207,14 @@ INLINE void norm_piece(const int n, const int paired, const float *x, const stru
 /* One pixel's part of backward: the deltas of its channels times their rows of weights, added to its window. */
 INLINE void spread_piece(const int n, const int paired, const float *weights, const struct item *items, int count,
                          const int32_t *segment, float *window) {
-    V acc[PIECE];
-    UNROLLED(n, j) acc[j] = load_window(paired, window, segment, j);
+    V acc[LONG_PIECE];
+    SPREAD_UNROLLED(n, j) acc[j] = load_window(paired, window, segment, j);
     for (int i = 0; i < count; i++) {
         const float *row = weights + items[i].at;
         V d = splat(items[i].delta);
-        UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
+        SPREAD_UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
     }
-    UNROLLED(n, j) store_window(paired, window, segment, j, acc[j]);
+    SPREAD_UNROLLED(n, j) store_window(paired, window, segment, j, acc[j]);
 }
 
 #define ROW_FUNCTIONS(N) ROW_VERSIONS(N, 0, )
@@ -248,6 +251,8 @@ INLINE void spread_piece(const int n, const int paired, const float *weights, co
         spread_piece(N, PAIRED, weights, items, count, s, window);                                                     \
     }
 
+typedef void (*spread_function)(const float *, const struct item *, int, const int32_t *, float *);
+
 /* What can be done with a piece of a row, of one length. */
 struct piece_functions {
     void (*add)(const float *, const struct list *, const int32_t *, float *);
@@ -257,7 +262,7 @@ struct piece_functions {
     void (*add_products)(const float *, const struct list *, const int32_t *, float *, float);
     void (*look)(const float *, const struct list *, const int32_t *, const int32_t *, float, struct look *);
     void (*norm)(const float *, const struct list *, const int32_t *, const int32_t *, struct look *, float *, int64_t);
-    void (*spread)(const float *, const struct item *, int, const int32_t *, float *);
+    spread_function spread;
 };
 
 #define VERSIONS(N, PREFIX)                                                                                            \
@@ -271,6 +276,17 @@ static const struct piece_functions ROW_PIECES[] = {PIECES(ROW_ENTRY)};
 #if LEVEL == 2
 FEW_PIECES(PAIRED_FUNCTIONS)
 static const struct piece_functions PAIRED_PIECES[] = {FEW_PIECES(PAIRED_ENTRY)};
+#endif
+
+#if LEVEL == 2
+#define LONG_FUNCTION(N)                                                                                               \
+    static void spread_##N(const float *weights, const struct item *items, int count, const int32_t *s,                \
+                           float *window) {                                                                            \
+        spread_piece(N, 0, weights, items, count, s, window);                                                          \
+    }
+LONG_FUNCTION(16)
+LONG_FUNCTION(20)
+LONG_FUNCTION(24)
 #endif
 
 /* A run of at most 8 floats in the widest vectors: those hold two. */
@@ -288,6 +304,19 @@ INLINE const struct piece_functions *piece_of(const struct op *op, int length) {
 INLINE int piece_length(const struct op *op, int left, int most) {
     if (is_paired(op) && most > FEW) most = FEW;
     return left < most ? left : most;
+}
+
+/* Backward for the next piece, of `left` vectors and at most `most`; `length` says how many it takes. */
+INLINE spread_function spread_of(const struct op *op, int left, int most, int *length) {
+#if LEVEL == 2
+    if (most == LONG_PIECE && !is_paired(op)) {
+        if (left >= 24) return *length = 24, spread_24;
+        if (left >= 20) return *length = 20, spread_20;
+        if (left >= 16) return *length = 16, spread_16;
+    }
+#endif
+    *length = piece_length(op, left, most < PIECE ? most : PIECE);
+    return piece_of(op, *length)->spread;
 }
 
 #endif
