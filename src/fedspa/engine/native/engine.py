@@ -59,14 +59,6 @@ class NativeEngine:
         self._dimension = sum(p.numel() for p in module.parameters())
         self._nets: dict[tuple[int, ...], int] = {}
 
-    def can_run(self, task: LocalTask) -> str | None:
-        """None if this task can run natively, else why not."""
-        if task.exact:
-            return "noise 'exact' has no native implementation"
-        if task.x.device.type != "cpu":
-            return f"the records are on {task.x.device}, not in the CPU's memory"
-        return supports(self._module, tuple(task.x.shape[1:]))
-
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         start = theta.detach().to("cpu", torch.float32).contiguous()
         if start.numel() != self._dimension:
