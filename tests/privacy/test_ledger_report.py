@@ -11,7 +11,7 @@ import pytest
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_report import MOST_PROBLEMS, export, summary, verify
+from fedspa.privacy.ledger_report import MOST_PROBLEMS, export, lines, summary, verify
 from fedspa.privacy.ledger_schema import _TRIGGERS, GENESIS, entry_hash
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.20)
@@ -98,6 +98,27 @@ def test_export_is_json_and_can_be_checked_without_fedspa(path: Path) -> None:
         link = entry_hash(link, entry["sequence"], *names, event, entry["reserved_at"])
         assert entry["hash"] == link
     assert told["head"] == {"entries": 9, "releases": 2, "hash": link}
+
+
+def test_lines_are_the_entries_of_an_export(path: Path) -> None:
+    content, (head, found) = export(path), lines(path)
+    assert head == content["head"]["hash"]
+    keys = ("sequence", "agent", "run", "message", "event", "reserved_at", "hash", "digest", "released_at")
+    assert [dict(zip(keys, (*line[:4], json.loads(line[4]), *line[5:]))) for line in found] == content["entries"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE entry SET agent = x'ff' WHERE sequence = 2",
+        "UPDATE entry SET reserved_at = x'00' WHERE sequence = 2",
+        "UPDATE release SET digest = x'00' WHERE sequence = 1",
+    ],
+)
+def test_lines_that_are_no_text_are_refused(path: Path, statement: str) -> None:
+    edit(path, statement)
+    with pytest.raises(LedgerError, match="no text where text belongs"):
+        lines(path)
 
 
 def test_reading_changes_nothing(path: Path) -> None:

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import ALGORITHMS, small
+from typer.testing import CliRunner
 
+from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import GaussianEvent
@@ -295,6 +297,21 @@ def test_a_ledger_elsewhere_is_named(tmp_path: Path) -> None:
     text = page(tmp_path / "run").text
     assert "outside of its folder" in text
     assert "With all earlier runs in the same ledger" in text
+
+
+def test_the_command_writes_beside_the_run_or_where_it_is_told(
+    runs: dict[str, Path], copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (copy / "report.html").unlink()
+    for words, path in (
+        ([str(copy)], copy / "report.html"),
+        ([str(copy), str(runs["plain"])], Path("report.html")),
+        ([str(copy), "--out", "other.html"], Path("other.html")),
+    ):
+        done = CliRunner().invoke(app, ["report", *words])
+        assert (done.exit_code, done.stdout) == (0, f"{path}\n")
+        assert path.read_text("utf-8").startswith("<!doctype html>")
 
 
 def test_a_page_that_cannot_be_written_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def show(result: RunResult, screen: Console) -> None:
     for warning in summary["warnings"]:
         screen.print(f"[red]Note[/red]        {warning}", highlight=False)
     screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)
+    screen.print(f"Report      {result.folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def _size(summary: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedspa.errors import ConfigError, FedspaError, PrivacyError
+from fedspa.errors import ConfigError, FedspaError
 from fedspa.privacy import ledger_report
 from fedspa.privacy.binomial_plan import Adversary
 from fedspa.privacy.event import Event, Neighbours, from_json
@@ -199,23 +199,17 @@ def _books(folder: Path, config: Config | None, problems: list[str]) -> Books:
 def _ledger(path: Path, problems: list[str]) -> Books:
     faults = ledger_report.verify(path)
     problems.extend(f"the ledger is damaged: {fault}" for fault in faults[:3])
-    content = ledger_report.export(path)
-    entries = []
-    for line in content["entries"]:
-        when = _ROUND.fullmatch(line["message"])
+    head, lines = ledger_report.lines(path)
+    entries, events = [], set()
+    for sequence, agent, _, message, event, reserved_at, link, digest, released_at in lines:
+        when = _ROUND.fullmatch(message)
         if when is None:
             problems.append("the ledger holds entries that no round of this run made")
             return Books()
-        fields = {key: line[key] for key in ("agent", "sequence", "reserved_at", "released_at", "digest", "hash")}
-        entries.append(Entry(round=int(when[1]), **fields))
-    events = {json.dumps(line["event"], sort_keys=True, separators=(",", ":")) for line in content["entries"]}
-    event = None
-    if len(events) == 1:
-        try:
-            event = from_json(events.pop())
-        except PrivacyError:
-            event = None
-    return Books(tuple(entries), event, "ledger", not faults, content["head"]["hash"])
+        entries.append(Entry(agent, int(when[1]), sequence, reserved_at, released_at, digest, link))
+        events.add(event)
+    one = from_json(events.pop()) if len(events) == 1 else None
+    return Books(tuple(entries), one, "ledger", not faults, head)
 
 
 def _asked(path: Path, problems: list[str]) -> Books:
