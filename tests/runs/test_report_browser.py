@@ -237,5 +237,7 @@ def test_the_page_itself_forbids_requests_and_scripts(browser: Browser, folder: 
             "document.body.insertAdjacentHTML('beforeend', '<img src=\"http://127.0.0.1:9/x\" onerror=\"alert(1)\">')"
         )
         opened.page.wait_for_timeout(200)
-        assert any("Content Security Policy" in line for line in opened.said)
+        refused = [line for line in opened.said if "Content Security Policy" in line]
+        assert any("127.0.0.1:9" in line for line in refused)
+        assert any("inline event handler" in line for line in refused)
         assert not any(line == "1" for line in opened.said)
