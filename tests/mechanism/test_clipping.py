@@ -66,6 +66,16 @@ def test_a_row_with_a_bad_number_counts_as_zero_and_spoils_no_other(clip: Clippi
     assert (clipped[1] > 0).all()
 
 
+@given(seed=st.integers(0, 2**20), exponent=st.floats(-6, 6), value=bounds, size=st.sampled_from([1, 7, 1000]))
+def test_float32_rows_do_not_exceed_the_bound_by_their_rounding(
+    seed: int, exponent: float, value: float, size: int
+) -> None:
+    """Not by the last bit: the accountant's bound has no room for it."""
+    rows = 10.0**exponent * torch.randn(3, size, generator=torch.Generator().manual_seed(seed))
+    assert float(clip_rows(rows, "l2", value).double().norm(dim=1).max()) <= value
+    assert float(clip_rows(rows, "coordinate", value).double().abs().max()) <= value
+
+
 @pytest.mark.parametrize("neighbours", get_args(Neighbours))
 @pytest.mark.parametrize("clip", CLIPPINGS)
 @given(common=any_rows, one=any_rows, other=any_rows, value=bounds)
