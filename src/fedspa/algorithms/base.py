@@ -7,10 +7,13 @@ import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.engine.task import Engine
 from fedspa.mechanism import sparsify
+from fedspa.mechanism.mask import active_coordinates, layered_coordinates
 from fedspa.mechanism.release import largest_clip_growth
 from fedspa.mechanism.sparsify import MaskMode
 from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
@@ -28,7 +31,7 @@ class Terms:
     """What the server announces for one round, beside θ. The agent's policy judges these before any data is touched.
 
     `plan` is None where nothing is private (FedAvg). `mask_seed` is given where all agents use one mask (`shared`,
-    `fixed`), and None where each draws its own.
+    `fixed`), and None where each draws its own. `layers` are (d_j, k_j) where the mask is drawn layer by layer.
     """
 
     round: int
@@ -41,6 +44,15 @@ class Terms:
     local_steps: int
     local_lr: float
     plan: AnyPlan | None
+    layers: tuple[tuple[int, int], ...] | None = None
+
+    def coordinates(self, seed: bytes) -> NDArray[np.int64] | None:
+        """The mask ω that `seed` picks under these terms; None where every coordinate is active."""
+        if self.active == self.dimension:
+            return None
+        if self.layers is not None:
+            return layered_coordinates(seed, self.layers)
+        return active_coordinates(seed, self.dimension, self.active)
 
     @property
     def scale(self) -> float:

@@ -23,7 +23,6 @@ from torch import Tensor
 from fedspa.algorithms.base import Agent, Algorithm, Terms
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import PrivacyError
-from fedspa.mechanism.mask import active_coordinates
 from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.wire.payload import Update
 
@@ -57,8 +56,7 @@ def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes) -> LocalTask:
             f"an agent holds {len(agent.y)} records; with fixed-size batches the plan's ε holds from "
             f"{terms.plan.records} on"
         )
-    sparse = terms.active < terms.dimension
-    coordinates = active_coordinates(seed, terms.dimension, terms.active) if sparse else None  # line 5
+    coordinates = terms.coordinates(seed)  # line 5
     return LocalTask(
         x=agent.x,
         y=agent.y,

@@ -37,6 +37,11 @@ class FlatModel:
         self._sizes = [p.numel() for p in trained.values()]
 
     @property
+    def sizes(self) -> list[int]:
+        """How many coordinates of θ each parameter tensor has, in θ's order."""
+        return list(self._sizes)
+
+    @property
     def dimension(self) -> int:
         """d."""
         return sum(self._sizes)

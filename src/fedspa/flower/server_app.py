@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedspa.errors import ConfigError, FedspaError
-from fedspa.federation.datasets import Dataset, load
+from fedspa.federation.datasets import Dataset
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, read_config
 from fedspa.flower.strategy import FedSpa
@@ -29,7 +29,7 @@ from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.resume import facts, saved
-from fedspa.runs.setup import Job, prepare
+from fedspa.runs.setup import Job, prepare, records_of
 from fedspa.runs.statement import statement
 from fedspa.runs.summary import summarise
 
@@ -84,7 +84,7 @@ def deployed(config: Config, records: int) -> Job:
         )
     if config.privacy.clip_rule == "median":
         raise ConfigError("privacy.clip_rule is 'median', which reads the agents' records; allowed: given, quantile")
-    held_out = load(config.data.name, Path(config.data.dir))
+    held_out = records_of(config)
     total = config.federation.agents * records
     stand_ins = Dataset(
         train_x=torch.zeros(1, *held_out.input_shape).expand(total, *held_out.input_shape),

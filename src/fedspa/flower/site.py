@@ -6,6 +6,7 @@
     policy="policy.toml"           its limits (docs/ledger.md)
     ledger="ledger.sqlite"         made once, by `python -m fedspa.flower.site --create-ledger '<node-config>'`
     model="package.module:build"   needed where the model is not one of fedspa's own
+    features="orientations"        where the run names data.features: the same map, on this site's own records
     simulation=true                plays agents of a simulation: seeded noise is then allowed, policy and ledger are not
                                    needed, and nothing that it sends is private
 
@@ -29,6 +30,7 @@ from fedspa.engine.flat import FlatModel
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
 from fedspa.federation import models
+from fedspa.federation.features import NAMES, Features, transform
 from fedspa.flower import records
 from fedspa.flower.settings import read_config
 from fedspa.privacy.ledger import Ledger
@@ -141,10 +143,19 @@ def in_simulation_engine() -> bool:
     return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
 
 
+def _features(name: object) -> Features:
+    for known in NAMES:
+        if name == known:
+            return known
+    raise ConfigError(f"node-config: features is {name!r}; allowed: {', '.join(NAMES)}")
+
+
 # Processes that serve several messages load records and build models once.
 @lru_cache(maxsize=4)
 def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> tuple[Tensor, Tensor]:
     x, y = records.load(name, dict(node))
+    if (features := dict(node).get("features")) is not None:
+        x = transform(_features(features), x)
     if int(y.max()) >= classes:
         raise DataError(f"data = {name!r} has label {int(y.max())}; this site's classes are 0 to {classes - 1}")
     return x, y
@@ -152,11 +163,11 @@ def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> 
 
 @lru_cache(maxsize=2)
 def _federation(config_json: str) -> tuple[Any, Any]:
-    from fedspa.federation.datasets import load
     from fedspa.federation.partition import partition
+    from fedspa.runs.setup import records_of
 
     config = Config.model_validate_json(config_json)
-    data = load(config.data.name, Path(config.data.dir))
+    data = records_of(config)
     rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
     return data, partition(data.train_y.numpy(), config.federation.agents, rule, alpha=alpha, seed=seed)
 

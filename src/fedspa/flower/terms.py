@@ -39,6 +39,8 @@ _KEYS: Final[dict[str, type]] = {
     "active": int,
     "mask": str,
     "mask_seed": bytes,
+    "layer_sizes": list,
+    "layer_active": list,
     "coding": str,
     "sampling": str,
     "batch": int,
@@ -118,6 +120,8 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "coding": announcement.coding,
         "mask_seed": announcement.mask_seed,
         "private": plan is not None,
+        "layer_sizes": [size for size, _ in terms.layers or ()],
+        "layer_active": [active for _, active in terms.layers or ()],
         **{key: getattr(terms, key) for key in ("round", "dimension", "active", "mask", "sampling", "batch")},
         **{key: getattr(terms, key) for key in ("local_steps", "local_lr")},
     }
@@ -153,6 +157,7 @@ def from_record(record: ConfigRecord) -> Announcement:
         raise TermsError("the local rate must be positive, the classes at least 2, the model's name short")
     if private is not ALGORITHMS[values["algorithm"]].private:
         raise TermsError(f"algorithm {values['algorithm']!r} with private = {private}")
+    layers = _layers(values)
     return Announcement(
         **{key: values[key] for key in ("run", "number", "algorithm", "model", "classes", "coding", "mask_seed")},
         noise=values.get("noise"),
@@ -167,8 +172,23 @@ def from_record(record: ConfigRecord) -> Announcement:
             local_steps=values["local_steps"],
             local_lr=values["local_lr"],
             plan=_plan(values) if private else None,
+            layers=layers,
         ),
     )
+
+
+def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
+    """The layers of a mask that is drawn layer by layer; two empty lists where it is not."""
+    sizes, active = values["layer_sizes"], values["layer_active"]
+    if not sizes and not active:
+        return None
+    if not all(type(number) is int for number in (*sizes, *active)) or len(sizes) != len(active):
+        raise TermsError("layer sizes and active coordinates must be two lists of whole numbers, equally long")
+    if not all(0 <= k <= d for d, k in zip(sizes, active)):
+        raise TermsError("a layer has more active coordinates than coordinates, or fewer than none")
+    if sum(sizes) != values["dimension"] or sum(active) != values["active"] or values["mask"] != "fixed":
+        raise TermsError("the layers do not add up to d and k, or the mask is not 'fixed'")
+    return tuple(zip(sizes, active))
 
 
 def _check(key: str, value: Any, kind: type) -> None:

@@ -7,17 +7,21 @@ accepted draws are uniform on [0, d), and relabelling the coordinates does not c
 
 Time and memory are O(k), up to a sort where k is far below d. The set depends neither on how many words are drawn at
 once nor on the device.
+
+A mask by layers takes k_j of the d_j coordinates of layer j: the mask of (d_j, k_j) under that layer's own seed, which
+is block j of the seed's stream in domain 2, moved to where the layer begins.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspa.mechanism.philox import MASK_DOMAIN, words, words_torch
+from fedspa.mechanism.philox import LAYER_DOMAIN, MASK_DOMAIN, words, words_torch
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +40,17 @@ def active_coordinates(seed: bytes, dimension: int, active: int) -> NDArray[np.i
         kept[outside] = False
         return np.flatnonzero(kept)
     return _first_distinct(seed, dimension, active)
+
+
+def layered_coordinates(seed: bytes, layers: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """`active_coordinates` of each layer (d_j, k_j), one layer after another; k_j = 0 leaves a layer out."""
+    found, start = [], 0
+    for number, (dimension, active) in enumerate(layers):
+        if active:
+            own = words(seed, LAYER_DOMAIN, number, 1).astype("<u4").tobytes()
+            found.append(start + active_coordinates(own, dimension, active))
+        start += dimension
+    return np.concatenate(found)
 
 
 def active_coordinates_torch(seed: bytes, dimension: int, active: int, device: torch.device | str) -> torch.Tensor:

@@ -41,16 +41,25 @@ class Federation(Section):
 
 
 class Data(Section):
-    """Which records, and how they are dealt out to agents."""
+    """Which records, as which features, and how they are dealt out to agents.
+
+    `holdout` is the share of the training records that no agent gets and accuracy is measured on, in place of the test
+    records: for choosing settings.
+    """
 
     name: str = "digits"
     dir: str = "data"
+    features: Literal["aligned", "orientations", "aligned-orientations"] | None = None
+    holdout: Share = 0.0
     partition: Literal["iid", "dirichlet", "shards"] = "iid"
     alpha: Positive = 0.5
 
 
 class Model(Section):
+    """`init`: the first values are PyTorch's own (`default`) or public filters (`oriented`, federation/initial.py)."""
+
     name: str = "logistic"
+    init: Literal["default", "oriented"] = "default"
 
 
 class Algorithm(Section):
@@ -58,11 +67,15 @@ class Algorithm(Section):
 
     cpsgd alone has `bits` (b: gradients on 2^b levels) and `rotation` (by random signs and Hadamard's matrix). Its
     `compression` below 1 fixes the trials of its noise by p = log2(m + 2^b)/32.
+
+    `layer_shares` draws a `fixed` mask layer by layer, in place of `compression`: the share of the coordinates of each
+    parameter tensor, in the model's order, that is ever trained; p is what they add up to.
     """
 
     name: AlgorithmName = "fedspa"
     compression: Annotated[float, Field(gt=0, le=1)] = 1.0
     mask: Literal["per-agent", "shared", "fixed"] = "per-agent"
+    layer_shares: list[Annotated[float, Field(ge=0, le=1)]] | None = None
     local_steps: Count = 20
     batch: Count = 10
     local_lr: Positive = 0.1
@@ -151,6 +164,13 @@ class Config(Section):
         if algorithm.name != "fedspa" and algorithm.compression != 1:
             raise ValueError(
                 f"algorithm.compression is {algorithm.compression}; {algorithm.name} uploads every coordinate: only 1.0"
+            )
+        if algorithm.layer_shares is not None and (
+            algorithm.name != "fedspa" or algorithm.mask != "fixed" or algorithm.compression != 1
+        ):
+            raise ValueError(
+                "algorithm.layer_shares is for fedspa with algorithm.mask 'fixed', and sets the compression itself: "
+                "leave algorithm.compression out"
             )
         if not self.private:
             if algorithm.coding == "int":

@@ -61,7 +61,7 @@ class Intake:
         `seed` is the mask seed that this agent was dealt; agents that draw their own are held against `seen`.
         """
         update = self._algorithm.decode(payload, self._terms, self._coding, seed, seen)
-        self.total.add(update)
+        self.total.add(update, self._terms.coordinates(update.mask_seed))
         self.log_clips += math.log(self._plausible(update.clip_value))
         self.uplink_bytes += len(payload)
 
@@ -117,6 +117,7 @@ class Coordinator:
             local_steps=settings.local_steps,
             local_lr=decayed(settings.local_lr, settings.lr_decay, t),
             plan=None if job.plan is None or self.clip_value is None else job.plan.with_clip_value(self.clip_value),
+            layers=job.layers,
         )
 
     def intake(self, terms: Terms, most: int) -> Intake:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,11 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.federation import models
 from fedspa.federation.datasets import Dataset, load
+from fedspa.federation.features import Features
+from fedspa.federation.initial import oriented
 from fedspa.federation.participation import cap_for
 from fedspa.federation.partition import partition
+from fedspa.federation.view import view
 from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan, calibrated, trials_for_compression
 from fedspa.privacy.calibrate import noise_multiplier
 from fedspa.privacy.event import Neighbours
@@ -45,6 +49,7 @@ class Job:
     active: int
     cap: int
     plan: AnyPlan | None
+    layers: tuple[tuple[int, int], ...] | None = None
 
     @property
     def coding(self) -> Coding:
@@ -54,7 +59,7 @@ class Job:
 
 def prepare(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Job:
     """Load, deal out, build and calibrate. `data` and `module` stand in for what the config names."""
-    data = data if data is not None else load(config.data.name, Path(config.data.dir))
+    data = data if data is not None else records_of(config)
     holdings = partition(
         data.train_y.numpy(),
         config.federation.agents,
@@ -65,11 +70,16 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
     input_shape = tuple(data.train_x.shape[1:])
     if module is None:
         module = models.build(config.model.name, input_shape, data.classes, config.run.seed)
+        if config.model.init == "oriented":
+            oriented(module, config.run.seed)
     module = module.to(_device(config.run.device))
     model = FlatModel(module)
     algorithm = ALGORITHMS[config.algorithm.name]
     # cpSGD compresses by the size of its numbers: every coordinate travels.
+    layers = _layers(config.algorithm.layer_shares, model.sizes)
     active = model.dimension if algorithm.by_example else _active(config.algorithm.compression, model.dimension)
+    if layers is not None:
+        active = sum(k for _, k in layers)
     cap = _cap(config)
     records = _smallest_holding(config, holdings)
     settings = config.algorithm
@@ -98,7 +108,22 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
         active=active,
         cap=cap,
         plan=_plan(config, model.dimension, active, cap, records) if algorithm.private else None,
+        layers=layers,
     )
+
+
+def records_of(config: Config, data: Dataset | None = None) -> Dataset:
+    """The records that the config names, or those given, as its features and with its share held out."""
+    named = config.data
+    if data is None and named.features is not None:
+        return _mapped(named.name, named.dir, named.features, named.holdout)
+    data = data if data is not None else load(named.name, Path(named.dir))
+    return view(data, named.features, named.holdout)
+
+
+@lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
+def _mapped(name: str, folder: str, features: Features, holdout: float) -> Dataset:
+    return view(load(name, Path(folder)), features, holdout)
 
 
 def _try_gradients(model: FlatModel, input_shape: tuple[int, ...]) -> None:
@@ -130,6 +155,21 @@ def _active(compression: float, dimension: int) -> int:
             f"it must be at least {1 / dimension:.3g}"
         )
     return round(compression * dimension)
+
+
+def _layers(shares: list[float] | None, sizes: list[int]) -> tuple[tuple[int, int], ...] | None:
+    """(d_j, k_j) of each parameter tensor."""
+    if shares is None:
+        return None
+    if len(shares) != len(sizes):
+        raise ConfigError(
+            f"algorithm.layer_shares has {len(shares)} shares; the model has {len(sizes)} parameter tensors, of "
+            f"{', '.join(map(str, sizes))} coordinates: one share for each"
+        )
+    layers = tuple((size, round(share * size)) for share, size in zip(shares, sizes))
+    if not any(active for _, active in layers):
+        raise ConfigError("algorithm.layer_shares leaves no active coordinate: at least one share must be larger")
+    return layers
 
 
 def _cap(config: Config) -> int:

@@ -31,7 +31,7 @@ from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import facts, history, saved
-from fedspa.runs.setup import Job, prepare
+from fedspa.runs.setup import Job, prepare, records_of
 from fedspa.runs.summary import summarise
 
 
@@ -74,7 +74,7 @@ def simulate(
     if resume is not None and config is None:
         config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)
-    job = prepare(config, data, module)
+    job = prepare(config, None if data is None else records_of(config, data), module)
     if resume is None:
         refuse_over_budget(job)
     simulation = Simulation(job)

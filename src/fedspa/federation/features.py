@@ -1,0 +1,195 @@
+"""Data-independent features of images: each record is mapped by itself, by a formula that has seen no data.
+
+Such a map costs no privacy. A record's features depend on that record alone, so neighbouring data sets give
+neighbouring features, and a model on them has the guarantee that it would have on the pixels. What it buys is a model
+small enough for the noise (Tramèr and Boneh 2021): the noise of a private gradient grows with the number of coordinates,
+and good features make a linear model enough.
+
+    aligned               an image moved, sized and sheared to a standard by its own first and second moments
+    orientations          histograms of the direction of the gradient over a grid (HOG, Dalal and Triggs 2005)
+    aligned-orientations  both: for handwriting (Liu et al. 2003 compare such features for digits)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedspa.errors import DataError
+
+Features = Literal["aligned", "orientations", "aligned-orientations"]
+NAMES: tuple[Features, ...] = get_args(Features)
+
+# Images are mapped this many at a time: few enough for a processor's cache, which is where the time goes.
+CHUNK = 50
+# The standard: spread (standard deviation of the ink) over an image's side, and how far scale and slant may be moved.
+SPREAD_X, SPREAD_Y = 0.20, 0.22
+LEAST_SCALE, LARGEST_SCALE, LARGEST_SLANT = 0.5, 1.8, 1.0
+DIRECTIONS = 8
+SMALLEST_SIDE = 8
+# A linear model's bias sees a constant 1. Beside features of norm 1 it would take half of a clipped gradient.
+NORM = 3.0
+# Colour images: which maps, pooled over cells of how many pixels, at which weight. Chosen on held-out training records.
+BLOCKS = (
+    ("brightness", 8, 1.5),
+    ("brightness", 4, 0.5),
+    ("contrast", 8, 0.5),
+    ("contrast", 4, 0.5),
+    ("contrast, unsigned", 4, 0.5),
+    ("coarse contrast", 4, 0.5),
+    ("colour contrast", 8, 0.3),
+    ("colours", 8, 0.2),
+    ("colours", 4, 0.1),
+)
+
+
+def transform(name: Features, images: Tensor) -> Tensor:
+    """The features of every image; (records, channels, height, width) in, float32 out."""
+    if images.ndim != 4 or min(images.shape[2:]) < SMALLEST_SIDE:
+        raise DataError(
+            f"data.features = {name!r} needs images of at least {SMALLEST_SIDE} by {SMALLEST_SIDE}, "
+            f"(channels, height, width); the records of data.name have shape {tuple(images.shape[1:])}"
+        )
+    if name.startswith("aligned") and images.shape[1] != 1:
+        raise DataError(
+            f"data.features = {name!r} needs one channel, ink on a background; the records of data.name have "
+            f"{images.shape[1]}: use 'orientations'"
+        )
+    each = _MAPS[name]
+    with torch.no_grad():
+        return torch.cat([each(part) for part in torch.split(images, CHUNK)])
+
+
+def aligned(images: Tensor) -> Tensor:
+    """Centre of mass to the middle, spreads to the standard, slant (the shear that makes x and y uncorrelated) to 0."""
+    count, _, height, width = images.shape
+    background = images.amin(dim=(1, 2, 3), keepdim=True)
+    ink = images - background
+    across, down = _axis(width, ink), _axis(height, ink)
+    columns, rows = ink.sum(dim=(1, 2)), ink.sum(dim=(1, 3))
+    mass = columns.sum(dim=1).clamp_min(1e-6)
+    middle_x, middle_y = columns @ across / mass, rows @ down / mass
+    from_x, from_y = across - middle_x[:, None], down - middle_y[:, None]
+    var_x, var_y = (columns * from_x**2).sum(dim=1) / mass, (rows * from_y**2).sum(dim=1) / mass
+    cov = torch.einsum("nhw,nh,nw->n", ink[:, 0], from_y, from_x) / mass
+    slant = (cov / var_y.clamp_min(1e-3)).clamp(-LARGEST_SLANT, LARGEST_SLANT)
+    upright = (var_x - 2 * slant * cov + slant**2 * var_y).clamp_min(1e-3)
+    scale_x = (upright.sqrt() / (SPREAD_X * width)).clamp(LEAST_SCALE, LARGEST_SCALE)
+    scale_y = (var_y.sqrt() / (SPREAD_Y * height)).clamp(LEAST_SCALE, LARGEST_SCALE)
+    # Where in the old image a pixel of the new one lies, in grid_sample's units of half a side.
+    half_x, half_y = (width - 1) / 2, (height - 1) / 2
+    map_ = torch.zeros(count, 2, 3, device=ink.device)
+    map_[:, 0, 0], map_[:, 0, 1], map_[:, 0, 2] = scale_x, slant * scale_y * half_y / half_x, middle_x / half_x
+    map_[:, 1, 1], map_[:, 1, 2] = scale_y, middle_y / half_y
+    grid = functional.affine_grid(map_, list(ink.shape), align_corners=True)
+    return functional.grid_sample(ink, grid, align_corners=True) + background
+
+
+def orientations(images: Tensor) -> Tensor:
+    """One vector of norm 3 an image: for one channel 8 directions on a grid of a quarter of the side; for three, coarse
+    and fine directions of the brightness, with and without local contrast, and the colours, of an image and its mirror
+    image alike."""
+    if images.shape[1] == 1:
+        return NORM * _histograms(_directions(images), 4)
+    if images.shape[1] != 3:
+        raise DataError(f"data.features = 'orientations' needs 1 or 3 channels; the records have {images.shape[1]}")
+    return NORM * _unit((_colour_blocks(images) + _colour_blocks(images.flip(3))) / 2)
+
+
+def _colour_blocks(images: Tensor) -> Tensor:
+    maps = _colour_maps(images)
+    return torch.cat([weight * _block(name, maps[name], cell) for name, cell, weight in BLOCKS], dim=1)
+
+
+def _block(name: str, maps: Tensor, cell: int) -> Tensor:
+    return _unit(_centred(_pooled(maps, cell))) if name == "colours" else _histograms(maps, cell)
+
+
+def _colour_maps(images: Tensor) -> dict[str, Tensor]:
+    red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
+    brightness = 0.299 * red + 0.587 * green + 0.114 * blue
+    opponents = torch.cat((red - green, blue - (red + green) / 2), dim=1)
+    contrast = _directions(_local_contrast(brightness))
+    return {
+        "brightness": _directions(brightness),
+        "contrast": contrast,
+        "contrast, unsigned": contrast[:, : DIRECTIONS // 2] + contrast[:, DIRECTIONS // 2 :],
+        "coarse contrast": _directions(_local_contrast(functional.avg_pool2d(brightness, 2))),
+        "colour contrast": torch.cat([_directions(_local_contrast(part)) for part in opponents.split(1, dim=1)], dim=1),
+        "colours": torch.cat((brightness, opponents), dim=1),
+    }
+
+
+def _directions(image: Tensor) -> Tensor:
+    """The gradient's length, shared out between the two nearest of 8 directions, in 8 channels (Sobel's filter)."""
+    kernel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]], device=image.device) / 8
+    padded = functional.pad(image, (1, 1, 1, 1), mode="replicate")
+    right = functional.conv2d(padded, kernel[None, None])
+    down = functional.conv2d(padded, kernel.t()[None, None])
+    length = torch.sqrt(right**2 + down**2 + 1e-12)
+    turn = torch.atan2(down, right) * (DIRECTIONS / (2 * math.pi))
+    numbers = torch.arange(DIRECTIONS, device=image.device).view(1, -1, 1, 1)
+    apart = (turn - numbers + DIRECTIONS / 2) % DIRECTIONS - DIRECTIONS / 2
+    return length * (1 - apart.abs()).clamp_min(0)
+
+
+def _histograms(directions: Tensor, cell: int) -> Tensor:
+    """Pooled, the square root (which evens out strong and weak edges), centred, norm 1."""
+    return _unit(_centred(_pooled(directions, cell).clamp_min(0).sqrt()))
+
+
+def _pooled(maps: Tensor, cell: int) -> Tensor:
+    """Gaussian averages at the centres of a grid of cells, their standard deviation just under half a cell."""
+    count, channels, height, width = maps.shape
+    kernel = _gaussian(0.45 * cell, maps)
+    reach = len(kernel) // 2
+    flat = maps.reshape(count * channels, 1, height, width)
+    flat = functional.conv2d(functional.pad(flat, (0, 0, reach, reach)), kernel.view(1, 1, -1, 1))
+    flat = flat[:, :, cell // 2 :: cell]
+    flat = functional.conv2d(functional.pad(flat, (reach, reach, 0, 0)), kernel.view(1, 1, 1, -1))
+    return flat[:, :, :, cell // 2 :: cell].reshape(count, channels, -1)
+
+
+def _local_contrast(image: Tensor) -> Tensor:
+    """The image less its surroundings' mean, over their standard deviation."""
+    rest = image - _blurred(image)
+    return rest / (_blurred(rest**2).clamp_min(0).sqrt() + 0.12)
+
+
+def _blurred(image: Tensor) -> Tensor:
+    kernel = _gaussian(3.0, image)
+    reach = len(kernel) // 2
+    image = functional.conv2d(functional.pad(image, (0, 0, reach, reach)), kernel.view(1, 1, -1, 1))
+    return functional.conv2d(functional.pad(image, (reach, reach, 0, 0)), kernel.view(1, 1, 1, -1))
+
+
+def _gaussian(deviation: float, like: Tensor) -> Tensor:
+    reach = math.ceil(3 * deviation)
+    at = torch.arange(-reach, reach + 1, device=like.device, dtype=torch.float32)
+    kernel = torch.exp(-(at**2) / (2 * deviation**2))
+    return kernel / kernel.sum()
+
+
+def _axis(side: int, like: Tensor) -> Tensor:
+    return torch.arange(side, device=like.device, dtype=torch.float32) - (side - 1) / 2
+
+
+def _centred(maps: Tensor) -> Tensor:
+    flat = maps.flatten(1)
+    return flat - flat.mean(dim=1, keepdim=True)
+
+
+def _unit(flat: Tensor) -> Tensor:
+    return flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp_min(1e-6)
+
+
+_MAPS: dict[Features, Callable[[Tensor], Tensor]] = {
+    "aligned": aligned,
+    "orientations": orientations,
+    "aligned-orientations": lambda images: orientations(aligned(images)),
+}
