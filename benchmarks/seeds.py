@@ -1,6 +1,6 @@
 """A config over several seeds: accuracy after the last round on its held-out records, mean ± standard deviation.
 
-    python benchmarks/seeds.py experiments/mnist-best.toml --seeds 5 --data DIR --json experiments/results/mnist-best.json
+    python benchmarks/seeds.py experiments/mnist-best.toml --seeds 5 --data DIR --json mnist-best.json
 
 The JSON holds the command, the commit, the hardware and every run's summary.
 """
@@ -73,7 +73,7 @@ def main() -> None:
             "commit": before,
             "hardware": arguments.hardware,
             "selection": "settings chosen on a tenth of the training records (data.holdout = 0.1), which was not "
-            "private; accuracy here is on the test records, read once",
+            "private; accuracy here is on the test records",
         }
         arguments.json.write_text(json.dumps({**notes, **found}, indent=1) + "\n")
 

@@ -2,8 +2,8 @@
 
 Such a map costs no privacy. A record's features depend on that record alone, so neighbouring data sets give
 neighbouring features, and a model on them has the guarantee that it would have on the pixels. What it buys is a model
-small enough for the noise (Tramèr and Boneh 2021): the noise of a private gradient grows with the number of coordinates,
-and good features make a linear model enough.
+small enough for the noise (Tramèr and Boneh 2021): the noise of a private gradient grows with the number of
+coordinates, and good features make a linear model enough.
 
     aligned               an image moved, sized and sheared to a standard by its own first and second moments
     orientations          histograms of the direction of the gradient over a grid (HOG, Dalal and Triggs 2005)
@@ -87,8 +87,8 @@ def aligned(images: Tensor) -> Tensor:
 
 
 def orientations(images: Tensor) -> Tensor:
-    """One vector of norm 3 an image. For one channel: 8 directions over cells of 4 by 4 pixels. For three: the blocks of
-    BLOCKS, averaged over the image and its mirror image."""
+    """One vector of norm 3 an image. For one channel: 8 directions over cells of 4 by 4 pixels. For three: the parts
+    that BLOCKS names, averaged over the image and its mirror image."""
     if images.shape[1] == 1:
         return NORM * _histograms(_directions(images), 4)
     if images.shape[1] != 3:

@@ -1,7 +1,7 @@
 """A public first θ for convolutional networks: oriented edges, their competition, and random projections.
 
 The server sends θ₀ before any record is seen, so any choice that no data went into is free. Under noise it matters
-where training starts, and most of all where the mask is `fixed`: coordinates outside it keep their first value for good.
+where training starts, most of all where the mask is `fixed`: coordinates outside it keep their first value for good.
 """
 
 from __future__ import annotations
