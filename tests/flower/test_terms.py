@@ -125,6 +125,32 @@ def test_there_and_back_with_one_mask_for_all():
     assert from_record(to_record(shared)) == shared
 
 
+LAYERED = replace(
+    GIVEN, terms=replace(TERMS, mask="fixed", mask_seed=GIVEN.mask_seed, layers=((600, 100), (40, 20), (10, 10)))
+)
+
+
+def test_there_and_back_with_a_mask_by_layers():
+    assert from_record(to_record(LAYERED)) == LAYERED
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layer_sizes", [600, 40, 11]),
+        ("layer_sizes", [600, 50]),
+        ("layer_active", [100, 41, -11]),
+        ("layer_active", [100, 20, 11]),
+        ("mask", "shared"),
+    ],
+)
+def test_layers_that_do_not_add_up_are_refused(key, value):
+    record = to_record(LAYERED)
+    record[key] = value
+    with pytest.raises(TermsError):
+        from_record(record)
+
+
 def test_there_and_back_without_privacy():
     plain = replace(GIVEN, algorithm="fedavg", coding="f32", noise=None, terms=replace(TERMS, plan=None))
     record = to_record(plain)
@@ -142,6 +168,8 @@ BAD = {
     "active": [0, -1, 651, 1.5],
     "mask": ["", "mine"],
     "mask_seed": [b"", bytes(15), bytes(17), "seed"],
+    "layer_sizes": [[650], [1.5], "650", 650],
+    "layer_active": [[130], ["x"], b"", -1],
     "sampling": ["shuffled"],
     "batch": [0, -1, 101, 2.5],
     "local_steps": [0, -3, 1.0],

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedspa.mechanism import philox
-from fedspa.mechanism.mask import active_coordinates, active_coordinates_torch
+from fedspa.mechanism.mask import active_coordinates, active_coordinates_torch, layered_coordinates
 
 SEED = bytes(range(16))
 
@@ -120,6 +120,23 @@ def test_vectors_of_the_specification(seed: bytes, d: int, k: int, head: list[in
     assert mask[: len(head)].tolist() == head
     assert mask[-1] == last
     assert zlib.crc32(mask.astype("<i8").tobytes()) == crc
+
+
+def test_a_mask_by_layers_is_each_layers_own_mask() -> None:
+    """The vector stands in docs/wire.md."""
+    layers = [(250, 0), (10, 10), (5000, 500), (20, 20), (16000, 0), (50, 50), (500, 500), (10, 10)]
+    mask = layered_coordinates(SEED, layers)
+    assert mask[:12].tolist() == [*range(250, 261), 263]
+    assert (len(mask), int(mask[-1]), zlib.crc32(mask.astype("<i8").tobytes())) == (1090, 21839, 0x3ABDBDB5)
+    assert np.all(np.diff(mask) > 0)
+    own = philox.words(SEED, 2, 2, 1).astype("<u4").tobytes()
+    inside = mask[(mask >= 260) & (mask < 5260)] - 260
+    assert inside.tolist() == active_coordinates(own, 5000, 500).tolist()
+
+
+def test_layers_of_one_size_have_different_masks() -> None:
+    first, second = layered_coordinates(SEED, [(1000, 100), (1000, 100)]).reshape(2, 100)
+    assert first.tolist() != (second - 1000).tolist()
 
 
 @pytest.mark.parametrize("marked_per_active", [0, 10**9])

@@ -44,8 +44,12 @@ BLOCKS = (
 )
 
 
-def transform(name: Features, images: Tensor) -> Tensor:
-    """The features of every image; (records, channels, height, width) in, float32 out."""
+def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
+    """The features of every image; (records, channels, height, width) in, float32 out.
+
+    In a chunk, the last bit of a record's features may depend on its place among the others. `alone` maps one at a time,
+    for those who promise that nothing does (privacy.noise = "exact", and agents of a deployment).
+    """
     if images.ndim != 4 or min(images.shape[2:]) < SMALLEST_SIDE:
         raise DataError(
             f"data.features = {name!r} needs images of at least {SMALLEST_SIDE} by {SMALLEST_SIDE}, "
@@ -58,7 +62,7 @@ def transform(name: Features, images: Tensor) -> Tensor:
         )
     each = _MAPS[name]
     with torch.no_grad():
-        return torch.cat([each(part) for part in torch.split(images, CHUNK)])
+        return torch.cat([each(part) for part in torch.split(images, 1 if alone else CHUNK)])
 
 
 def aligned(images: Tensor) -> Tensor:
@@ -114,7 +118,9 @@ def _colour_maps(images: Tensor) -> dict[str, Tensor]:
         "brightness": _directions(brightness),
         # A dark edge on a light ground or the other way round: which of the two hardly matters for a small cell.
         "contrast": contrast[:, : DIRECTIONS // 2] + contrast[:, DIRECTIONS // 2 :],
-        "colour contrast": torch.cat([_directions(_local_contrast(part)) for part in opponents.split(1, dim=1)], dim=1),
+        "colour contrast": torch.cat(
+            [_directions(_local_contrast(part)) for part in torch.split(opponents, 1, dim=1)], dim=1
+        ),
         "colours": torch.cat((brightness, opponents), dim=1),
     }
 
@@ -179,7 +185,8 @@ def _centred(maps: Tensor) -> Tensor:
 
 
 def _unit(flat: Tensor) -> Tensor:
-    return flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp_min(1e-6)
+    length: Tensor = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    return flat / length.clamp_min(1e-6)
 
 
 _MAPS: dict[Features, Callable[[Tensor], Tensor]] = {

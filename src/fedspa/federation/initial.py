@@ -27,9 +27,9 @@ def oriented(model: nn.Module, seed: int) -> None:
         raise ConfigError("model.init = 'oriented' is for models of plain convolutions and linear layers")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for layer in (*convolutions, *linear):
-            if layer.bias is not None:
-                layer.bias.zero_()
+        for name, values in model.named_parameters():
+            if name.endswith("bias"):
+                values.zero_()
         convolutions[0].weight.copy_(_edges(convolutions[0].weight))
         for convolution in convolutions[1:]:
             convolution.weight.copy_(_competition(convolution.weight))

@@ -12,12 +12,13 @@ from fedspa.federation.datasets import Dataset
 from fedspa.federation.features import Features, transform
 
 
-def view(data: Dataset, features: Features | None, holdout: float) -> Dataset:
+def view(data: Dataset, features: Features | None, holdout: float, *, alone: bool = False) -> Dataset:
     """`holdout` of the training records, the same in every run, stand in for the test records; then the features."""
     if holdout > 0:
         data = _held_out(data, holdout)
     if features is not None:
-        data = replace(data, train_x=transform(features, data.train_x), test_x=transform(features, data.test_x))
+        train_x, test_x = (transform(features, x, alone=alone) for x in (data.train_x, data.test_x))
+        data = replace(data, train_x=train_x, test_x=test_x)
     return data
 
 

@@ -155,7 +155,7 @@ def _features(name: object) -> Features:
 def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> tuple[Tensor, Tensor]:
     x, y = records.load(name, dict(node))
     if (features := dict(node).get("features")) is not None:
-        x = transform(_features(features), x)
+        x = transform(_features(features), x, alone=True)
     if int(y.max()) >= classes:
         raise DataError(f"data = {name!r} has label {int(y.max())}; this site's classes are 0 to {classes - 1}")
     return x, y

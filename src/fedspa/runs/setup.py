@@ -114,16 +114,16 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
 
 def records_of(config: Config, data: Dataset | None = None) -> Dataset:
     """The records that the config names, or those given, as its features and with its share held out."""
-    named = config.data
+    named, alone = config.data, config.privacy.noise == "exact"
     if data is None and named.features is not None:
-        return _mapped(named.name, named.dir, named.features, named.holdout)
+        return _mapped(named.name, named.dir, named.features, named.holdout, alone)
     data = data if data is not None else load(named.name, Path(named.dir))
-    return view(data, named.features, named.holdout)
+    return view(data, named.features, named.holdout, alone=alone)
 
 
 @lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
-def _mapped(name: str, folder: str, features: Features, holdout: float) -> Dataset:
-    return view(load(name, Path(folder)), features, holdout)
+def _mapped(name: str, folder: str, features: Features, holdout: float, alone: bool) -> Dataset:
+    return view(load(name, Path(folder)), features, holdout, alone=alone)
 
 
 def _try_gradients(model: FlatModel, input_shape: tuple[int, ...]) -> None:
