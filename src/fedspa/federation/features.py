@@ -47,8 +47,8 @@ BLOCKS = (
 def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
     """The features of every image; (records, channels, height, width) in, float32 out.
 
-    In a chunk, the last bit of a record's features may depend on its place among the others. `alone` maps one at a time,
-    for those who promise that nothing does (privacy.noise = "exact", and agents of a deployment).
+    In a chunk, the last bit of a record's features may depend on its place among the others. `alone` maps one at a
+    time, for those who promise that nothing does (privacy.noise = "exact", and agents of a deployment).
     """
     if images.ndim != 4 or min(images.shape[2:]) < SMALLEST_SIDE:
         raise DataError(

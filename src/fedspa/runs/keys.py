@@ -13,6 +13,11 @@ MEANING = {
     "data.name": "`digits` (in scikit-learn), `mnist`, `cifar10`, a path to an `.npz` with x_train, y_train, x_test "
     "and y_test, or `package.module:function`.",
     "data.dir": "The folder of the files of `mnist`, `cifar10` or an `.npz`.",
+    "data.features": "Each image as features that no data was needed for: `aligned` (moved, sized and sheared to a "
+    "standard by its own moments; one channel), `orientations` (histograms of gradient directions), or both, "
+    "`aligned-orientations`, for handwriting.",
+    "data.holdout": "The share of the training records that no agent gets, and that accuracy is measured on in "
+    "place of the test records: for choosing settings.",
     "data.partition": "How records are dealt out: `iid`, `dirichlet` (label skew, see `alpha`), `shards` (few labels "
     "an agent).",
     "data.alpha": "Concentration of `dirichlet`: small is skewed, large is nearly iid.",
@@ -21,6 +26,10 @@ MEANING = {
     "(whole numbers with Binomial noise).",
     "algorithm.compression": "p = k/d, the share of coordinates that an agent trains and uploads in a round. For "
     "`cpsgd` p = log2(m + 2^b)/32: below 1 it decides the trials m.",
+    "model.init": "The first parameters: PyTorch's own, drawn from `run.seed` (`default`), or public edge filters and "
+    "projections for CNNs (`oriented`).",
+    "algorithm.layer_shares": "With mask `fixed` and in place of `compression`: the share of each parameter tensor, in "
+    "the model's order, that is ever trained, as in `[0, 1, 0.1, 1]`.",
     "algorithm.mask": "Who shares a mask: nobody (`per-agent`, the paper), a round's agents (`shared`), or everyone "
     "for the whole run (`fixed`).",
     "algorithm.local_steps": "τ, noisy gradient steps that an agent takes in a round.",
