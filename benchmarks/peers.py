@@ -1,0 +1,194 @@
+"""The same federated job in Flower's simulation, in pfl-research and in plain PyTorch, and in ours: whole jobs, by wall.
+
+    python benchmarks/peers.py [--data DIR] [--rounds 8] [--repeats 2] [--only plain,ours] [--python PEERS/bin/python] [--json]
+
+FedAvg and a private job (Fed-SPA's mechanism at p = .05 in every local step; the peers get Opacus for it): the MNIST CNN,
+100 agents of 600 records, 10 a round, 60 local steps of 10 records, an evaluation on 1,000 records after each round.
+Every contender gets a process or thread a core and one torch thread in each. A job's wall time is start-up plus rounds:
+the seconds of a round are the median over all rounds, start-up is the rest (imports, records, Ray, the end). Contenders
+take turns, whole job by whole job.
+
+Without --data the records are random, of MNIST's shape. A peer that --python (default: this one) cannot import is named
+as skipped. An environment for all of them, apart because their pins contradict ours:
+
+    python -m venv peers && peers/bin/pip install torch==2.13.0
+    peers/bin/pip install pfl==0.6.0 'flwr[simulation]==1.41.0' && peers/bin/pip install --no-deps opacus==1.5.4 opt-einsum==3.4.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from provenance import ROOT, stamp
+
+from fedspa.federation.datasets import load
+
+HERE = Path(__file__).parent / "peers"
+sys.path.insert(0, str(HERE))
+from job import SHAPE, Job, write, write_records  # noqa: E402
+
+OURS = "ours"
+# Contender → script, what it must be able to import, and its title.
+PEERS = {
+    OURS: ("fedspa_run.py", ("fedspa",), "fedspa"),
+    "plain": ("plain.py", ("torch",), "plain PyTorch"),
+    "pfl": ("pfl_research.py", ("pfl",), "pfl-research"),
+    "flower": ("flower.py", ("flwr", "ray"), "Flower"),
+}
+LONGEST_S = 600
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="folder with MNIST's files; random records without")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=60, help="local steps")
+    parser.add_argument("--agents", type=int, default=100)
+    parser.add_argument("--tested", type=int, default=1000, help="records that each round is evaluated on")
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default=",".join(PEERS))
+    parser.add_argument("--jobs", default="fedavg,private")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the peers")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    jobs = {
+        name: Job(
+            private=name == "private",
+            agents=arguments.agents,
+            rounds=arguments.rounds,
+            steps=arguments.steps,
+            processes=arguments.cores,
+        )
+        for name in arguments.jobs.split(",")
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        make_records(Path(folder), arguments.data, arguments.agents, arguments.tested)
+        results = {
+            name: measure(Path(folder), job, arguments.only.split(","), arguments.python, arguments.repeats)
+            for name, job in jobs.items()
+        }
+    settings = {name: getattr(arguments, name) for name in ("rounds", "repeats", "steps", "agents", "tested", "cores")}
+    settings["data"] = "random" if arguments.data is None else "mnist"
+    if arguments.json:
+        versions = peer_versions(arguments.python)
+        print(json.dumps({"provenance": stamp() | {"peers": versions}, "settings": settings, "jobs": results}, indent=1))
+        return
+    for name, result in results.items():
+        show(name, result)
+
+
+def make_records(folder: Path, data: Path | None, agents: int, tested: int) -> None:
+    records = 600 * agents
+    if data is not None:
+        mnist = load("mnist", data)
+        train, test = (mnist.train_x[:records], mnist.train_y[:records]), (mnist.test_x[:tested], mnist.test_y[:tested])
+    else:
+        generator = torch.Generator().manual_seed(0)
+        train, test = (
+            (torch.randn(count, *SHAPE, generator=generator), torch.randint(0, 10, (count,), generator=generator))
+            for count in (records, tested)
+        )
+    write_records(folder, *train, *test)
+
+
+def measure(folder: Path, job: Job, names: list[str], python: str, repeats: int) -> dict[str, Any]:
+    """All contenders, in turns; those that cannot run are named with the reason."""
+    write(folder, job)
+    skipped = {name: why for name in names if (why := missing(name, job, python)) is not None}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names if name not in skipped}
+    for _ in range(repeats):
+        for name, done in runs.items():
+            done.append(one_job(name, folder, python))
+    rows = {name: summary(done, job.rounds) for name, done in runs.items()}
+    return {"contenders": rows, "skipped": skipped, "ratios": ratios(rows)}
+
+
+def missing(name: str, job: Job, python: str) -> str | None:
+    wanted = list(PEERS[name][1])
+    if name == OURS:
+        return None
+    if job.private:
+        wanted.append("opacus")
+    code = f"import importlib.util as u; print(*[m for m in {wanted!r} if u.find_spec(m) is None])"
+    absent = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    return f"not installed: {', '.join(absent)}" if absent else None
+
+
+def one_job(name: str, folder: Path, python: str) -> dict[str, Any]:
+    """Wall seconds from the start of the process to its end, and what it says of its rounds."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks"), str(HERE)]),
+        "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_DEDUP_LOGS": "0",
+    }
+    command = [sys.executable if name == OURS else python, str(HERE / PEERS[name][0]), str(folder)]
+    start = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_S)
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        raise SystemExit(f"{name} failed with exit code {done.returncode}:\n{done.stderr[-3000:]}")
+    said: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"round_s"')))
+    return {"wall_s": seconds, **said}
+
+
+def summary(runs: list[dict[str, Any]], rounds: int) -> dict[str, float]:
+    each = [seconds for run in runs for seconds in run["round_s"]]
+    assert len(each) == rounds * len(runs)
+    middle = statistics.median(each)
+    wall = statistics.median(run["wall_s"] for run in runs)
+    return {
+        "round_s": middle,
+        "lowest_round_s": min(each),
+        "highest_round_s": max(each),
+        "wall_s": wall,
+        "start_s": wall - rounds * middle,
+        "accuracy": statistics.fmean(run["accuracy"] for run in runs),
+    }
+
+
+def ratios(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """The best peer's seconds over ours, for a round and for the whole job."""
+    peers = [name for name in rows if name != OURS]
+    found = {}
+    for what in ("round_s", "wall_s") if peers and OURS in rows else ():
+        best = min(peers, key=lambda name: rows[name][what])
+        found[what] = {"best": best, "ratio": rows[best][what] / rows[OURS][what]}
+    return found
+
+
+def peer_versions(python: str) -> dict[str, str]:
+    code = (
+        "import json; from importlib import metadata as m\n"
+        "print(json.dumps({d.name: d.version for d in m.distributions() if d.name in "
+        "('torch', 'pfl', 'flwr', 'ray', 'opacus')}))"
+    )
+    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    versions: dict[str, str] = json.loads(said)
+    return versions
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    print(f"\n{name:16}{'s a round':>10}{'lowest':>10}{'highest':>10}{'job s':>10}{'start s':>10}{'accuracy':>10}")
+    for contender, row in result["contenders"].items():
+        print(f"{PEERS[contender][2]:16}" + "".join(f"{value:10.3f}" for value in row.values()))
+    for contender, why in result["skipped"].items():
+        print(f"{PEERS[contender][2]:16} skipped: {why}")
+    for what, ratio in result["ratios"].items():
+        print(f"  best peer / ours, {what:8} {ratio['ratio']:6.2f} ({PEERS[ratio['best']][2]})")
+
+
+if __name__ == "__main__":
+    main()
