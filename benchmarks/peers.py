@@ -1,9 +1,10 @@
-"""The same federated job in Flower's simulation, in pfl-research and in plain PyTorch, and in ours: whole jobs, by wall.
+"""The same federated job in Flower's simulation, in pfl-research, in plain PyTorch and in ours: whole jobs, by wall.
 
-    python benchmarks/peers.py [--data DIR] [--rounds 8] [--repeats 2] [--only plain,ours] [--python PEERS/bin/python] [--json]
+    python benchmarks/peers.py [--data DIR] [--rounds 8] [--repeats 2] [--only ours,plain] [--python FILE] [--json]
 
-FedAvg and a private job (Fed-SPA's mechanism at p = .05 in every local step; the peers get Opacus for it): the MNIST CNN,
-100 agents of 600 records, 10 a round, 60 local steps of 10 records, an evaluation on 1,000 records after each round.
+FedAvg and a private job (Fed-SPA's mechanism at p = .05 in every local step, which peers do with Opacus): MNIST's CNN,
+100 agents of 600 records, 10 a round, 60 local steps of 10 records. After each round everyone evaluates on 100 records:
+training is what is timed (`--tested 10000` for all of MNIST's).
 Every contender gets a process or thread a core and one torch thread in each. A job's wall time is start-up plus rounds:
 the seconds of a round are the median over all rounds, start-up is the rest (imports, records, Ray, the end). Contenders
 take turns, whole job by whole job.
@@ -11,8 +12,10 @@ take turns, whole job by whole job.
 Without --data the records are random, of MNIST's shape. A peer that --python (default: this one) cannot import is named
 as skipped. An environment for all of them, apart because their pins contradict ours:
 
-    python -m venv peers && peers/bin/pip install torch==2.13.0
-    peers/bin/pip install pfl==0.6.0 'flwr[simulation]==1.41.0' && peers/bin/pip install --no-deps opacus==1.5.4 opt-einsum==3.4.0
+    python -m venv DIR && DIR/bin/pip install torch==2.13.0
+    DIR/bin/pip install pfl==0.6.0 'flwr[simulation]==1.41.0'
+    DIR/bin/pip install --no-deps opacus==1.5.4 opt-einsum==3.4.0
+    python benchmarks/peers.py --python DIR/bin/python
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import ROOT, stamp
 
 from fedspa.federation.datasets import load
+from provenance import ROOT, stamp
 
 HERE = Path(__file__).parent / "peers"
 sys.path.insert(0, str(HERE))
@@ -55,7 +58,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60, help="local steps")
     parser.add_argument("--agents", type=int, default=100)
-    parser.add_argument("--tested", type=int, default=1000, help="records that each round is evaluated on")
+    parser.add_argument("--tested", type=int, default=100, help="records that each round is evaluated on")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default=",".join(PEERS))
     parser.add_argument("--jobs", default="fedavg,private")
@@ -82,7 +85,9 @@ def main() -> None:
     settings["data"] = "random" if arguments.data is None else "mnist"
     if arguments.json:
         versions = peer_versions(arguments.python)
-        print(json.dumps({"provenance": stamp() | {"peers": versions}, "settings": settings, "jobs": results}, indent=1))
+        print(
+            json.dumps({"provenance": stamp() | {"peers": versions}, "settings": settings, "jobs": results}, indent=1)
+        )
         return
     for name, result in results.items():
         show(name, result)

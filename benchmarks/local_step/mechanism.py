@@ -65,7 +65,7 @@ class Mechanism:
 
 
 def opacus_rows(module: nn.Module, mode: str) -> Callable[[Tensor, Tensor], list[Tensor]]:
-    """Per-example gradients, a tensor a parameter. `mode` is Opacus's own: hooks, functorch or ew (expanded weights)."""
+    """Per-example gradients, a tensor a parameter. `mode` is Opacus's: hooks, functorch or ew (expanded weights)."""
     from opacus.grad_sample import wrap_model
 
     wrapped = wrap_model(module, grad_sample_mode=mode, loss_reduction="sum")

@@ -9,6 +9,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -64,22 +65,36 @@ def _serve(pipe: Connection, case: Case, seed: int, cores: int) -> None:
 
 def peak_memory(name: str, case: Case) -> float:
     """MiB that one process grows by at its peak over three steps."""
-    receiver, sender = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_watch, args=(sender, name, case))
-    process.start()
-    peak: float = receiver.recv()
-    process.join()
-    return peak
+    return in_fresh_process(_three_steps, name, case)
 
 
-def _watch(sender: Connection, name: str, case: Case) -> None:
+def _three_steps(name: str, case: Case) -> float:
     torch.set_num_threads(1)
-    run = prepare(name, case, 0, 3)
+    return resident_growth(prepare(name, case, 0, 3))
+
+
+def in_fresh_process(measure: Callable[..., float], *arguments: Any) -> float:
+    """What `measure` returns in a process that did nothing before."""
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_answer, args=(sender, measure, arguments))
+    process.start()
+    sender.close()  # so that a child that dies is an EOFError and not a wait for ever
+    found: float = receiver.recv()
+    process.join()
+    return found
+
+
+def _answer(sender: Connection, measure: Callable[..., float], arguments: tuple[Any, ...]) -> None:
+    sender.send(measure(*arguments))
+
+
+def resident_growth(run: Callable[[], object]) -> float:
+    """MiB of this process's peak during `run` over what it held before."""
     before = _resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as reset:  # Linux: the peak starts again from here
         reset.write("5")
     run()
-    sender.send((_resident("VmHWM") - before) / 1024)
+    return (_resident("VmHWM") - before) / 1024
 
 
 def _resident(field: str) -> int:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from job import Rounds, folder_argument, read, read_records
-
 import fedspa
 from fedspa.federation.datasets import Dataset
+from job import Rounds, folder_argument, read, read_records
 
 
 def main() -> None:
@@ -43,9 +42,7 @@ def main() -> None:
                 "noise_multiplier": job.noise_multiplier,
                 "noise": "secure",
             }
-        result = fedspa.run(
-            config, data=data, on_start=lambda *_: clock.restart(), on_round=lambda _: clock.tick()
-        )
+        result = fedspa.run(config, data=data, on_start=lambda *_: clock.restart(), on_round=lambda _: clock.tick())
     clock.report(result.summary["accuracy_last"])
 
 

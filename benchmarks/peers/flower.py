@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flower_client import client, trainer
 from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+
+from flower_client import client, trainer
 from job import Rounds, folder_argument, read
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
 from job import Trainer, read
 
 

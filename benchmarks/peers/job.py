@@ -1,4 +1,4 @@
-"""The job that every peer does: FedAvg of the MNIST CNN, or the same rounds with Fed-SPA's mechanism in each local step.
+"""The job that every peer does: FedAvg of MNIST's CNN, or the same rounds with Fed-SPA's mechanism in each local step.
 
     100 agents of 600 records, 10 a round, 60 local steps of 10 records each, an evaluation after every round.
 
@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from local_step.mechanism import Mechanism, opacus_rows
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedspa.federation.models import build
+from local_step.mechanism import Mechanism, opacus_rows
 
 SHAPE = (1, 28, 28)
 
@@ -106,9 +106,7 @@ class Trainer:
         k = round(job.compression * d)
         mask = torch.randperm(d, generator=self._generator)[:k].sort().values if k < d else None
         rate = job.learning_rate / job.batch
-        mechanism = Mechanism(
-            self.module, mask, job.clip, job.clip_value, job.noise_multiplier, rate, self._generator
-        )
+        mechanism = Mechanism(self.module, mask, job.clip, job.clip_value, job.noise_multiplier, rate, self._generator)
         return lambda x, y: mechanism(rows(x, y), self.parameters)
 
     @torch.no_grad()

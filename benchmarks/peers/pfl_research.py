@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from job import Rounds, Trainer, folder_argument, net_logits, read
 from torch import Tensor, nn
 from torch.nn import functional
+
+from job import Rounds, Trainer, folder_argument, net_logits, read
 
 
 class Net(nn.Module):
@@ -47,9 +48,7 @@ def worker(folder: Path) -> None:
 
     job = read(folder)
     trainer = Trainer(job, folder, seed=int(os.environ["PFL_WORKER_RANK"]))
-    model = PyTorchModel(
-        Net(trainer.module), torch.optim.SGD, torch.optim.SGD(trainer.module.parameters(), lr=1.0)
-    )
+    model = PyTorchModel(Net(trainer.module), torch.optim.SGD, torch.optim.SGD(trainer.module.parameters(), lr=1.0))
 
     class PrivateAveraging(FederatedAveraging):  # type: ignore[misc]
         """FedAvg whose local steps are the private ones; pfl itself has noise on whole updates only."""
@@ -89,7 +88,10 @@ def worker(folder: Path) -> None:
     federated = FederatedDataset(user, get_user_sampler("minimize_reuse", list(range(job.agents))))
     (PrivateAveraging if job.private else FederatedAveraging)().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=job.rounds, evaluation_frequency=job.rounds, train_cohort_size=job.per_round, val_cohort_size=0
+            central_num_iterations=job.rounds,
+            evaluation_frequency=job.rounds,
+            train_cohort_size=job.per_round,
+            val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=federated, val_data=None),
         model=model,

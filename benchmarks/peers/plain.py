@@ -8,8 +8,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from job import Rounds, Trainer, folder_argument, read
 from torch import Tensor
+
+from job import Rounds, Trainer, folder_argument, read
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
         processes.append(context.Process(target=work, args=(other, folder, rank), daemon=True))
         processes[-1].start()
         pipes.append(pipe)
-    theta = [pipe.recv() for pipe in pipes][0]  # everyone has loaded the records
+    theta, *_ = [pipe.recv() for pipe in pipes]  # everyone has loaded the records
     cohorts, clock, accuracy = random.Random(0), Rounds(), 0.0
     for _ in range(job.rounds):
         cohort = cohorts.sample(range(job.agents), job.per_round)
