@@ -25,6 +25,7 @@ from uuid import UUID, uuid5
 
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
+from provenance import stamp
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
 AGENTS_A_ROUND = 10
@@ -42,12 +43,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="how often that run is repeated, each in a new process")
     arguments = parser.parse_args()
     if arguments.run is not None:
-        print(json.dumps(share_of_a_run(arguments.run, arguments.data, arguments.rounds, arguments.runs)))
+        share = share_of_a_run(arguments.run, arguments.data, arguments.rounds, arguments.runs)
+        print(json.dumps({"provenance": stamp(), **share}, indent=1))
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         result = measure(Path(folder), arguments.entries, arguments.repeats)
     if arguments.json:
-        print(json.dumps(result))
+        print(json.dumps({"provenance": stamp(), "entries": arguments.entries, **result}, indent=1))
     else:
         for name, value in result.items():
             print(f"{name:32} {value:.4g}")

@@ -38,15 +38,15 @@ from provenance import ROOT, stamp
 
 HERE = Path(__file__).parent / "peers"
 sys.path.insert(0, str(HERE))
-from job import SHAPE, Job, write, write_records  # noqa: E402
+from peer_job import SHAPE, Job, write, write_records  # noqa: E402
 
 OURS = "ours"
 # Contender → script, what it must be able to import, and its title.
 PEERS = {
-    OURS: ("fedspa_run.py", ("fedspa",), "fedspa"),
-    "plain": ("plain.py", ("torch",), "plain PyTorch"),
-    "pfl": ("pfl_research.py", ("pfl",), "pfl-research"),
-    "flower": ("flower.py", ("flwr", "ray"), "Flower"),
+    OURS: ("peer_fedspa.py", ("fedspa",), "fedspa"),
+    "plain": ("peer_plain.py", ("torch",), "plain PyTorch"),
+    "pfl": ("peer_pfl.py", ("pfl",), "pfl-research"),
+    "flower": ("peer_flower.py", ("flwr", "ray"), "Flower"),
 }
 LONGEST_S = 600
 

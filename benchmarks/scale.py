@@ -4,7 +4,7 @@
 
 One round of local training as the simulator runs it, in one call of the engine with one thread a core. The net is an
 MLP of 100 inputs whose hidden layer sets d; everything but the varied quantity stays at the middle (8 agents,
-d = 22,310, p = .1, τ = 20, B = 16). Times are CPU seconds over the number of cores: what the wall would be on an idle
+d = 22,210, p = .1, τ = 20, B = 16). Times are CPU seconds over the number of cores: what the wall would be on an idle
 machine. Memory is the peak of a fresh process's resident memory over what it was before the round, the agents' records
 not counted. A slope is that of the least-squares line of log(time) against log(quantity) over the upper half of the
 range, where constant costs weigh least: 1 is proportional, 0 does not depend on it.
@@ -62,7 +62,7 @@ VARIED: dict[str, dict[int, Round]] = {
     "agents": {n: replace(MIDDLE, agents=n) for n in (2, 4, 8, 16, 32, 64)},
     "d": {r.d: r for r in (replace(MIDDLE, hidden=h) for h in (50, 100, 200, 400, 800, 1600))},
     "k": {k: replace(MIDDLE, k=k) for k in (D // 100, D // 30, D // 10, D // 4, D // 2, D)},
-    "τ": {n: replace(MIDDLE, steps=n) for n in (5, 10, 20, 40, 80, 160)},
+    "tau": {n: replace(MIDDLE, steps=n) for n in (5, 10, 20, 40, 80, 160)},
     "B": {n: replace(MIDDLE, batch=n) for n in (4, 8, 16, 32, 64, 128)},
 }
 
@@ -82,16 +82,13 @@ def main() -> None:
     }
     if arguments.json:
         settings = {name: getattr(arguments, name) for name in ("engine", "repeats", "cores")}
-        print(
-            json.dumps({"provenance": stamp(), "settings": settings, "varied": results}, indent=1, ensure_ascii=False)
-        )
+        print(json.dumps({"provenance": stamp(), "settings": settings, "varied": results}, indent=1))
         return
     for name, result in results.items():
         print(f"\n{name:>10}{'ms':>12}{'lowest':>12}{'highest':>12}{'peak MiB':>12}")
         for row in result["rows"]:
-            print(
-                f"{row['value']:10,}" + "".join(f"{row[key]:12.3f}" for key in ("ms", "lowest_ms", "highest_ms", "mib"))
-            )
+            value, *figures = row.values()
+            print(f"{value:10,}" + "".join(f"{figure:12.3f}" for figure in figures))
         print(f"  slopes: time {result['time_slope']:.2f}, memory {result['memory_slope']:.2f}")
 
 

@@ -12,10 +12,12 @@ AGENTS = 10
 
 
 def grouped_sgd(
-    module: nn.Module, batch: Callable[[], tuple[Tensor, Tensor]], learning_rate: float
+    layers: list[nn.Module],
+    parameters: list[Tensor],
+    batch: Callable[[], tuple[Tensor, Tensor]],
+    learning_rate: float,
 ) -> Callable[[], int]:
-    layers = list(module.children())
-    parameters = [stacked(layer, p.detach()) for layer in layers for p in layer.parameters()]
+    """A step of all agents; `parameters` are theirs (`stacked`) and are moved in place."""
 
     def step() -> int:
         drawn = [batch() for _ in range(AGENTS)]
@@ -30,11 +32,18 @@ def grouped_sgd(
     return step
 
 
-def stacked(layer: nn.Module, p: Tensor) -> Tensor:
-    """The same start for every agent, in the layout that the layer's grouped form wants."""
-    if isinstance(layer, nn.Conv2d):
-        return p.repeat(AGENTS, *([1] * (p.ndim - 1))).requires_grad_()
-    return (p.T if p.ndim == 2 else p[None]).repeat(AGENTS, 1, 1).requires_grad_()
+def stacked(layers: list[nn.Module]) -> list[Tensor]:
+    """The same start for every agent, in the layout that a layer's grouped form wants: (agents · outputs, …) for a
+    convolution, (agents, inputs, outputs) for a linear layer."""
+    found = []
+    for layer in layers:
+        for p in layer.parameters():
+            if isinstance(layer, nn.Conv2d):
+                many = p.detach().repeat(AGENTS, *([1] * (p.ndim - 1)))
+            else:
+                many = (p.detach().T if p.ndim == 2 else p.detach()[None]).repeat(AGENTS, 1, 1)
+            found.append(many.requires_grad_())
+    return found
 
 
 def forward(layers: list[nn.Module], parameters: list[Tensor], x: Tensor) -> Tensor:

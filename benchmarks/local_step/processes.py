@@ -18,7 +18,7 @@ from local_step.cases import THREAD_SPLIT, Case
 from local_step.rivals import rival
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["local_step.processes"])
+CONTEXT.set_forkserver_preload(["torch", "opacus.grad_sample", "fedspa.engine.native", "fedspa.engine.generic"])
 
 
 def prepare(name: str, case: Case, seed: int, steps: int) -> Callable[[], int]:

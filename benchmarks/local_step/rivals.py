@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedspa.federation.models import build
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping
-from local_step.grouped import grouped_sgd
+from local_step.grouped import grouped_sgd, stacked
 from local_step.mechanism import Mechanism, opacus_rows
 from local_step.ours import agent
 
@@ -34,7 +34,8 @@ def rival(name: str, case: Case, seed: int) -> Step:
         return task.x[index], task.y[index]
 
     if name == "sgd-grouped":
-        return grouped_sgd(module, batch, LEARNING_RATE)
+        layers = list(module.children())
+        return grouped_sgd(layers, stacked(layers), batch, LEARNING_RATE)
     if name.startswith("sgd"):
         return plain_sgd(module, batch, channels_last=name == "sgd-channels-last")
     clip = clipping(name)

@@ -12,8 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from flower_client import client, trainer
-from job import Rounds, folder_argument, read
+from peer_flower_client import client, trainer
+from peer_job import Rounds, folder_argument, read
 
 
 class CheckedFedAvg(FedAvg):  # type: ignore[misc]

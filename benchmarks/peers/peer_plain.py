@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from job import Rounds, Trainer, folder_argument, read
+from peer_job import Rounds, Trainer, folder_argument, read
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from job import Rounds, Trainer, folder_argument, net_logits, read
+from peer_job import Rounds, Trainer, folder_argument, net_logits, read
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from job import Trainer, read
+from peer_job import Trainer, read
 
 
 @cache

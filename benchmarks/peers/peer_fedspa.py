@@ -8,7 +8,7 @@ from typing import Any
 
 import fedspa
 from fedspa.federation.datasets import Dataset
-from job import Rounds, folder_argument, read, read_records
+from peer_job import Rounds, folder_argument, read, read_records
 
 
 def main() -> None:

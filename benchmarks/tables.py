@@ -1,0 +1,211 @@
+"""The documentation's tables, from the kept results. No figure in them is typed by hand.
+
+    python benchmarks/engine.py --json > benchmarks/results/engine.json     and so on, see benchmarks/README.md
+    python benchmarks/tables.py                                            writes them into the pages
+
+A page has `<!-- table: NAME -->` before and `<!-- end -->` behind each; what lies between is replaced. A test holds
+pages and results together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+CONTENDERS = {
+    "native": "**native**",
+    "native-l2": "**native, `l2`**",
+    "native-plain-sgd": "native, plain SGD (FedAvg)",
+    "generic": "generic",
+    "generic-l2": "generic, `l2`",
+    "opacus-hooks": "Opacus, hooks",
+    "opacus-functorch": "Opacus, functorch",
+    "opacus-ew": "Opacus, expanded weights",
+    "vmap": "`vmap(grad)`",
+    "opacus-hooks-l2": "Opacus, hooks, `l2`",
+    "opacus-functorch-l2": "Opacus, functorch, `l2`",
+    "opacus-ew-l2": "Opacus, expanded weights, `l2`",
+    "opacus-ghost-l2": "Opacus, ghost clipping, `l2`",
+    "vmap-l2": "`vmap(grad)`, `l2`",
+    "sgd": "PyTorch SGD, not private",
+    "sgd-channels-last": "the same, channels last",
+    "sgd-threads": "the same, one process, a torch thread a core",
+    "sgd-grouped": "the same, ten agents as one grouped convolution",
+}
+PEERS = {"ours": "**fedspa**", "plain": "plain PyTorch, a process a core", "pfl": "pfl-research", "flower": "Flower"}
+QUANTITIES = {"agents": "agents", "d": "d", "k": "k", "tau": "τ", "B": "B"}
+
+
+def main() -> None:
+    for name, (page, _) in TABLES.items():
+        path = ROOT / page
+        path.write_text(put(path.read_text("utf-8"), name), "utf-8")
+
+
+def put(text: str, name: str) -> str:
+    """The page with this table as the kept result has it."""
+    pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    found = pattern.findall(text)
+    if len(found) != 1:
+        raise SystemExit(f"the page of table {name!r} has {len(found)} places for it; it must have one")
+    return pattern.sub(lambda match: f"{match[1]}{TABLES[name][1]()}{match[2]}", text)
+
+
+def kept(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return result
+
+
+def origin(provenance: dict[str, Any]) -> str:
+    """One line on where the figures come from."""
+    hardware = provenance["hardware"]
+    versions = provenance["versions"] | provenance.get("peers", {})
+    named = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+    return (
+        f"`{provenance['command']}` at {provenance['commit']}, {provenance['date'][:10]}, {hardware['cores']} cores of "
+        f"{hardware['cpu']} (load {provenance['load'][0]:.1f}), {named}.\n\n"
+    )
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def figure(value: float) -> str:
+    """Three significant digits."""
+    return f"{float(f'{value:.3g}'):g}" if value < 1000 else f"{value:,.0f}"
+
+
+def spread(entry: dict[str, float]) -> str:
+    return f"{figure(entry['median'])} ({figure(entry['lowest'])} … {figure(entry['highest'])})"
+
+
+def by_case(result: dict[str, Any], cell: Callable[[dict[str, float]], str]) -> str:
+    cases = result["cases"].values()
+    present = [name for name in CONTENDERS if any(name in case["contenders"] for case in cases)]
+    rows = [
+        [CONTENDERS[name], *(cell(case["contenders"][name]) if name in case["contenders"] else "–" for case in cases)]
+        for name in present
+    ]
+    return markdown(["", *(case["title"] for case in cases)], rows)
+
+
+def engine_time() -> str:
+    result = kept("engine")
+    table = by_case(result, lambda row: f"{figure(row['median_ms'])} ({figure(row['cpu_ms'])})")
+    return origin(result["provenance"]) + table
+
+
+def engine_memory() -> str:
+    return by_case(kept("engine"), lambda row: figure(row["peak_mib"]))
+
+
+def engine_ratios() -> str:
+    cases = kept("engine")["cases"].values()
+    names = dict.fromkeys(what for case in cases for what in case["ratios"]["wall"])
+    rows = [
+        [what, *(both(case["ratios"], what) if what in case["ratios"]["wall"] else "–" for case in cases)]
+        for what in names
+    ]
+    return markdown(["", *(case["title"] for case in cases)], rows)
+
+
+def both(ratios: dict[str, Any], what: str) -> str:
+    return f"{spread(ratios['wall'][what])}; {figure(ratios['cpu'][what]['median'])}"
+
+
+def scale() -> str:
+    result = kept("scale")
+    rows = [
+        [
+            QUANTITIES[name],
+            f"{entry['rows'][0]['value']:,} … {entry['rows'][-1]['value']:,}",
+            f"{figure(entry['rows'][0]['ms'])} … {figure(entry['rows'][-1]['ms'])}",
+            f"{entry['time_slope']:.2f}",
+            f"{figure(entry['rows'][0]['mib'])} … {figure(entry['rows'][-1]['mib'])}",
+            f"{entry['memory_slope']:.2f}",
+        ]
+        for name, entry in result["varied"].items()
+    ]
+    head = ["varied", "from … to", "ms a round", "slope", "peak MiB", "slope"]
+    return origin(result["provenance"]) + markdown(head, rows)
+
+
+def peers() -> str:
+    result = kept("peers")
+    rows = []
+    for title, job in result["jobs"].items():
+        for name, row in job["contenders"].items():
+            own = job["contenders"]["ours"]
+            rows.append(
+                [
+                    title,
+                    PEERS[name],
+                    f"{figure(row['round_s'])} ({figure(row['lowest_round_s'])} … {figure(row['highest_round_s'])})",
+                    figure(row["round_s"] / own["round_s"]),
+                    figure(row["start_s"]),
+                    figure(row["wall_s"]),
+                    figure(row["wall_s"] / own["wall_s"]),
+                ]
+            )
+        rows += [[title, f"{PEERS[name]}: {why}", *["–"] * 5] for name, why in job["skipped"].items()]
+    head = ["job", "", "s a round", "× ours", "start-up, s", "whole job, s", "× ours"]
+    return origin(result["provenance"]) + markdown(head, rows)
+
+
+def ledger_calls() -> str:
+    disk, memory = kept("ledger-disk"), kept("ledger-memory")
+    rows = {
+        "`reserve` at 1,000 entries": ("reserve_small_mean_ms", "ms"),
+        "`reserve` at 1,000,000 entries": ("reserve_large_mean_ms", "ms"),
+        "ratio": ("ratio_mean", ""),
+        "one append and fsync": ("fsync_median_ms", "ms"),
+        "a simulated round: reserve and release for ten agents": ("round_of_ten_mean_ms", "ms"),
+        "opening it at 1,000,000 entries": ("open_large_ms", "ms"),
+        "size of an entry": ("bytes_an_entry", "bytes"),
+    }
+    cells = [
+        [what, *(f"{figure(kind[key])} {unit}".strip() for kind in (disk, memory))]
+        for what, (key, unit) in rows.items()
+    ]
+    head = ["", *(f"`{kind['provenance']['command']}`" for kind in (disk, memory))]
+    return origin(disk["provenance"]) + markdown(head, cells)
+
+
+def ledger_share() -> str:
+    runs = [kept(name) for name in ("ledger-quickstart", "ledger-mnist")]
+    rows = [
+        [
+            f"`{run['provenance']['command']}`",
+            str(round(run["rounds"])),
+            f"{run['ledger_s']:.3f} s",
+            f"{run['settle_s']:.3f} s",
+            f"{run['run_s']:.2f} s",
+            f"{100 * run['share']:.2g} % ({100 * run['lowest_share']:.2g} … {100 * run['highest_share']:.2g})",
+        ]
+        for run in runs
+    ]
+    head = ["", "rounds", "ledger", "fsync before checkpoints", "run", "ledger's share"]
+    return origin(runs[0]["provenance"]) + markdown(head, rows)
+
+
+# Name → the page that has it, and what it holds.
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "engine-time": ("docs/engine.md", engine_time),
+    "engine-ratios": ("docs/engine.md", engine_ratios),
+    "engine-memory": ("docs/engine.md", engine_memory),
+    "scale": ("docs/engine.md", scale),
+    "peers": ("docs/engine.md", peers),
+    "ledger-calls": ("docs/ledger.md", ledger_calls),
+    "ledger-share": ("docs/ledger.md", ledger_share),
+}
+
+
+if __name__ == "__main__":
+    main()
