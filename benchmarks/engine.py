@@ -1,6 +1,6 @@
 """What a private local step costs: our engines beside Opacus, vmap(grad) and plain SGD, in one run.
 
-    python benchmarks/engine.py [--cases mnist-p05,cifar-p10] [--repeats 7] [--cores 2] [--json]
+    python benchmarks/engine.py [--cases mnist-p05,cifar-p10] [--repeats 7] [--cores 2] [--json] [--out FILE]
 
 Every contender gets all cores in its best split: the native engine one thread an agent in one process, the others one
 process a core with one torch thread each (`sgd-threads` is the other split, for comparison). They take turns within a
@@ -21,6 +21,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ import torch
 from local_step import ours
 from local_step.cases import CASES, CONTENDERS, THREAD_SPLIT, Case, available
 from local_step.processes import Worker, peak_memory
-from provenance import stamp
+from provenance import in_parts, stamp
 
 Times = dict[str, list[float]]
 # What is divided by what: the best contender of a kind over one of ours.
@@ -55,14 +56,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, help="keep the results in this file, case by case, and go on from it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = {name: measure(CASES[name], arguments.repeats, arguments.cores) for name in arguments.cases.split(",")}
+    document = in_parts(
+        "cases",
+        arguments.cases.split(","),
+        lambda name: measure(CASES[name], arguments.repeats, arguments.cores),
+        {"cores": arguments.cores, "repeats": arguments.repeats},
+        arguments.out,
+        lambda: stamp("opacus"),
+    )
     if arguments.json:
-        settings = {"cores": arguments.cores, "repeats": arguments.repeats}
-        print(json.dumps({"provenance": stamp("opacus"), **settings, "cases": results}, indent=1))
+        print(json.dumps(document, indent=1))
         return
-    for name, result in results.items():
+    for name, result in document["cases"].items():
         show(name, result)
 
 

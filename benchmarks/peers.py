@@ -1,6 +1,6 @@
 """The same federated job in Flower's simulation, in pfl-research, in plain PyTorch and in ours: whole jobs, by wall.
 
-    python benchmarks/peers.py [--data DIR] [--rounds 8] [--repeats 2] [--only ours,plain] [--python FILE] [--json]
+    python benchmarks/peers.py [--data DIR] [--rounds 8] [--repeats 2] [--only ours,plain] [--python P] [--json] [--out F]
 
 FedAvg and a private job (Fed-SPA's mechanism at p = .05 in every local step, which peers do with Opacus): MNIST's CNN,
 100 agents of 600 records, 10 a round, 60 local steps of 10 records. After each round everyone evaluates on 100 records:
@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from fedspa.federation.datasets import load
-from provenance import ROOT, stamp
+from provenance import ROOT, in_parts, stamp
 
 HERE = Path(__file__).parent / "peers"
 sys.path.insert(0, str(HERE))
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--jobs", default="fedavg,private")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the peers")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, help="keep the results in this file, job by job, and go on from it")
     arguments = parser.parse_args()
     jobs = {
         name: Job(
@@ -75,21 +76,25 @@ def main() -> None:
         )
         for name in arguments.jobs.split(",")
     }
+    settings = {name: getattr(arguments, name) for name in ("rounds", "repeats", "steps", "agents", "tested", "cores")}
+    settings |= {"data": "random" if arguments.data is None else "mnist", "only": arguments.only}
+    versions = peer_versions(arguments.python)
     with tempfile.TemporaryDirectory() as folder:
         make_records(Path(folder), arguments.data, arguments.agents, arguments.tested)
-        results = {
-            name: measure(Path(folder), job, arguments.only.split(","), arguments.python, arguments.repeats)
-            for name, job in jobs.items()
-        }
-    settings = {name: getattr(arguments, name) for name in ("rounds", "repeats", "steps", "agents", "tested", "cores")}
-    settings["data"] = "random" if arguments.data is None else "mnist"
-    if arguments.json:
-        versions = peer_versions(arguments.python)
-        print(
-            json.dumps({"provenance": stamp() | {"peers": versions}, "settings": settings, "jobs": results}, indent=1)
+        document = in_parts(
+            "jobs",
+            jobs,
+            lambda name: measure(
+                Path(folder), jobs[name], arguments.only.split(","), arguments.python, arguments.repeats
+            ),
+            settings,
+            arguments.out,
+            lambda: stamp() | {"peers": versions},
         )
+    if arguments.json:
+        print(json.dumps(document, indent=1))
         return
-    for name, result in results.items():
+    for name, result in document["jobs"].items():
         show(name, result)
 
 

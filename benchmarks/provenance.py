@@ -1,12 +1,17 @@
-"""Where a figure comes from: command, commit, machine, versions, date. Every kept result carries it."""
+"""Where a figure comes from: command, commit, machine, versions, date. Every kept result carries it.
+
+A long benchmark keeps each part when it is done, and goes on where it stopped if code and settings are the same.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -59,3 +64,31 @@ def version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def in_parts(
+    key: str,
+    names: Iterable[str],
+    measure: Callable[[str], Any],
+    settings: dict[str, Any],
+    out: Path | None,
+    stamped: Callable[[], dict[str, Any]],
+) -> dict[str, Any]:
+    """{"provenance", "settings", key: {name: what `measure` says}}, written to `out` after each part.
+
+    Parts that `out` has already, from the same commit and with the same settings, are not measured again. Changed
+    sources (`+`) are not the same as anything.
+    """
+    document: dict[str, Any] = {"provenance": stamped(), "settings": settings, key: {}}
+    if out is not None and out.exists() and not document["provenance"]["commit"].endswith("+"):
+        before = json.loads(out.read_text("utf-8"))
+        if before["provenance"]["commit"] == document["provenance"]["commit"] and before["settings"] == settings:
+            document[key] = before[key]
+    for name in names:
+        if name not in document[key]:
+            document[key][name] = measure(name)
+            document["provenance"] = stamped()
+            if out is not None:
+                out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+            print(f"measured: {name}", file=sys.stderr)
+    return document

@@ -1,7 +1,7 @@
 """The documentation's tables, from the kept results. No figure in them is typed by hand.
 
-    python benchmarks/engine.py --json > benchmarks/results/engine.json     and so on, see benchmarks/README.md
-    python benchmarks/tables.py                                            writes them into the pages
+    python benchmarks/engine.py --out benchmarks/results/engine.json     and so on, see benchmarks/README.md
+    python benchmarks/tables.py                                         writes them into the pages
 
 A page has `<!-- table: NAME -->` before and `<!-- end -->` behind each; what lies between is replaced. A test holds
 pages and results together.
