@@ -1,6 +1,6 @@
 """The same federated job in Flower's simulation, in pfl-research, in plain PyTorch and in ours: whole jobs, by wall.
 
-    python benchmarks/peers.py [--data DIR] [--rounds 8] [--repeats 2] [--only ours,plain] [--python P] [--json] [--out F]
+    python benchmarks/peers.py [--data DIR] [--rounds 8] [--only ours,plain] [--python P] [--json] [--out F]
 
 FedAvg and a private job (Fed-SPA's mechanism at p = .05 in every local step, which peers do with Opacus): MNIST's CNN,
 100 agents of 600 records, 10 a round, 60 local steps of 10 records. After each round everyone evaluates on 100 records:

@@ -23,13 +23,27 @@ ROOT = Path(__file__).parents[1]
 def stamp(*packages: str) -> dict[str, Any]:
     """For this process's command line; with the versions of `packages` that are installed."""
     return {
-        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": command(sys.argv),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": {"cpu": cpu(), "cores": os.cpu_count(), "memory_gib": round(memory_gib(), 1)},
         "load": [round(load, 2) for load in os.getloadavg()],  # what else ran on the machine at the end
         "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", *packages)},
     }
+
+
+def command(arguments: list[str]) -> str:
+    """As one would type it in the repository's root; where someone keeps data and environments is left out."""
+    return shlex.join(["python", *(_path(argument) for argument in arguments)])
+
+
+def _path(argument: str) -> str:
+    path = Path(argument)
+    if not path.is_absolute() or path.is_relative_to("/dev"):
+        return argument
+    if path.is_relative_to(ROOT):
+        return str(path.relative_to(ROOT))
+    return "DIR" if path.is_dir() else f"DIR/{path.name}"
 
 
 def commit() -> str:

@@ -44,3 +44,9 @@ def test_stamp_names_the_machine_and_the_code() -> None:
     assert stamp["hardware"]["cores"] >= 1
     assert stamp["versions"]["torch"]
     assert stamp["versions"]["no-such-package"] is None
+
+
+def test_command_names_no_place_but_the_repositorys(tmp_path: Path) -> None:
+    script = str(provenance.ROOT / "benchmarks" / "peers.py")
+    typed = [script, "--data", str(tmp_path), "--python", str(tmp_path / "bin" / "python"), "--folder", "/dev/shm"]
+    assert provenance.command(typed) == ("python benchmarks/peers.py --data DIR --python DIR/python --folder /dev/shm")
