@@ -53,7 +53,15 @@ def put(text: str, name: str) -> str:
     found = pattern.findall(text)
     if len(found) != 1:
         raise SystemExit(f"the page of table {name!r} has {len(found)} places for it; it must have one")
-    return pattern.sub(lambda match: f"{match[1]}{TABLES[name][1]()}{match[2]}", text)
+    return pattern.sub(lambda match: f"{match[1]}{table(name)}{match[2]}", text)
+
+
+def table(name: str) -> str:
+    try:
+        return TABLES[name][1]()
+    except FileNotFoundError as missing:
+        kept_in = Path(missing.filename).name
+        return f"Not measured yet: `benchmarks/results/{kept_in}` is missing.\n"
 
 
 def kept(name: str) -> dict[str, Any]:

@@ -45,6 +45,11 @@ def test_a_changed_result_changes_the_page(tmp_path: Path, monkeypatch: pytest.M
     assert tables.put(text, "scale") != text
 
 
+def test_a_missing_result_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.table("scale") == "Not measured yet: `benchmarks/results/scale.json` is missing.\n"
+
+
 def test_readme_has_a_command_for_every_benchmark() -> None:
     lines = (ROOT / "benchmarks" / "README.md").read_text("utf-8").splitlines()
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")} - {"provenance.py"}
