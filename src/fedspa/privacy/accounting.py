@@ -11,8 +11,9 @@ An event's noise is in units of the bound C on one example, and replace-one move
 fixed-size pairs are handed σ/(2C) there, whereas the Poisson replace pair holds both examples and takes σ/C.
 Events of different plans, and of both samplings under replace-one, compose.
 
-cpSGD's events have an accountant of their own (`binomial`), under replace-one. Where they stand beside Gaussian ones,
-each kind is priced at δ/2 and the two ε are added: plain composition, which holds for any two mechanisms.
+cpSGD's events are priced under replace-one: without rotation by their loss distributions too (`rounded`), which
+compose with all others; with rotation by cpSGD's theorem (`binomial`). What one accountant cannot compose gets an equal
+share of δ in each, and the ε are added: plain composition, which holds for any mechanisms.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy import binomial
-from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours, Sampling
+from fedspa.privacy.event import BinomialEvent, Event, Neighbours, Sampling
 
 if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
 
 Accountant = Literal["pld", "rdp"]
+PricedBy = Literal["pld", "rdp", "cpsgd-theorem"]
 
 SOUND: Mapping[tuple[Sampling, Neighbours], tuple[Accountant, ...]] = {
     ("poisson", "add-remove"): ("pld", "rdp"),
@@ -57,18 +59,13 @@ def epsilon(
         raise PrivacyError(f"neighbours is {neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
     if accountant not in get_args(Accountant):
         raise PrivacyError(f"accountant is {accountant!r}; allowed: {', '.join(get_args(Accountant))}")
-    gaussian: dict[GaussianEvent, int] = {}
-    rounded: dict[BinomialEvent, int] = {}
     for event, count in events.items():
         if count < 0:
             raise PrivacyError(f"participations is {count}; it must not be negative")
         if isinstance(event, BinomialEvent):
             if neighbours != "replace-one":
                 raise PrivacyError(f"cpsgd has no guarantee under {neighbours}; allowed: replace-one")
-            rounded[event] = count
-            continue
-        gaussian[event] = count
-        if accountant not in SOUND.get((event.sampling, neighbours), ()):
+        elif accountant not in SOUND.get((event.sampling, neighbours), ()):
             allowed = "; ".join(
                 f"{kind} under {relation} by {' or '.join(by)}" for (kind, relation), by in SOUND.items()
             )
@@ -76,12 +73,19 @@ def epsilon(
                 f"{event.sampling} sampling under {neighbours} has no sound accountant {accountant!r}; "
                 f"allowed: {allowed}"
             )
-    taken = frozenset((event, count) for event, count in gaussian.items() if count)
-    if not any(rounded.values()):
-        return _epsilon(taken, delta, neighbours, accountant)
-    if not taken:
-        return binomial.composed_epsilon(rounded, delta)
-    return _epsilon(taken, delta / 2, neighbours, accountant) + binomial.composed_epsilon(rounded, delta / 2)
+    parts: dict[PricedBy, set[tuple[Event, int]]] = {}
+    for event, count in events.items():
+        if count:
+            parts.setdefault(priced_by(event, accountant), set()).add((event, count))
+    costs = (_epsilon(frozenset(part), delta / len(parts), neighbours, by) for by, part in sorted(parts.items()))
+    return sum(costs, 0.0)
+
+
+def priced_by(event: Event, accountant: Accountant = "pld") -> PricedBy:
+    """The accountant of an event where `accountant` is asked for: cpSGD's have no choice."""
+    if isinstance(event, BinomialEvent):
+        return "cpsgd-theorem" if event.rotation else "pld"
+    return accountant
 
 
 class _Step(NamedTuple):
@@ -91,17 +95,21 @@ class _Step(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(
-    events: frozenset[tuple[GaussianEvent, int]], delta: float, neighbours: Neighbours, accountant: Accountant
-) -> float:
+def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: PricedBy) -> float:
+    if accountant == "cpsgd-theorem":
+        return binomial.composed_epsilon({e: n for e, n in events if isinstance(e, BinomialEvent)}, delta)
     # Events that differ in their number of steps only are one mechanism; in a fixed order, so that sums are repeatable.
     steps: dict[_Step, int] = {}
+    rounded: dict[BinomialEvent, int] = {}
     for event, count in sorted(events, key=lambda item: item[0].to_json()):
+        if isinstance(event, BinomialEvent):
+            rounded[event] = count * event.steps
+            continue
         step = _Step(event.sampling, Fraction(event.batch, event.records), event.noise_multiplier)
         steps[step] = steps.get(step, 0) + count * event.steps
-    if not steps:
-        return 0.0
-    return (_pld_epsilon if accountant == "pld" else _rdp_epsilon)(steps, delta, neighbours)
+    if accountant == "rdp":
+        return _rdp_epsilon(steps, delta, neighbours)
+    return _pld_epsilon(steps, rounded, delta, neighbours)
 
 
 def gaussian_epsilon(shift: float, delta: float) -> float:
@@ -125,16 +133,19 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
     return high
 
 
-def _pld_epsilon(steps: Mapping[_Step, int], delta: float, neighbours: Neighbours) -> float:
+def _pld_epsilon(
+    steps: Mapping[_Step, int], rounded: Mapping[BinomialEvent, int], delta: float, neighbours: Neighbours
+) -> float:
     from fedspa.privacy.fixed_size import FixedSize
     from fedspa.privacy.pld import composed_epsilon
     from fedspa.privacy.poisson import Added, Removed, Replaced
+    from fedspa.privacy.rounded import rounded_step
 
     width = 1 if neighbours == "add-remove" else 2
     # Without sampling (q = 1) a step is a plain Gaussian, and any number of them is one Gaussian.
     plain = math.sqrt(sum(n * (width / step.noise) ** 2 for step, n in steps.items() if step.rate == 1))
     sampled = {step: n for step, n in steps.items() if step.rate < 1}
-    if not sampled:
+    if not sampled and not rounded:
         return gaussian_epsilon(plain, delta)
 
     def direction(poisson: Callable[[float, float], DominatingPair]) -> list[tuple[DominatingPair, int]]:
@@ -142,6 +153,7 @@ def _pld_epsilon(steps: Mapping[_Step, int], delta: float, neighbours: Neighbour
             (poisson(float(q), 1 / noise) if sampling == "poisson" else FixedSize(float(q), 2 / noise), n)
             for (sampling, q, noise), n in sampled.items()
         ]
+        parts += [(rounded_step(event), n) for event, n in rounded.items()]
         return [*parts, (Removed(1.0, plain), 1)] if plain else parts
 
     if neighbours == "replace-one":

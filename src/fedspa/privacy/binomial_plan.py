@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
 from fedspa.errors import PrivacyError
+from fedspa.privacy import accounting
 from fedspa.privacy.binomial import composed_epsilon, spread
 from fedspa.privacy.event import BinomialEvent, Neighbours, Sampling
 from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule, Plan
@@ -129,7 +131,12 @@ class BinomialPlan:
 
     @property
     def has_guarantee(self) -> bool:
-        """Whether the theorem's condition holds over all participations; where not, there is no ε at all."""
+        """Whether any ε is known: not where noise can run out, and not outside the theorem that a rotation needs."""
+        return _cost(self) < math.inf
+
+    @property
+    def within_theorem(self) -> bool:
+        """Whether cpSGD's own theorem covers all participations: its condition on the variance holds."""
         return composed_epsilon({self.event: self.participations}, self.delta) < math.inf
 
     @property
@@ -141,9 +148,10 @@ class BinomialPlan:
     def flaw(self) -> str | None:
         """Why `is_private` is False, in a sentence for the reader of ε."""
         if not self.has_guarantee:
+            outside = " (it is outside cpSGD's theorem)" if self.rotation else ""
             return (
-                f"no guarantee: Binomial({self.trials}, 1/2) noise is outside cpSGD's theorem, whose condition on the "
-                f"variance needs about {least_trials(self):,} trials here"
+                f"no guarantee: Binomial({self.trials}, 1/2) noise has no ε at δ = {self.delta:g}{outside}; it takes "
+                f"{least_trials(self):,} trials here"
             )
         if self.adversary != "local":
             return (
@@ -185,15 +193,20 @@ def calibrated(plan: BinomialPlan, epsilon: float) -> BinomialPlan:
 
 
 def least_trials(plan: BinomialPlan) -> int:
-    """The fewest trials at which the theorem says anything; 0 where none do."""
+    """The fewest trials at which there is an ε at all; 0 where none are enough."""
     return _fewest(plan, math.inf) or 0
 
 
+def _cost(plan: BinomialPlan) -> float:
+    return accounting.epsilon({plan.event: plan.participations}, plan.delta, neighbours="replace-one")
+
+
+@lru_cache(maxsize=256)
 def _fewest(plan: BinomialPlan, epsilon: float) -> int | None:
     """ε falls as trials grow: bisection. An `epsilon` of ∞ asks for any finite one."""
 
     def fits(trials: int) -> bool:
-        cost = composed_epsilon({replace(plan, trials=trials).event: plan.participations}, plan.delta)
+        cost = _cost(replace(plan, trials=trials))
         return cost < math.inf and cost <= epsilon
 
     if not fits(MOST_TRIALS):

@@ -20,7 +20,7 @@ from typing import Final, Self, get_args
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
-from fedspa.privacy.event import BinomialEvent, Event, Neighbours, from_json
+from fedspa.privacy.event import Event, Neighbours, from_json
 
 ACCOUNTANT: Final = "pld"
 
@@ -279,10 +279,10 @@ def total_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbo
 
 
 def accountants(events: Iterable[Event]) -> str:
-    """What prices these events, for the reader: cpSGD's have an accountant of their own."""
-    return " and ".join(
-        dict.fromkeys("binomial" if isinstance(event, BinomialEvent) else ACCOUNTANT for event in events)
-    )
+    """What prices these events, for the reader: cpSGD's may have an accountant of their own."""
+    from fedspa.privacy.accounting import priced_by
+
+    return " and ".join(sorted({priced_by(event) for event in events}, reverse=True))
 
 
 def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Event]:

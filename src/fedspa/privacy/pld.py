@@ -105,6 +105,22 @@ def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, 
     return epsilon
 
 
+def composed_mass(one: LossMass, count: int) -> LossMass:
+    """The whole loss distribution of `count` independent parts alike, from above; what the window cuts off is at ∞."""
+    points = [(one.losses, one.mass, count)]
+    mean = float(one.mass @ one.losses)
+    deviation = math.sqrt(count * (float(one.mass @ (one.losses - mean) ** 2) + one.interval**2))
+    orders = np.geomspace(0.25, 64, 17) / deviation
+    high = float(((_cumulant(points, orders) - math.log(LEFT_OUT)) / orders).min())
+    low = float(((_cumulant(points, -orders) - math.log(LEFT_OUT)) / -orders).max())
+    bottom = math.floor(low / one.interval)
+    size = int(fft.next_fast_len(max(math.ceil(high / one.interval) - bottom + 1, 16), real=True))
+    log_norm = float(_cumulant(points, np.array([0.0]))[0]) + 1e-15 * count
+    mass = _tilted([(one, count)], 0.0, size, bottom) * math.exp(log_norm)
+    infinite = -math.expm1(count * math.log1p(-min(one.infinite, 0.5))) + LEFT_OUT * math.exp(max(log_norm, 0.0))
+    return LossMass(one.interval, bottom, mass, infinite)
+
+
 def _power_of_two(interval: float) -> float:
     """Rounded down, so that a growing ledger meets the same discretisation again and the cache serves it."""
     return 2.0 ** math.floor(math.log2(interval))

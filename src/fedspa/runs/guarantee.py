@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedspa.privacy import binomial
-from fedspa.privacy.accounting import SOUND, Accountant, epsilon
+from fedspa.privacy.accounting import SOUND, Accountant, epsilon, priced_by
 from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.event import Event, Neighbours
 from fedspa.privacy.published import published_epsilon
@@ -33,7 +33,7 @@ class Guarantee:
     def epsilon_max(self, neighbours: Neighbours) -> float | None:
         """The largest ε over agents under this relation, at the plan's δ; 0 before anyone took part.
 
-        None where there is no guarantee: a plan of cpSGD outside its theorem.
+        None where there is no guarantee: a plan of cpSGD with too little noise for any.
         """
         if isinstance(self._plan, BinomialPlan) and not self._plan.has_guarantee:
             return None
@@ -60,7 +60,7 @@ class Guarantee:
     @property
     def accountant(self) -> str:
         """The name of what priced the plan's events, for the reader of ε."""
-        return "binomial" if isinstance(self._plan, BinomialPlan) else self.accountant_for(self._plan.neighbours)
+        return priced_by(self._plan.event, self.accountant_for(self._plan.neighbours))
 
 
 def promised(plan: AnyPlan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def statement(summary: Mapping[str, Any]) -> str:
     if summary["epsilon"] is None and summary["delta"] is None:
         return "none: this algorithm has no differential privacy"
     if summary["epsilon"] is None:
-        return "NONE: these settings are outside the algorithm's theorem (see the notes)"
+        return "NONE: no accountant knows one for these settings (see the notes)"
     other = ""
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"

@@ -12,7 +12,7 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
 from fedspa.runs.statement import warnings
 
-_UNBOUNDED = "no guarantee over all runs in the ledger: it holds participations in cpsgd outside its theorem"
+_UNBOUNDED = "no guarantee over all runs in the ledger: it holds participations in cpsgd without one"
 
 
 def summarise(
@@ -22,7 +22,7 @@ def summarise(
 
     `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
     earlier runs of a ledger that outlives it. `uplink_bytes` is what an agent sent in the whole run (mean over all
-    agents), `payload_bytes` one upload. `epsilon` is None, too, where cpSGD is outside its theorem. `adversary` says
+    agents), `payload_bytes` one upload. `epsilon` is None, too, where cpSGD has no guarantee. `adversary` says
     against whom it holds; `bits` and `trials` are cpSGD's.
     """
     config = job.config
