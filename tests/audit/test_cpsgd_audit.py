@@ -53,7 +53,7 @@ def test_every_plant_has_its_check() -> None:
 def test_what_has_no_claim_is_not_audited() -> None:
     plan = setting().variants[0]
     with pytest.raises(ConfigError, match="no guarantee"):
-        CpsgdSetting((replace(plan, trials=50),))
+        CpsgdSetting((replace(plan, trials=2),))
     with pytest.raises(ConfigError, match="secure aggregation"):
         CpsgdSetting((replace(plan, adversary="secure-aggregation"),))
     with pytest.raises(ConfigError, match="--draws"):

@@ -201,14 +201,22 @@ def test_rounded_neighbours_stay_within_the_sensitivities(rotation: bool, bits: 
 
 
 def test_gaussian_and_binomial_add_up() -> None:
-    gaussian = GaussianEvent("fixed", 10, 600, 1, 2.0)
-    together: dict[Event, int] = {gaussian: 5, EVENT: 45}
-    first = accounting.epsilon({gaussian: 5}, 5e-4, neighbours="replace-one")
-    second = composed_epsilon({EVENT: 45}, 5e-4)
-    assert accounting.epsilon(together, 1e-3, neighbours="replace-one") == first + second
-    assert accounting.epsilon({EVENT: 45}, 1e-3, neighbours="replace-one") == composed_epsilon({EVENT: 45}, 1e-3)
-    assert accounting.epsilon({gaussian: 5, EVENT: 0}, 1e-3, neighbours="replace-one") < first
-    assert accounting.epsilon({EVENT: 0}, 1e-3, neighbours="replace-one") == 0.0
+    """With rotation each kind is priced at δ/2; without, one accountant composes both, at less than their sum."""
+    gaussian, rotated = GaussianEvent("fixed", 10, 600, 1, 2.0), replace(EVENT, rotation=True)
+
+    def cost(events: dict[Event, int], delta: float) -> float:
+        return accounting.epsilon(events, delta, neighbours="replace-one")
+
+    assert cost({rotated: 45}, 1e-3) == composed_epsilon({rotated: 45}, 1e-3)
+    assert cost({gaussian: 5, rotated: 45}, 1e-3) == cost({gaussian: 5}, 5e-4) + cost({rotated: 45}, 5e-4)
+    alone = cost({gaussian: 5}, 1e-3), cost({EVENT: 45}, 1e-3)
+    assert max(alone) < cost({gaussian: 5, EVENT: 45}, 1e-3) < sum(alone)
+    mixed: dict[Event, int] = {gaussian: 5, EVENT: 45}
+    by_rdp = accounting.epsilon(mixed, 1e-3, neighbours="replace-one", accountant="rdp")
+    only = accounting.epsilon({gaussian: 5}, 5e-4, neighbours="replace-one", accountant="rdp")
+    assert by_rdp == only + cost({EVENT: 45}, 5e-4)
+    assert cost({gaussian: 5, EVENT: 0, rotated: 0}, 1e-3) == alone[0]
+    assert cost({EVENT: 0}, 1e-3) == 0.0
 
 
 def test_there_is_no_add_remove() -> None:

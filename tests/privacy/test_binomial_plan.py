@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.binomial import composed_epsilon
+from fedspa.privacy import accounting
 from fedspa.privacy.binomial_plan import BinomialPlan, calibrated, least_trials, trials_for_compression
 from fedspa.privacy.policy import Policy, PolicyRefusal
 
@@ -58,8 +58,9 @@ def test_secure_aggregation_counts_everyones_noise_and_is_flagged() -> None:
     assert "secure aggregation" in summed.flaw
 
 
-def test_outside_the_theorem_there_is_no_guarantee() -> None:
-    weak = replace(PLAN, trials=50)
+def test_too_little_noise_has_no_guarantee() -> None:
+    """5 trials: that a number is 6 or more tells a record apart, with a chance of 100·0.3·2⁻⁵ a release."""
+    weak = replace(PLAN, trials=5)
     assert not weak.has_guarantee
     assert not weak.is_private
     assert weak.flaw is not None
@@ -67,6 +68,24 @@ def test_outside_the_theorem_there_is_no_guarantee() -> None:
     edge = least_trials(weak)
     assert replace(PLAN, trials=edge).has_guarantee
     assert not replace(PLAN, trials=edge - 1).has_guarantee
+
+
+def test_with_rotation_the_theorem_decides() -> None:
+    weak = replace(PLAN, trials=50, rotation=True)
+    assert not weak.has_guarantee
+    assert weak.flaw is not None
+    assert "theorem" in weak.flaw
+    edge = least_trials(weak)
+    assert 1000 < edge < 2000  # 4·23·ln(10·128/δ of a release)
+    assert replace(weak, trials=edge).has_guarantee
+    assert not replace(weak, trials=edge - 1).has_guarantee
+
+
+def test_without_rotation_the_theorem_is_not_needed() -> None:
+    few = replace(PLAN, trials=500)
+    assert few.is_private
+    assert few.beyond_theorem
+    assert not PLAN.beyond_theorem
 
 
 @pytest.mark.parametrize(
@@ -89,17 +108,21 @@ def test_compression_and_trials_are_inverses(trials: int, bits: int) -> None:
     assert abs(again - trials) <= 1e-12 * 32 * (trials + 2**bits) + 0.5
 
 
+def cost(plan: BinomialPlan) -> float:
+    return accounting.epsilon({plan.event: plan.participations}, plan.delta, neighbours="replace-one")
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 100.0])
 @pytest.mark.parametrize("rotation", [False, True])
 def test_calibrated_to_the_fewest_trials(epsilon: float, rotation: bool) -> None:
     plan = calibrated(replace(PLAN, rotation=rotation, trials=1), epsilon)
-    assert composed_epsilon({plan.event: 45}, 1e-3) <= epsilon
-    assert composed_epsilon({replace(plan, trials=plan.trials - 1).event: 45}, 1e-3) > epsilon
+    assert cost(plan) <= epsilon
+    assert cost(replace(plan, trials=plan.trials - 1)) > epsilon
 
 
 def test_what_no_noise_can_reach_is_said() -> None:
     with pytest.raises(PrivacyError, match="fewer bits"):
-        calibrated(replace(PLAN, dimension=10**8, bits=12), 0.01)
+        calibrated(replace(PLAN, dimension=10**8, bits=12, rotation=True), 0.01)
     with pytest.raises(PrivacyError, match="epsilon"):
         calibrated(PLAN, math.inf)
 
@@ -152,7 +175,7 @@ POLICY = Policy(
     ("plan", "code"),
     [
         (PLAN, None),
-        (replace(PLAN, trials=50), "not-private"),
+        (replace(PLAN, trials=5), "not-private"),
         (replace(PLAN, adversary="secure-aggregation"), "not-private"),
         (replace(PLAN, delta=1.5e-3), "delta"),
         (replace(PLAN, participations=46), "too-many-rounds"),

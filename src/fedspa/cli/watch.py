@@ -73,7 +73,8 @@ def terms(now: Snapshot) -> str:
     """What ε is relative to."""
     privacy = now.config.privacy
     relation = privacy.neighbours or ("add-remove" if privacy.sampling == "poisson" else "replace-one")
-    accountant = "binomial" if now.config.algorithm.name == "cpsgd" else "rdp" if privacy.accountant == "rdp" else "pld"
+    rotated = now.config.algorithm.name == "cpsgd" and now.config.algorithm.rotation
+    accountant = "binomial" if rotated else "rdp" if privacy.accountant == "rdp" else "pld"
     flaw = "" if now.metrics and now.metrics[-1].private else "NOT PRIVATE, "
     return f"{flaw}δ = {privacy.delta:g}, {relation}, {privacy.sampling} sampling, {accountant}"
 

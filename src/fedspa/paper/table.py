@@ -164,7 +164,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
     if any(row["algorithm"] == "cpsgd" for row in table["rows"]):
         lines.append(
             "cpSGD at the published noise: ε holds only where secure aggregation hides each update from the server; "
-            "none where the noise is outside cpSGD's theorem. Its published ε has the sensitivities as printed."
+            "none where no accountant knows one. Its published ε has the sensitivities as printed."
         )
     return lines
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
 
 Accountant = Literal["pld", "rdp"]
-PricedBy = Literal["pld", "rdp", "cpsgd-theorem"]
+PricedBy = Literal["pld", "rdp", "binomial"]
 
 SOUND: Mapping[tuple[Sampling, Neighbours], tuple[Accountant, ...]] = {
     ("poisson", "add-remove"): ("pld", "rdp"),
@@ -84,7 +84,7 @@ def epsilon(
 def priced_by(event: Event, accountant: Accountant = "pld") -> PricedBy:
     """The accountant of an event where `accountant` is asked for: cpSGD's have no choice."""
     if isinstance(event, BinomialEvent):
-        return "cpsgd-theorem" if event.rotation else "pld"
+        return "binomial" if event.rotation else "pld"
     return accountant
 
 
@@ -96,7 +96,7 @@ class _Step(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: PricedBy) -> float:
-    if accountant == "cpsgd-theorem":
+    if accountant == "binomial":
         return binomial.composed_epsilon({e: n for e, n in events if isinstance(e, BinomialEvent)}, delta)
     # Events that differ in their number of steps only are one mechanism; in a fixed order, so that sums are repeatable.
     steps: dict[_Step, int] = {}

@@ -135,9 +135,9 @@ class BinomialPlan:
         return _cost(self) < math.inf
 
     @property
-    def within_theorem(self) -> bool:
-        """Whether cpSGD's own theorem covers all participations: its condition on the variance holds."""
-        return composed_epsilon({self.event: self.participations}, self.delta) < math.inf
+    def beyond_theorem(self) -> bool:
+        """Whether there is an ε, but not by cpSGD's own theorem: its condition on the variance does not hold."""
+        return self.has_guarantee and composed_epsilon({self.event: self.participations}, self.delta) == math.inf
 
     @property
     def is_private(self) -> bool:

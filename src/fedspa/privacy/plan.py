@@ -137,6 +137,11 @@ class Plan:
             return None
         return f"not private: clip rule {self.clip_rule!r} reads the clip value off the data without paying for it"
 
+    @property
+    def beyond_theorem(self) -> bool:
+        """Of cpSGD's plans only: see `BinomialPlan`."""
+        return False
+
     def with_clip_value(self, clip_value: float) -> Plan:
         """The same guarantee at another clip: noise scales along."""
         return replace(self, clip_value=clip_value)

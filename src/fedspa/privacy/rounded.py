@@ -38,6 +38,8 @@ class RoundedStep:
 
     def sketch(self, reach: float) -> tuple[Array, Array]:
         losses, mass, mirrored, unchanged, _ = self._atoms(reach)
+        if not len(losses):
+            return np.zeros(1), np.ones(1)
         size = max(1, len(losses) // _SKETCH_POINTS)
         starts = np.arange(0, len(losses), size)
         upper, lower = np.add.reduceat(mass, starts), np.add.reduceat(mirrored, starts)
@@ -87,6 +89,8 @@ class RoundedStep:
         """All coordinates together, without sampling."""
         losses, with_it, without, infinite = _channel(self.shift, self.trials, reach)
         unchanged = max(0.0, 1 - float(with_it.sum()) - float(without.sum()) - infinite)
+        if not len(losses):  # the shift leaves hardly an overlap: what it does leave is alike
+            return LossMass(1.0, 0, np.array([unchanged]), min(1.0, self.coordinates * infinite))
         spread = math.sqrt(float((with_it + without) @ losses**2))
         interval = 2.0 ** math.floor(math.log2(spread / _FINENESS)) if spread > 0 else 1.0
         index = np.floor(losses / interval).astype(np.int64)

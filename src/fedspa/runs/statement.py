@@ -96,7 +96,7 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
 
 
 OUTSIDE_THEOREM = (
-    "The noise of these settings lies outside the algorithm's theorem, and no other bound is known: ε is not stated."
+    "No accountant bounds the noise of these settings, which is outside the algorithm's theorem: ε is not stated."
 )
 NO_PROMISE = (
     "Updates leave the agents without noise. Whoever sees them, the server first of all, may learn what single records "
@@ -109,6 +109,8 @@ def warnings(config: Config, plan: AnyPlan | None) -> list[str]:
     if not config.private:
         return [f"{config.algorithm.name} promises no privacy"]
     found = [] if plan is None or plan.flaw is None else [plan.flaw]
+    if plan is not None and plan.beyond_theorem:
+        found.append("outside the condition of cpSGD's own theorem; epsilon is by the exact mechanism (accountant pld)")
     if config.privacy.accountant == "theorem-1":
         found.append(
             "the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"

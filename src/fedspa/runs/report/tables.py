@@ -41,7 +41,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
         total = shown(facts["epsilon_total"])
         rows.append(["verified", facts["neighbours"], facts["sampling"], "pld", total, "all runs in the ledger"])
     if facts["epsilon_published"] is not None:
-        by = "as printed" if facts["accountant"] == "binomial" else "Theorem 1"
+        by = "Theorem 1" if facts["trials"] is None else "cpSGD's, printed"
         rows.append(["published", "replace-one", "fixed", by, shown(facts["epsilon_published"]), "not a guarantee"])
     return rows
 
