@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fedspa.cli import app
 from fedspa.errors import ConfigError
 from fedspa.paper import plot, tradeoff
+from fedspa.paper.sweep import Outcome
 from fedspa.runs.config import load
 
 
@@ -45,6 +46,17 @@ def test_every_point_is_there_and_keeps_its_budget(small: tuple[Path, dict[str, 
     with (folder / "out" / "tradeoff.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["accuracy_last"]) for row in rows] == [p["accuracy_last"]["mean"] for p in found["points"]]
+
+
+def test_points_carry_the_ratio_that_was_asked_for(tmp_path: Path) -> None:
+    """k is a whole number: 0.05 of 537,610 is 0.0499991."""
+    config = Path(__file__).parents[2] / "experiments" / "mnist.toml"
+    planned = tradeoff.plan(config, [0.05], [0.5], 1, tmp_path, [])
+    summary = dict.fromkeys(("accuracy_best", "accuracy_last", "payload_bytes", "uplink_bytes", "seconds"), 0.5)
+    summary |= {"compression": 0.0499991, "epsilon": 0.5, "epsilon_replace_one": 1.0, "private": True}
+    ((run,),) = planned.values()
+    (point,) = tradeoff.assemble(planned, {run.name: Outcome("done", "", summary)}, {})["points"]
+    assert point["compression"] == 0.05
 
 
 def test_the_clip_follows_the_active_part(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _words(outcome: Outcome) -> str:
     return f"{outcome.summary['accuracy_last']:.2%} at the end  {outcome.summary['seconds']:.0f} s"
 
 
-def show(screen: Console, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+def show(screen: Console, title: str | None, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
 
     grid = Table(title=title, box=None, padding=(0, 1))

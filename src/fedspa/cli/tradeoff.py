@@ -89,7 +89,8 @@ def tradeoff(
     from rich.console import Console
 
     screen = Console()
-    sweeping.show(screen, f"{title}, % after the last round", *tradeoff.lines(found))
+    screen.print(f"{title}, % after the last round", highlight=False)
+    sweeping.show(screen, None, *tradeoff.lines(found))
     screen.print(f"Files: {out} (tradeoff.json, .csv, .svg, .png, runs/)", highlight=False, soft_wrap=True)
 
 

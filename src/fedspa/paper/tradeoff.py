@@ -71,7 +71,9 @@ def assemble(
     points = []
     for (p, epsilon), runs in planned.items():
         ended = [outcomes[run.name] for run in runs if run.name in outcomes]
-        points.append({"compression": p, "epsilon_target": epsilon, **cells.cell(runs[0].config, ended, len(runs))})
+        found = cells.cell(runs[0].config, ended, len(runs))
+        # p as it was asked for: the cell's own is k/d, which differs by what rounding k did.
+        points.append({**found, "compression": p, "epsilon_target": epsilon})
     return {**about, **cells.origin(outcomes.values()), "points": points}
 
 
