@@ -120,19 +120,6 @@ def test_a_table_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         rows.find("mnist")
 
 
-def test_a_gpu_gets_the_engine_made_for_it(tmp_path: Path) -> None:
-    """Unless the caller names one; cpSGD has none there."""
-    path = TABLES / "mnist.toml"
-    by_key = {row.key: row for row in rows.read(path).row}
-    sparse, binomial = by_key["fedspa-0.05"].published, by_key["cpsgd-0.4"].published
-    assert sparse is not None
-    assert binomial is not None
-    assert rows.trial_config(path, sparse, ["run.device=cpu"]).run.engine == "auto"
-    assert rows.trial_config(path, sparse, ["run.device=cuda"]).run.engine == "stacked"
-    assert rows.trial_config(path, sparse, ["run.device=cuda:1", "run.engine=generic"]).run.engine == "generic"
-    assert rows.trial_config(path, binomial, ["run.device=cuda"]).run.engine == "auto"
-
-
 def test_the_machine_is_shared_out_among_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)), raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

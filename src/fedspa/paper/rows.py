@@ -126,10 +126,4 @@ def select(spec: TableSpec, wanted: str | None) -> list[Row]:
 
 def trial_config(path: Path, trial: Trial, overrides: Sequence[str]) -> Config:
     """The config of one run: the trial's file, what the row changes, then what the caller does."""
-    return for_device(load(path.parent / trial.config, [*trial.set, *overrides]))
-
-
-def for_device(config: Config) -> Config:
-    """On a GPU the engine that was made for it, which `auto` does not take; cpSGD has none."""
-    gpu = config.run.device.startswith("cuda") and config.run.engine == "auto" and config.algorithm.name != "cpsgd"
-    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "stacked"})}) if gpu else config
+    return load(path.parent / trial.config, [*trial.set, *overrides])

@@ -119,6 +119,10 @@ def cost_lines(table: Mapping[str, Any]) -> list[list[str]]:
 
 
 NOISE = {"published": "published", "verified": "sound", "tuned": "sound*"}
+COST_HEADS = (
+    *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes an\nupload", "× fewer\nthan FedAvg"),
+    "tuned: bytes\nan upload",
+)
 RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "verified\nε")
 
 

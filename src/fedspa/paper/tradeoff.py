@@ -16,7 +16,6 @@ from typing import Any
 
 from fedspa.errors import ConfigError
 from fedspa.paper import cells
-from fedspa.paper.rows import for_device
 from fedspa.paper.sweep import Outcome, Planned
 from fedspa.runs.config import Config, load
 
@@ -51,7 +50,7 @@ def plan(
             for seed in range(seeds):
                 name = f"epsilon-{epsilon:g}-p-{p:g}-seed-{seed}"
                 own = [*_at(base, p, epsilon), f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
-                run = Planned(name, for_device(load(config, [*overrides, *own])))
+                run = Planned(name, load(config, [*overrides, *own]))
                 planned.setdefault((p, epsilon), []).append(run)
     return planned
 
