@@ -144,6 +144,19 @@ def test_an_unfinished_run_states_what_its_ledger_gives(copy: Path) -> None:
     assert "seeded noise" in text
 
 
+def test_a_round_in_progress_is_priced_too(copy: Path) -> None:
+    """Killed after the ledger and before the metrics were written: what is spent is spent."""
+    (copy / "summary.json").unlink()
+    lines = (copy / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(lines[:1]), "utf-8")
+    run = read(copy)
+    held = promise(run)
+    assert held is not None
+    assert run.books.event is not None
+    assert held.verified(2) == held.facts["epsilon"] == epsilon({run.books.event: 2}, 1e-3, neighbours="add-remove")
+    assert sum(attributes.get("class") == "bar" for _, attributes in page(copy).tags) == 6
+
+
 def test_a_run_that_has_only_begun(copy: Path) -> None:
     for name in ("summary.json", "metrics.jsonl", "ledger.sqlite", "model.safetensors"):
         (copy / name).unlink()

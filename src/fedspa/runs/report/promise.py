@@ -52,7 +52,7 @@ def promise(run: Run) -> Promise | None:
     if plan is None:
         if run.summary is None or run.summary["delta"] is None:
             return None
-        return Promise(run.summary, None, cap, None, counts, _known(run), lambda count: None)
+        return Promise(run.summary, None, cap, None, counts, _known(run, lambda count: None), lambda count: None)
     guarantee = Guarantee(plan, config.privacy.accountant)
     for number, times in enumerate(counts.values()):
         guarantee.took_part([number], times)
@@ -64,7 +64,7 @@ def promise(run: Run) -> Promise | None:
         cap=cap,
         epsilon_cap=_of(plan, config, cap).epsilon_max(plan.neighbours),
         counts=counts,
-        verified=_known(run),
+        verified=_known(run, lambda count: _of(plan, config, count).epsilon_max(plan.neighbours)),
         published=lambda count: _of(plan, config, count).epsilon_published(),
     )
 
@@ -118,10 +118,11 @@ def _plan(run: Run, cap: int) -> AnyPlan | None:
         return None
 
 
-def _known(run: Run) -> Price:
+def _known(run: Run, beyond: Price) -> Price:
     """ε by participations, from the metrics: after each round they have the largest ε, the books the largest count.
 
-    A count that was never the largest is priced as the next one that was: too high at worst.
+    A count that was never the largest is priced as the next one that was: too high at worst. Those `beyond` all of
+    them are of a round that is not done.
     """
     running: Counter[str] = Counter()
     by_round: dict[int, list[str]] = {}
@@ -138,7 +139,7 @@ def _known(run: Run) -> Price:
         if count == 0:
             return 0.0
         place = bisect_left(known, count)
-        return prices[known[place]] if place < len(known) else None
+        return prices[known[place]] if place < len(known) else beyond(count)
 
     return price
 
