@@ -32,8 +32,9 @@ from fedspa.engine.stacked.engine import LayerGradients  # noqa: E402
 from fedspa.engine.stacked.rounds import Rounds, careful_steps  # noqa: E402
 from fedspa.engine.task import LocalResult, LocalTask  # noqa: E402
 from fedspa.mechanism.mask import active_coordinates  # noqa: E402
+from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE  # noqa: E402
 from fedspa.mechanism.streams import derive_key  # noqa: E402
-from fedspa.privacy.plan import Plan  # noqa: E402
+from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Plan  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 NETS: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -235,3 +236,19 @@ def test_the_noise_kernel_makes_the_twins_numbers(active: int) -> None:
         twin.start_step(5)
         wanted = np.concatenate([twin.gaussian(active), twin.gaussian(1)])
         assert np.allclose(out[w].cpu().numpy(), wanted, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("clip_value", "share"), [(LARGEST_CLIP, 0.0), (SMALLEST_CLIP, 1.0)])
+def test_a_private_clip_stays_within_what_a_plan_allows(clip_value: float, share: float) -> None:
+    """Every example clipped at the largest clip, or none at the smallest."""
+
+    def column(value: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.full((1,), value, dtype=dtype, device=DEVICE)
+
+    clips, shares, noise = column(clip_value), column(share).repeat(8), column(0.0).repeat(2)
+    step_kernels.move_clip[(1,)](
+        *(shares, noise, clips, column(1.0), column(8.0), column(8, torch.int32), column(0, torch.int32), 1, 8, 1),
+        RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
+    )  # fmt: skip
+    assert SMALLEST_CLIP <= float(clips) <= LARGEST_CLIP
+    assert float(clips) == pytest.approx(clip_value, rel=1e-7)  # Triton takes these constants through float32
