@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.algorithms import ALGORITHMS, Agent, Terms
+from fedspa.algorithms import ALGORITHMS, Agent, Terms, cpsgd
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError, PrivacyError
-from fedspa.mechanism.streams import derive_key
+from fedspa.mechanism.streams import Stream, derive_key
 from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.privacy.plan import Plan
 from fedspa.wire.integers import IntegerUpdate
@@ -153,3 +153,22 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_told_to_the_agent_o
     with caplog.at_level("WARNING", logger="fedspa.agent"):
         assert sent(TERMS, replace(who, x=x)).isfinite().all()
     assert "1 of the sampled examples" in caplog.text
+
+
+def test_batch_coins_and_noise_come_from_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two streams over one key repeat each other, and no statistic would see it in the numbers."""
+    drawn: list[int] = []
+
+    def batch(*arguments: object) -> np.ndarray:
+        drawn.append(int(arguments[-1].uint64(1)[0]))  # type: ignore[attr-defined]
+        return np.arange(RECORDS)
+
+    def release(rows: object, plan: object, seed: bytes, rounding: Stream, noise: Stream) -> np.ndarray:
+        drawn.extend(int(stream.uint64(1)[0]) for stream in (rounding, noise))
+        return np.zeros(DIMENSION, dtype=np.int64)
+
+    monkeypatch.setattr(cpsgd, "draw_batch", batch)
+    monkeypatch.setattr(cpsgd, "release", release)
+    for key in (0, 1):
+        list(CPSGD.respond(FlatModel(net()).flatten(), TERMS, [agent(key=key)], GenericEngine(net())))
+    assert len(set(drawn)) == 6

@@ -141,8 +141,10 @@ def _channel(shift: Fraction, trials: int, reach: float) -> tuple[Array, Array, 
 
     with_it: Array = (1 - part) * shifted(low) + part * shifted(low + 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        losses = np.log(with_it / law)
-    positive = (losses > 0) & (with_it > 0) & (law > 0)
+        losses = np.maximum(np.log(with_it / law), 0.0)
+    # Where the loss is positive, whole numbers say: rounding must not count a loss of 0 on both sides.
+    turn = low + (1 if part else 0)
+    positive = (2 * np.arange(first, last + 1) - turn > trials) & (with_it > 0) & (law > 0)
     # What lies above the window under the shifted law, and what the window cuts off on either side.
     beyond = max(0.0, 1 - float(with_it.sum())) + LEFT_OUT
     if first > 0 or last < trials:
