@@ -37,7 +37,6 @@ from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import facts, history
 from fedspa.runs.setup import Job
-from fedspa.runs.simulate import torch_threads
 
 
 class FedSpa(Strategy):
@@ -225,8 +224,7 @@ class FedSpa(Strategy):
         return None
 
     def _write(self, terms: Terms, taken: int, uplink: int, asked: int, dropped: Counter[str]) -> None:
-        with torch_threads(self.job.config.run.threads):
-            accuracy, loss = self.coordinator.evaluate()
+        accuracy, loss = self.coordinator.evaluate()
         plan = self.job.plan
         metrics = RoundMetrics(
             round=terms.round,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedspa.algorithms import Algorithm, Terms
 from fedspa.errors import FedspaError
@@ -21,6 +20,7 @@ from fedspa.mechanism.release import largest_clip_growth
 from fedspa.mechanism.sparsify import MaskMode
 from fedspa.mechanism.streams import derive_key, mask_seed, root_key
 from fedspa.privacy.plan import Plan
+from fedspa.runs.evaluation import Evaluation
 from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.setup import Job
 from fedspa.server.aggregate import Aggregator
@@ -81,7 +81,7 @@ class Coordinator:
         self.job = job
         theta = job.model.flatten()
         self.state: ServerState = job.optimizer.start(theta)
-        self._held_out = job.data.test_x.to(theta.device), job.data.test_y.to(theta.device)
+        self._evaluation = Evaluation(job, theta.device)
         self.public_key = derive_key(root_key("seeded", job.config.run.seed), "public")
         self.clip_value = job.plan.clip_value if job.plan is not None else None
         if job.plan is not None and job.plan.clip_rule == "median":
@@ -140,21 +140,12 @@ class Coordinator:
             # The next round starts from the geometric mean of where the agents' private quantiles ended.
             self.clip_value = math.exp(intake.log_clips / intake.count)
 
-    @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss on the held-out records, which belong to the server."""
-        theta, (x, y) = self.state.model, self._held_out
-        # Summed where they are: reading a number off a GPU waits for it.
-        right, total = (torch.zeros((), dtype=torch.float64, device=theta.device) for _ in range(2))
-        size = 256 if theta.device.type == "cpu" else 4096
-        for x_part, y_part in zip(torch.split(x, size), torch.split(y, size)):
-            logits = self.job.model.logits(theta, x_part)
-            right += (logits.argmax(dim=1) == y_part).sum()
-            total += nn.functional.cross_entropy(logits, y_part, reduction="sum")
-        loss = float(total)
+        accuracy, loss = self._evaluation(self.state.model)
         if not np.isfinite(loss):
             raise Diverged(self.state.round - 1, "its loss is no longer finite")
-        return float(right) / len(y), loss / len(y)
+        return accuracy, loss
 
 
 def _finite(tensor: torch.Tensor) -> bool:

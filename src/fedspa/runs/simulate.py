@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -28,6 +27,7 @@ from fedspa.runs.books import Books, draw_run_name, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator, Diverged
+from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import facts, history, saved
@@ -166,8 +166,7 @@ class Simulation:
             # Nobody lies in a simulation: an update that no server would take is what a diverged model gives.
             raise Diverged(terms.round, f"an update would be refused ({error})") from error
         self.server.close_round(intake)
-        with torch_threads(self.job.config.run.threads):
-            accuracy, loss = self.server.evaluate()
+        accuracy, loss = self.server.evaluate()
         return RoundMetrics(
             round=terms.round,
             accuracy=accuracy,
@@ -189,15 +188,3 @@ class Simulation:
             key=agent_key(self._private, t, number),
             exact=self.job.config.privacy.noise == "exact",
         )
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """One thread for the small tensors of local training: torch's barriers between two cost 10 times the work, wherever
-    anything else wants the cores, and results must not depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,52 @@
+"""Evaluation: what one pass over the records gives, to the bit, whatever the number of threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fedspa.runs import config
+from fedspa.runs.evaluation import Evaluation
+from fedspa.runs.setup import Job, prepare
+
+
+def job(engine: str, threads: int) -> Job:
+    overrides = [
+        "privacy.epsilon=none",
+        "privacy.noise_multiplier=1.0",
+        f"run.engine={engine}",
+        f"run.threads={threads}",
+    ]
+    made = prepare(config.load(None, [*overrides, "model.name=mlp"]))
+    # Ten parts with an incomplete last one, and losses whose sum depends on their order.
+    test_x = torch.cat([made.data.test_x * 10.0**scale for scale in range(-2, 6)])[:2500]
+    return replace(made, data=replace(made.data, test_x=test_x, test_y=made.data.test_y.repeat(8)[:2500]))
+
+
+@pytest.mark.parametrize("engine", ["native", "generic"])
+def test_agrees_with_one_pass(engine: str) -> None:
+    made = job(engine, 3)
+    theta = made.model.flatten()
+    accuracy, loss = Evaluation(made, theta.device)(theta)
+    with torch.no_grad():
+        logits = made.model.logits(theta, made.data.test_x)
+    assert accuracy == (logits.argmax(1) == made.data.test_y).double().mean().item()
+    assert loss == pytest.approx(functional.cross_entropy(logits, made.data.test_y).item(), rel=1e-5)
+
+
+def test_threads_change_no_bit_and_leave_torch_as_it_was() -> None:
+    theta = job("native", 1).model.flatten()
+    before = torch.get_num_threads()
+    found = {Evaluation(job("native", threads), theta.device)(theta) for threads in (1, 2, 3, 16)}
+    assert len(found) == 1
+    assert torch.get_num_threads() == before
+
+
+def test_a_model_that_diverged_has_no_finite_loss() -> None:
+    made = job("native", 2)
+    theta = torch.full_like(made.model.flatten(), float("nan"))
+    _, loss = Evaluation(made, theta.device)(theta)
+    assert loss != loss
