@@ -17,6 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedspa.algorithms.fedspa import FED_SPA
 from fedspa.errors import ConfigError, DataError, LedgerError
 from fedspa.flower import agent as agents
 from fedspa.flower import records, site
@@ -75,10 +76,14 @@ def test_a_round_is_paid_for_once(clinic):
         assert entry.digest is not None
 
 
+def _not_again(*_: object) -> Any:
+    pytest.fail("it trained again")
+
+
 def test_asked_again_the_same_bytes_leave_and_nothing_is_paid(clinic, monkeypatch):
     """What a server that was restored from its checkpoint does."""
     first = participate(clinic, ASKED, THETA)
-    monkeypatch.setattr(agents, "ALGORITHMS", {})  # it must not train again
+    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
     assert participate(clinic, ASKED, THETA + 1) == first
     assert spent(clinic) == 1
 
@@ -109,7 +114,7 @@ def test_a_crash_anywhere_pays_once_and_sends_one_update(clinic, monkeypatch, wh
 
     with monkeypatch.context() as patch:
         if where == "respond":
-            patch.setattr(agents, "encode", die)
+            patch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=die))
         else:
             patch.setattr(*{"put": (Outbox, "put"), "release": (Ledger, "release")}[where], die)
         with pytest.raises(Killed):
