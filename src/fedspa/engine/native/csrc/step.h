@@ -4,6 +4,7 @@
 
 #include <float.h>
 
+#include "gradients.h"
 #include "passes.h"
 
 /* What a clipped norm stays below the bound by, relatively. It covers the rounding of the factor and of its products

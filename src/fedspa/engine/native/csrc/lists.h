@@ -1,0 +1,172 @@
+/* The deltas of a chunk in the order that backward wants them: by row for the weights' gradients, by pixel for the
+ * input's. Behind max-pooling and ReLU only the greatest, living pixel of a window carries any. */
+#ifndef FEDSPA_LISTS_H
+#define FEDSPA_LISTS_H
+
+#include "work.h"
+
+static const int32_t FIRST_PIXEL[LIST_BLOCK]; /* without pooling a unit has one pixel, number 0 */
+
+/* Ends an example's part of the lists that have one. */
+INLINE void end_example(struct work *w, int rows, int e, struct item *const *next) {
+    for (int r = 0; r < rows; r++) {
+        struct list *l = w->lists + r;
+        int count = (int)(next[r] - l->items);
+        if (count == l->count) continue;
+        l->count = l->end[l->groups] = count;
+        l->example[l->groups++] = e;
+    }
+}
+
+/* The deltas of up to LIST_BLOCK rows from `first` on, as lists. Every item is written and counted only if it is alive:
+ * a branch on it would be mispredicted half the time. */
+PHASE void build_lists(struct work *w, int i, int first, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    const int rows = op->rows - first < LIST_BLOCK ? op->rows - first : LIST_BLOCK, units = out->height * out->width;
+    const unsigned present = (1u << rows) - 1;
+    const int32_t *pixel = w->pixel[i];
+    struct item *next[LIST_BLOCK];
+    for (int r = 0; r < LIST_BLOCK; r++) {
+        w->lists[r].groups = w->lists[r].count = 0;
+        next[r] = w->lists[r].items;
+    }
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * units * op->rows_padded + first : FIRST_PIXEL;
+        for (int u = 0; u < units; u++) {
+            const int64_t at = e * out->example + w->at[i][u] + first;
+            const float *delta = w->delta[i + 1] + at;
+            const unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
+            const int32_t start = (int32_t)(e * in->example) + w->window[i][u];
+            if (rows == LIST_BLOCK)
+                UNROLLED(LIST_BLOCK, r) {
+                    *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
+                    next[r] += alive >> r & 1;
+                }
+            else
+                for (int r = 0; r < rows; r++) {
+                    *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
+                    next[r] += alive >> r & 1;
+                }
+            if (op->pool) arg += op->rows_padded;
+        }
+        end_example(w, rows, e, next);
+    }
+}
+
+#if LEVEL == 2
+/* The items of the lanes in `alive`, pushed together; 16 are written. */
+INLINE void store_items(struct item *to, __mmask16 alive, __m512i at, __m512i delta) {
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    at = _mm512_maskz_compress_epi32(alive, at);
+    delta = _mm512_maskz_compress_epi32(alive, delta);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi32(at, low, delta));
+    _mm512_storeu_si512(to + LANES / 2,
+                        _mm512_permutex2var_epi32(at, _mm512_add_epi32(low, _mm512_set1_epi32(LANES / 2)), delta));
+}
+
+/* The same for up to LISTS rows: 16 units by 16 rows are turned over, and a row's living ones pushed together. */
+PHASE void build_many_lists(struct work *w, int i, int first, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    const int rows = op->rows - first < LISTS ? op->rows - first : LISTS, units = out->height * out->width;
+    const __m512i pixel = _mm512_loadu_si512(w->pixel[i]);
+    struct item *next[LISTS];
+    for (int r = 0; r < LISTS; r++) {
+        w->lists[r].groups = w->lists[r].count = 0;
+        next[r] = w->lists[r].items;
+    }
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        const float *delta = w->delta[i + 1] + e * out->example + first, *unit = w->unit[i + 1] + e * out->example + first;
+        for (int u = 0; u < units; u += LANES) {
+            V deltas[LANES], args[LANES];
+            const int count = units - u < LANES ? units - u : LANES;
+            for (int j = 0; j < count; j++) {
+                const int32_t at = w->at[i][u + j];
+                deltas[j] = load(delta + at);
+                if (op->relu) deltas[j] = (V)((I)deltas[j] & (load(unit + at) > 0));
+            }
+            for (int j = count; j < LANES; j++) deltas[j] = (V){0};
+            transpose(deltas);
+            if (op->pool) {
+                const int32_t *arg = w->arg[i] + ((int64_t)e * units + u) * op->rows_padded + first;
+                for (int j = 0; j < LANES; j++) args[j] = (V)load_int(arg + (j < count ? j : 0) * op->rows_padded);
+                transpose(args);
+            }
+            const __m512i start = (__m512i)(load_int(w->window[i] + u) + (int32_t)(e * in->example));
+            for (int r = 0; r < rows; r++) {
+                const __m512i within = op->pool ? _mm512_permutexvar_epi32((__m512i)args[r], pixel) : _mm512_setzero_si512();
+                const __mmask16 alive = _mm512_cmp_ps_mask((__m512)deltas[r], _mm512_setzero_ps(), _CMP_NEQ_UQ);
+                store_items(next[r], alive, _mm512_add_epi32(start, within), (__m512i)deltas[r]);
+                next[r] += __builtin_popcount(alive);
+            }
+        }
+        end_example(w, rows, e, next);
+    }
+}
+#endif
+
+/* The living channels of a unit among rows `from` to `to`, as items behind `next` of the pixel that each picks. */
+INLINE void sort_channels(const struct op *op, int from, int to, const float *delta, const float *unit,
+                          const int32_t *arg, struct item **next) {
+#if LEVEL == 2
+    /* Pixel by pixel, in order: what is written past a pixel's last item is overwritten by the next one's. */
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i length = _mm512_set1_epi32(op->row_length);
+    for (int p = 0; p < op->pool_h * op->pool_w; p++)
+        for (int first = from; first < to; first += LANES) {
+            const __m512 deltas = (__m512)load(delta + first), zero = _mm512_setzero_ps();
+            const int left = to - first;
+            __mmask16 here = left < LANES ? (__mmask16)((1u << left) - 1) : 0xffff;
+            here = _mm512_mask_cmp_ps_mask(here, deltas, zero, _CMP_NEQ_UQ);
+            if (op->relu) here = _mm512_mask_cmp_ps_mask(here, (__m512)load(unit + first), zero, _CMP_GT_OQ);
+            if (arg) here = _mm512_mask_cmpeq_epi32_mask(here, (__m512i)load_int(arg + first), _mm512_set1_epi32(p));
+            const __m512i row = _mm512_mullo_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(first)), length);
+            store_items(next[p], here, row, (__m512i)deltas);
+            next[p] += __builtin_popcount(here);
+        }
+#else
+    for (int first = from; first < to; first += 8) {
+        const int left = to - first;
+        unsigned alive = alive_of_8(delta + first, unit + first, op->relu);
+        if (left < 8) alive &= (1u << left) - 1;
+        for (; alive; alive &= alive - 1) {
+            const int r = first + __builtin_ctz(alive), p = arg ? arg[r] : 0;
+            *next[p]++ = (struct item){r * op->row_length, delta[r]};
+        }
+    }
+#endif
+}
+
+/* For every pixel of the chunk with a delta in some channel: those channels, as items whose `at` is a row of weights.
+ * Rows `from` to `to` only. Returns the number of pixels. */
+static int64_t build_spots(struct work *w, int i, int from, int to, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    const int window = op->pool_h * op->pool_w;
+    struct item *room = w->spot_items; /* of a unit: for each pixel of its window as many items as there are rows */
+    struct spot *spot = w->spots;
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded : NULL;
+        for (int y = 0; y < out->height; y++)
+            for (int x = 0; x < out->width; x++, arg += op->pool ? op->rows_padded : 0, room += window * op->rows) {
+                const int64_t at = e * out->example + out->origin + (int64_t)y * out->row + x * out->channels;
+                const float *delta = w->delta[i + 1] + at, *unit = w->unit[i + 1] + at;
+                struct item **next = w->next;
+                for (int p = 0; p < window; p++) next[p] = room + p * op->rows;
+                sort_channels(op, from, to, delta, unit, arg, next);
+                float *start = w->delta[i] + e * in->example + w->window[i][y * out->width + x];
+                for (int p = 0; p < window; p++) {
+                    const int count = (int)(next[p] - room) - p * op->rows;
+                    *spot = (struct spot){room + p * op->rows, start + w->pixel[i][p], count};
+                    spot += count > 0;
+                }
+            }
+    }
+    return spot - w->spots;
+}
+
+#endif
