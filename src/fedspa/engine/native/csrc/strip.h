@@ -3,8 +3,7 @@
  * three strips of four pixels stay in registers over the whole window and are turned into pixels there. In float32 it
  * loses between one and two bits.
  *
- * Both transforms of the data are exact in their coefficients; the weights' has ninths and the like, so it takes them
- * from float64.
+ * The coefficients of the data are integers or powers of two; those of the weights are rounded once.
  */
 #ifndef FEDSPA_STRIP_H
 #define FEDSPA_STRIP_H

@@ -13,7 +13,7 @@
 
 #define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
 #define LISTS 16                  /* or as many, where vectors of units are turned over */
-#define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: about what a core's cache holds */
+#define CHUNK_BYTES (1 << 20)     /* examples that go through the net together: about what a core's cache holds */
 #define SCRATCH_BYTES (128 << 10) /* convolution outputs between convolution and pooling */
 
 #define KEPT_BYTES (2 << 20)      /* gradients of a chunk's examples that l2 clipping keeps from its first pass */
@@ -74,7 +74,7 @@ static int chunk_size(const struct fedspa_net *net, int64_t records) {
             bytes += 4 * (int64_t)net->buffers[i + 1].height * net->buffers[i + 1].width * net->ops[i].rows_padded;
     }
     int64_t chunk = CHUNK_BYTES / bytes;
-    chunk = chunk < 6 ? 6 : chunk > 48 ? 48 : chunk;
+    chunk = chunk < 3 ? 3 : chunk > 48 ? 48 : chunk;
     return (int)(chunk < records ? chunk : records > 0 ? records : 1);
 }
 
