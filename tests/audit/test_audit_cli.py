@@ -3,6 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from fedspa.audit.setting import from_config
 from fedspa.cli import app
 from fedspa.errors import ConfigError
 
@@ -45,9 +46,19 @@ def test_the_table_names_what_failed():
         (("--plant", "sensitivity", "--neighbours", "add-remove"), "replace-one"),
         (("--plant", "sampling-fixed", "--sampling", "fixed"), "no mistake"),
         (("--config", "x.toml"), "--noise-mode and --config"),
+        (("--set", "run.seed=1"), "name a config"),
     ],
 )
 def test_bad_flags_say_what_is_allowed(arguments, words):
     result = _audit(*arguments)
     assert isinstance(result.exception, ConfigError)
     assert words in str(result.exception)
+
+
+def test_a_configs_keys_can_be_set(tmp_path):
+    """Of a mask by layers too: what is audited is the plan of the run."""
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\nname = "mlp"\n[algorithm]\nmask = "fixed"\nlayer_shares = [0, 1, 0.1, 1]\n')
+    setting = from_config(path, overrides=["privacy.noise_multiplier=1.5", "privacy.clip_value=0.25"], draws=300)
+    assert (setting.plan.active, setting.plan.dimension) == (64 + 64 + 10, 4810)
+    assert (setting.plan.noise_multiplier, setting.plan.clip_value) == (1.5, 0.25)

@@ -9,7 +9,7 @@ whose noise repeats.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,12 +92,12 @@ def synthetic(*, noise_mode: NoiseMode = "secure", draws: int = 5000, seed: int 
     return CpsgdSetting((plan, rotated, replace(rotated, clip="l2")), noise_mode, draws, seed)
 
 
-def from_config(path: Path, *, draws: int = 5000, seed: int = 0) -> CpsgdSetting | None:
+def from_config(path: Path, *, overrides: Sequence[str] = (), draws: int = 5000, seed: int = 0) -> CpsgdSetting | None:
     """The mechanism of a run's config, calibrated as the run would; None where the config is not of cpSGD."""
     from fedspa.runs.config import load
     from fedspa.runs.setup import prepare
 
-    config = load(path)
+    config = load(path, overrides)
     if config.algorithm.name != "cpsgd":
         return None
     plan = prepare(config).plan

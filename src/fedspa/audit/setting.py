@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -104,12 +104,19 @@ def synthetic(
     return Setting(plan, relations, noise_mode, engine, draws, seed, false_alarm)
 
 
-def from_config(path: Path, *, neighbours: Neighbours | None = None, draws: int = DRAWS, seed: int = 0) -> Setting:
+def from_config(
+    path: Path,
+    *,
+    overrides: Sequence[str] = (),
+    neighbours: Neighbours | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Setting:
     """The mechanism of a run's config: its plan (calibrated as the run would), noise mode and engine."""
     from fedspa.runs.config import load
     from fedspa.runs.setup import prepare
 
-    config = load(path)
+    config = load(path, overrides)
     job = prepare(config)
     if job.plan is None:
         raise ConfigError(f"{path}: {config.algorithm.name} promises no privacy; audit a config of fedspa or dp-fed")

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 def audit(
     config: Annotated[Path | None, typer.Option(help="Audit the mechanism of this TOML config.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option(help="fedspa (default) or cpsgd, without a config.")] = None,
     plant: Annotated[
         str | None,
@@ -42,6 +45,8 @@ def audit(
         raise ConfigError(f"--algorithm is {algorithm!r}; allowed: fedspa, cpsgd")
     if algorithm is not None and config is not None:
         raise ConfigError("--algorithm and --config: the config decides it; give one or the other")
+    if overrides and config is None:
+        raise ConfigError("--set overrides a key of --config, and there is none; name a config")
     choices = {
         "noise": noise,
         "clip": clip,
@@ -51,9 +56,10 @@ def audit(
     }
     given = {key: value for key, value in choices.items() if value is not None}
     others = given if neighbours is None else given | {"neighbours": neighbours}
-    report = _cpsgd(config, algorithm, plant, others, draws, seed)
+    sets = overrides or []
+    report = _cpsgd(config, sets, algorithm, plant, others, draws, seed)
     if report is None:
-        report = _gaussian(_setting(config, given, neighbours, draws, seed), plant)
+        report = _gaussian(_setting(config, sets, given, neighbours, draws, seed), plant)
     if as_json:
         print(json.dumps({"plant": plant, **report.to_json()}, allow_nan=False))
     else:
@@ -63,7 +69,13 @@ def audit(
 
 
 def _cpsgd(
-    config: Path | None, algorithm: str | None, plant: str | None, given: dict[str, Any], draws: int, seed: int
+    config: Path | None,
+    sets: list[str],
+    algorithm: str | None,
+    plant: str | None,
+    given: dict[str, Any],
+    draws: int,
+    seed: int,
 ) -> Report | None:
     """The audit of cpSGD where that is what was asked for."""
     if algorithm != "cpsgd" and config is None:
@@ -78,7 +90,7 @@ def _cpsgd(
     if config is None:
         mode: Any = given.pop("noise_mode", "secure")
         setting = synthetic(noise_mode=mode, draws=draws, seed=seed)
-    elif (found := from_config(config, draws=draws, seed=seed)) is not None:
+    elif (found := from_config(config, overrides=sets, draws=draws, seed=seed)) is not None:
         setting = found
     else:
         return None
@@ -109,7 +121,9 @@ def _gaussian(setting: Setting, plant: str | None) -> Report:
     return attack(setting, target)
 
 
-def _setting(config: Path | None, choices: dict[str, Any], neighbours: str | None, draws: int, seed: int) -> Setting:
+def _setting(
+    config: Path | None, sets: list[str], choices: dict[str, Any], neighbours: str | None, draws: int, seed: int
+) -> Setting:
     from fedspa.audit.setting import from_config, synthetic
     from fedspa.engine.choose import EngineName
     from fedspa.mechanism.streams import NoiseMode
@@ -127,7 +141,7 @@ def _setting(config: Path | None, choices: dict[str, Any], neighbours: str | Non
     if choices:
         flags = ", ".join(f"--{key.replace('_', '-')}" for key in choices)
         raise ConfigError(f"{flags} and --config: the config decides these; give one or the other")
-    return from_config(config, neighbours=relation, draws=draws, seed=seed)
+    return from_config(config, overrides=sets, neighbours=relation, draws=draws, seed=seed)
 
 
 def _show(report: Report, plant: str | None) -> None:
