@@ -55,6 +55,9 @@ def audit(
         "engine": engine,
     }
     given = {key: value for key, value in choices.items() if value is not None}
+    if given and config is not None:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        raise ConfigError(f"{flags} and --config: the config decides these; give one or the other")
     others = given if neighbours is None else given | {"neighbours": neighbours}
     sets = overrides or []
     report = _cpsgd(config, sets, algorithm, plant, others, draws, seed)
@@ -138,9 +141,6 @@ def _setting(
     relation: Any = neighbours
     if config is None:
         return synthetic(**choices, neighbours=relation, draws=draws, seed=seed)
-    if choices:
-        flags = ", ".join(f"--{key.replace('_', '-')}" for key in choices)
-        raise ConfigError(f"{flags} and --config: the config decides these; give one or the other")
     return from_config(config, overrides=sets, neighbours=relation, draws=draws, seed=seed)
 
 
