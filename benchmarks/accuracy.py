@@ -1,0 +1,42 @@
+"""The table of docs/accuracy.md from the kept results: python benchmarks/accuracy.py"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+# Config → what it is.
+ROWS = {
+    "mnist-best": "MNIST, linear on aligned orientations",
+    "mnist-best-replace-one": "the same under replace-one",
+    "mnist-cnn-best": "MNIST, the paper's CNN, mask by layer",
+    "cifar10-best": "CIFAR-10 (JPEG copy), linear on orientations",
+}
+
+
+def line(name: str, about: str, kept: dict[str, Any]) -> str:
+    run = kept["summaries"][0]
+    epsilon = math.ceil(kept["epsilon"] * 1000) / 1000
+    return (
+        f"| {about} | `{name}` | {run['compression']:.2g} | {run['dimension']:,} | ({epsilon:.3f}, {run['delta']:g}), "
+        f"{run['neighbours']} | {kept['payload_bytes']:,.0f} | {kept['accuracy']:.2f} ± {kept['accuracy_std']:.2f} "
+        f"| {len(kept['summaries'])} |"
+    )
+
+
+def markdown() -> str:
+    lines = [
+        "| | config | p | d | guarantee | bytes an upload | accuracy, % | seeds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        line(name, about, json.loads((RESULTS / f"{name}.json").read_text("utf-8"))) for name, about in ROWS.items()
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown())
