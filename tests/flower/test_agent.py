@@ -19,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.algorithms.fedspa import FED_SPA
 from fedspa.errors import ConfigError, DataError, LedgerError
+from fedspa.federation.features import transform
 from fedspa.flower import agent as agents
 from fedspa.flower import records, site
 from fedspa.flower.agent import CODES, FINAL_CODES, Refusal, participate
@@ -384,3 +385,11 @@ def test_the_operator_makes_the_ledger_once(node, capsys):
     assert site.main([text]) == 0
     assert "200 of shape (1, 8, 8)" in capsys.readouterr().out
     assert site.main([]) == 2
+
+
+def test_a_site_makes_the_runs_features_from_its_own_records(clinic):
+    plain, _ = clinic.records(0)
+    mapped, _ = read_site({**clinic.node, "features": "orientations"}, {}).records(0)
+    assert torch.equal(mapped, transform("orientations", plain, alone=True))
+    with pytest.raises(ConfigError, match="features is 'pixels'; allowed: aligned"):
+        read_site({**clinic.node, "features": "pixels"}, {}).records(0)
