@@ -11,6 +11,8 @@ RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 # Config → what it is.
 ROWS = {
     "mnist-best": "MNIST, linear on aligned orientations",
+    "mnist-best-replace-one": "the same under replace-one",
+    "mnist-cnn-best": "MNIST, the paper's CNN, mask by layer",
     "cifar10-best": "CIFAR-10 (JPEG copy), linear on orientations",
 }
 
