@@ -1,4 +1,4 @@
-"""The table of docs/accuracy.md from the kept results: python benchmarks/accuracy.py"""
+"""The tables of docs/accuracy.md and README.md from the kept results: python benchmarks/accuracy.py"""
 
 from __future__ import annotations
 
@@ -38,5 +38,19 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
+def front() -> str:
+    """The README's rows: less of each."""
+    lines = []
+    for name, about in ROWS.items():
+        kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+        run = kept["summaries"][0]
+        what, _, model = about.partition(", ")
+        lines.append(
+            f"| {what} | {model or 'the same'}, p = {run['compression']:.2g} | {run['neighbours']} "
+            f"| {kept['accuracy']:.2f} ± {kept['accuracy_std']:.2f} | {kept['payload_bytes']:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(markdown())
+    print(markdown(), front(), sep="\n\n")
