@@ -45,14 +45,28 @@ def test_alignment_reaches_the_standard():
     assert abs(covariance) < 0.5
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("records", [1, features.CHUNK - 1, features.CHUNK + 3])
-def test_a_records_features_are_its_own(name, records):
-    """What costs no privacy: no record changes another's features, whatever the chunks."""
-    images = torch.randn(records, 1, 12, 12, generator=torch.Generator().manual_seed(1))
-    whole = transform(name, images)
-    assert torch.allclose(whole[-1:], transform(name, images[-1:]), atol=1e-6)
-    assert len(whole) == records
+@pytest.mark.parametrize(
+    ("name", "shape"), [*((name, (1, 28, 28)) for name in NAMES), ("orientations", (3, 32, 32)), (NAMES[2], (1, 9, 9))]
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_records_features_are_its_own(name, shape, alone):
+    """What costs no privacy: no record changes a bit of another's features, whatever the chunks and the places."""
+    count = features.CHUNK + 9
+    images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(1))
+    whole = transform(name, images, alone=alone)
+    assert len(whole) == count
+    for gone in (0, 7, count - 1):
+        others = torch.arange(count) != gone
+        assert torch.equal(transform(name, images[others], alone=alone), whole[others])
+    images[7] = float("nan")
+    others = torch.arange(count) != 7
+    assert torch.equal(transform(name, images, alone=alone)[others], whole[others])
+
+
+@pytest.mark.parametrize(("name", "shape"), [("aligned-orientations", (1, 28, 28)), ("orientations", (3, 32, 32))])
+def test_chunks_change_features_by_rounding_only(name, shape):
+    images = torch.rand(5, *shape, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(transform(name, images), transform(name, images, alone=True), atol=1e-5)
 
 
 @pytest.mark.parametrize(("shape", "width"), [((1, 28, 28), 392), ((3, 32, 32), 128 + 512 + 256 + 256 + 48)])

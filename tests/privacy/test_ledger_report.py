@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -233,3 +234,30 @@ def test_verify_stops_at_enough_problems(path: Path) -> None:
 def test_verify_of_what_is_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="is missing"):
         verify(tmp_path / "nothing.sqlite")
+
+
+def test_reading_leaves_nothing_behind_and_changes_nothing(path: Path) -> None:
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    assert verify(path) == []
+    summary(path, delta=1e-5, neighbours="add-remove")
+    export(path)
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+def test_a_log_with_entries_is_read_and_left_to_a_writer(path: Path, tmp_path: Path) -> None:
+    """As after a crash: the last entry is only in the write-ahead log."""
+    (tmp_path / "crashed").mkdir()
+    crashed = tmp_path / "crashed" / path.name
+    with Ledger.open(path) as ledger:
+        ledger.reserve("c", EVENT, "run-3", "0")
+        for end in ("", "-wal"):
+            shutil.copy(f"{path}{end}", f"{crashed}{end}")
+        assert verify(path) == []
+        ledger.reserve("c", EVENT, "run-3", "1")  # a reader that closes takes no log from a writer
+    log = Path(f"{crashed}-wal")
+    before = crashed.read_bytes(), log.read_bytes()
+    assert log.stat().st_size > 0
+    assert [entry["agent"] for entry in export(crashed)["entries"]][-1] == "c"
+    assert (crashed.read_bytes(), log.read_bytes()) == before
+    assert len(export(path)["entries"]) == len(export(crashed)["entries"]) + 1

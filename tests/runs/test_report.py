@@ -22,10 +22,13 @@ from fedspa.errors import ConfigError, FedspaError
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.plan import Plan
+from fedspa.runs.config import load
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.report import render, write
 from fedspa.runs.report.promise import promise
 from fedspa.runs.report.read import read
+from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import simulate
 from fedspa.runs.statement import shown
 
@@ -99,11 +102,58 @@ def test_warnings_come_first(runs: dict[str, Path]) -> None:
 
 
 def test_median_and_fedavg_claim_nothing(runs: dict[str, Path]) -> None:
-    assert "Guarantee not private" in page(runs["median"]).text
+    text = page(runs["median"]).text
+    assert "Guarantee not private" in text
+    assert "Nothing is promised: the clip value was read off the records" in text
+    assert "would hold had the clip value been given" in text
+    for words in ("Who is protected", "nobody else has to be honest", "at most e^ε"):
+        assert words not in text
     text = page(runs["fedavg"]).text
     assert "Guarantee none" in text
     assert "Nothing is promised." in text
     assert "ε =" not in text
+
+
+def test_seeded_noise_qualifies_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
+    simulate(small(tmp_path / "run", privacy={"noise_multiplier": 2.0, "noise": "secure"}))
+    words = "whoever knows run.seed can subtract it, and against them nothing is promised"
+    secure, seeded = page(tmp_path / "run").text, page(runs["plain"]).text
+    assert words not in secure
+    assert "nobody else has to be honest" in secure
+    assert seeded.index("Against whom.") < seeded.index(words) < seeded.index("What is promised.")
+
+
+def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
+    """k, and with it sensitivity and σ, is not the compression key's, which stays at 1."""
+    shares = {"mask": "fixed", "layer_shares": [0.1, 1.0], "compression": 1.0}
+    config = small(tmp_path / "run", algorithm=shares, privacy={"clip": "coordinate"})
+    simulate(config)
+    planned = prepare(load(config)).plan
+    run = read(tmp_path / "run")
+    held = promise(run)
+    assert held is not None
+    assert isinstance(planned, Plan)
+    assert planned.active == 64 + 10
+    assert held.plan == planned
+    assert run.problems == []
+    assert f"σ {planned.sigma:.4g}" in page(tmp_path / "run").text
+
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({**summary, "compression": 0.05}), "utf-8")
+    assert "summary.json says compression = 0.05, but the config gives 0.1 to 1.0" in page(tmp_path / "run").text
+
+    (tmp_path / "run" / "summary.json").unlink()
+    text = page(tmp_path / "run").text
+    assert f"ε = {shown(summary['epsilon'])}" in text
+    assert "k – active coordinates, by algorithm.layer_shares" in text
+    assert "noise on each coordinate of the mean gradient" not in text
+
+
+def test_an_edited_compression_is_found(copy: Path) -> None:
+    summary = json.loads((copy / "summary.json").read_text("utf-8"))
+    assert "compression =" not in page(copy).text
+    (copy / "summary.json").write_text(json.dumps({**summary, "compression": 0.4}), "utf-8")
+    assert "summary.json says compression = 0.4, but the config gives 0.2" in page(copy).text
 
 
 def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -117,7 +167,9 @@ def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
         simulate(small(tmp_path / name, **{**settings, "privacy": {**settings["privacy"], **changed}}))
     text = page(tmp_path / "sum").text
     assert "Guarantee not private" in text
+    assert text.index("Nothing is promised: the server of this run saw") < text.index("Who is protected.")
     assert "ONLY someone who sees nothing but the sum" in text
+    assert "What is promised." not in text
     text = page(tmp_path / "few").text
     assert "Guarantee none" in text
     assert "outside the algorithm's theorem" in text

@@ -44,6 +44,12 @@ def test_numbers_are_drawn_and_nothing_else() -> None:
     assert figures(line) == {"accuracy": 0.5, "agents": 2.0, "clip_value": 0.1}
 
 
+def test_an_epsilon_that_is_no_guarantee_is_not_drawn_as_one() -> None:
+    line = {"round": 3, "epsilon": 0.7}
+    assert figures({**line, "private": True}) == {"epsilon": 0.7}
+    assert figures({**line, "private": False}) == {"epsilon_not_private": 0.7}
+
+
 def test_a_tracker_that_is_missing_stops_the_run_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

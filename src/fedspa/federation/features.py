@@ -1,9 +1,10 @@
-"""Data-independent features of images: each record is mapped by itself, by a formula that has seen no data.
+"""Features of images by a fixed formula, which maps each record by itself.
 
 Such a map costs no privacy. A record's features depend on that record alone, so neighbouring data sets give
-neighbouring features, and a model on them has the guarantee that it would have on the pixels. What it buys is a model
-small enough for the noise (Tramèr and Boneh 2021): the noise of a private gradient grows with the number of
-coordinates, and good features make a linear model enough.
+neighbouring features, and a model on them has the guarantee that it would have on the pixels. That takes a formula
+fixed beforehand: the weights for colour images were chosen on held-out training records of CIFAR-10, a choice that no
+guarantee covers (experiments/log.md). What it buys is a model small enough for the noise (Tramèr and Boneh 2021): the
+noise of a private gradient grows with the number of coordinates, and good features make a linear model enough.
 
     aligned               an image moved, sized and sheared to a standard by its own first and second moments
     orientations          histograms of the direction of the gradient over a grid (HOG, Dalal and Triggs 2005)
@@ -25,8 +26,9 @@ from fedspa.errors import DataError
 Features = Literal["aligned", "orientations", "aligned-orientations"]
 NAMES: tuple[Features, ...] = get_args(Features)
 
-# Images are mapped this many at a time: few enough for a processor's cache, which is where the time goes.
-CHUNK = 50
+# Images are mapped this many at a time: few enough for a processor's cache, which is where the time goes. A multiple of
+# 32, so that no part of a chunk is left over from vector instructions and rounded otherwise than the rest.
+CHUNK = 64
 # The standard: spread (standard deviation of the ink) over an image's side, and how far scale and slant may be moved.
 SPREAD_X, SPREAD_Y = 0.20, 0.22
 LEAST_SCALE, LARGEST_SCALE, LARGEST_SLANT = 0.5, 1.8, 1.0
@@ -47,8 +49,10 @@ BLOCKS = (
 def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
     """The features of every image; (records, channels, height, width) in, float32 out.
 
-    In a chunk, the last bit of a record's features may depend on its place among the others. `alone` maps one at a
-    time, for those who promise that nothing does (privacy.noise = "exact", and agents of a deployment).
+    Every chunk has the same shape, so that no bit of a record's features depends on which other records there are, or
+    on its place among them. That rests on torch's kernels, which may share a chunk out unevenly between threads: a
+    difference by rounding, some 1e-6, can come of it. `alone` maps one at a time and rests on nothing, for those who
+    promise it (privacy.noise = "exact", and agents of a deployment); it takes two to six times as long.
     """
     if images.ndim != 4 or min(images.shape[2:]) < SMALLEST_SIDE:
         raise DataError(
@@ -60,9 +64,14 @@ def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
             f"data.features = {name!r} needs one channel, ink on a background; the records of data.name have "
             f"{images.shape[1]}: use 'orientations'"
         )
-    each = _MAPS[name]
+    each, size = _MAPS[name], 1 if alone else CHUNK
     with torch.no_grad():
-        return torch.cat([each(part) for part in torch.split(images, 1 if alone else CHUNK)])
+        return torch.cat([each(_filled(part, size))[: len(part)] for part in torch.split(images, size)])
+
+
+def _filled(images: Tensor, size: int) -> Tensor:
+    """`size` images: these, and blank ones."""
+    return torch.cat((images, images.new_zeros(size - len(images), *images.shape[1:])))
 
 
 def aligned(images: Tensor) -> Tensor:
@@ -73,7 +82,8 @@ def aligned(images: Tensor) -> Tensor:
     across, down = _axis(width, ink), _axis(height, ink)
     columns, rows = ink.sum(dim=(1, 2)), ink.sum(dim=(1, 3))
     mass = columns.sum(dim=1).clamp_min(1e-6)
-    middle_x, middle_y = columns @ across / mass, rows @ down / mass
+    # Not by matrix products, which round a row by its place.
+    middle_x, middle_y = (columns * across).sum(dim=1) / mass, (rows * down).sum(dim=1) / mass
     from_x, from_y = across - middle_x[:, None], down - middle_y[:, None]
     var_x, var_y = (columns * from_x**2).sum(dim=1) / mass, (rows * from_y**2).sum(dim=1) / mass
     cov = torch.einsum("nhw,nh,nw->n", ink[:, 0], from_y, from_x) / mass

@@ -50,7 +50,11 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
     """The guarantee for a reader who signs it: (what about, sentences), to be read as one paragraph."""
     if summary["epsilon"] is None:
         return [("Nothing is promised.", NO_PROMISE if summary["delta"] is None else OUTSIDE_THEOREM)]
-    epsilon, relation = summary["epsilon"], summary["neighbours"]
+    epsilon, relation, local = summary["epsilon"], summary["neighbours"], summary["adversary"] == "local"
+    terms = f"neighbouring relation {relation}, {summary['sampling']} sampling, accountant {summary['accountant']}"
+    if local and not summary["private"]:
+        given = f" ε = {shown(epsilon)} at δ = {summary['delta']:g} ({terms}) would hold had the clip value been given."
+        return [("Nothing is promised:", CLIP_FROM_DATA + given)]
     change = {
         "add-remove": "had that record been left out, or one been added",
         "replace-one": "had that record been any other",
@@ -66,24 +70,28 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
         if summary["epsilon_total"] is not None
         else ""
     )
+    seeded = (
+        " THE NOISE OF THIS RUN WAS SEEDED, which is for simulations: whoever knows run.seed can subtract it, and "
+        "against them nothing is promised. What is said here holds for the same run with secure noise."
+        if summary["noise"] == "seeded"
+        else ""
+    )
     return [
+        *([] if local else [("Nothing is promised:", SERVER_SAW)]),
         ("Who is protected.", f"Each single record that any of the {agents} agents holds."),
         (
             "Against whom.",
             "Everyone outside that agent: the server, the other agents, and whoever sees the uploads or the model. "
-            "Each agent adds its own noise before anything leaves it, so nobody else has to be honest."
-            if summary["adversary"] == "local"
-            else "ONLY someone who sees nothing but the sum over all agents. The server of this run saw each agent's "
-            "update, and against it nothing is promised: secure aggregation, which would have hidden them, was not "
-            "run.",
+            "Each agent adds its own noise before anything leaves it, so nobody else has to be honest." + seeded
+            if local
+            else "ONLY someone who sees nothing but the sum over all agents." + seeded,
         ),
         (
-            "What is promised.",
+            "What is promised." if local else "What would be promised.",
             f"Whatever such an observer concludes from all that the agent sent in this run: {change}, the chance of "
             f"that conclusion would have changed by a factor of at most e^ε{factor}, give or take δ = "
             f"{summary['delta']:g}. Here ε = {shown(epsilon)}, for the agent that spent most, with "
-            f"{summary['participations_max']} participations (neighbouring relation {relation}, "
-            f"{summary['sampling']} sampling, accountant {summary['accountant']}).{other}{total}",
+            f"{summary['participations_max']} participations ({terms}).{other}{total}",
         ),
         (
             "What is not covered.",
@@ -97,6 +105,14 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
 
 OUTSIDE_THEOREM = (
     "No accountant bounds the noise of these settings, which is outside the algorithm's theorem: ε is not stated."
+)
+CLIP_FROM_DATA = (
+    'the clip value was read off the records (privacy.clip_rule = "median") and nothing was paid for it, so what left '
+    "the agents may tell more of a record than the noise hides, and no ε bounds how much."
+)
+SERVER_SAW = (
+    "the server of this run saw each agent's update, and against it there is no guarantee. Secure aggregation would "
+    "have hidden them and was not run; what follows holds only under it."
 )
 NO_PROMISE = (
     "Updates leave the agents without noise. Whoever sees them, the server first of all, may learn what single records "

@@ -28,11 +28,13 @@ Price = Callable[[int], float | None]
 class Promise:
     """`facts` has the summary's keys. `epsilon_cap` is ε of an agent that takes part as often as the plan allows.
 
-    `verified` and `published` give ε of a number of participations; None where it cannot be told.
+    `active` is k; None where it cannot be told: what `plan` says of k, sensitivity and σ then means nothing, while ε
+    needs none of them. `verified` and `published` give ε of a number of participations; None where it cannot be told.
     """
 
     facts: Mapping[str, Any]
     plan: AnyPlan | None
+    active: int | None
     cap: int
     epsilon_cap: float | None
     counts: Mapping[str, int]
@@ -48,11 +50,12 @@ def promise(run: Run) -> Promise | None:
     federation = config.federation
     cap = cap_for(federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap)
     counts = Counter(entry.agent for entry in run.books.entries)
-    plan = _plan(run, cap)
+    active = _active(run)
+    plan = _plan(run, active, cap)
     if plan is None:
         if run.summary is None or run.summary["delta"] is None:
             return None
-        return Promise(run.summary, None, cap, None, counts, _known(run, lambda count: None), lambda count: None)
+        return Promise(run.summary, None, None, cap, None, counts, _known(run, lambda count: None), lambda count: None)
     guarantee = Guarantee(plan, config.privacy.accountant)
     for number, times in enumerate(counts.values()):
         guarantee.took_part([number], times)
@@ -61,6 +64,7 @@ def promise(run: Run) -> Promise | None:
     return Promise(
         facts=facts,
         plan=plan,
+        active=active,
         cap=cap,
         epsilon_cap=_of(plan, config, cap).epsilon_max(plan.neighbours),
         counts=counts,
@@ -76,7 +80,26 @@ def _of(plan: AnyPlan, config: Config, count: int) -> Guarantee:
     return guarantee
 
 
-def _plan(run: Run, cap: int) -> AnyPlan | None:
+def _active(run: Run) -> int | None:
+    """k as the run's setup took it. With shares by layer that needs the layers' sizes: only the summary's k/d tells."""
+    config, dimension = run.config, run.dimension
+    if config is None or dimension is None or config.algorithm.name == "cpsgd":
+        return None
+    settings, said = config.algorithm, None if run.summary is None else run.summary["compression"]
+    by_layer = settings.layer_shares is not None
+    shares = settings.layer_shares or [settings.compression]
+    least, most = min(shares), max(shares)
+    slack = (len(shares) / 2 + 1e-6) / dimension  # k is rounded, once a layer
+    if said is not None and not least - slack <= said <= most + slack:
+        given = f"{least} to {most}" if by_layer else f"{most}"
+        run.problems.append(
+            f"summary.json says compression = {said}, but the config gives {given}: do not rely on k, sensitivity and σ"
+        )
+    share = said if by_layer else settings.compression
+    return None if share is None else round(share * dimension)
+
+
+def _plan(run: Run, active: int | None, cap: int) -> AnyPlan | None:
     """The plan of this run; None without a ledger of its own, which alone knows the public number of records."""
     config, event = run.config, run.books.event
     if config is None or event is None or run.dimension is None:
@@ -100,7 +123,7 @@ def _plan(run: Run, cap: int) -> AnyPlan | None:
             )
         return Plan(
             dimension=run.dimension,
-            active=round(config.algorithm.compression * run.dimension),
+            active=active if active is not None else run.dimension,
             clip=privacy.clip,
             clip_value=privacy.clip_value,
             sampling=event.sampling,

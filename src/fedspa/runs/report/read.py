@@ -149,7 +149,7 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
     number, text = (int, float, type(None)), (str, type(None))
     kinds: dict[str, tuple[type, ...]] = {
         **dict.fromkeys(("epsilon", "epsilon_replace_one", "epsilon_published", "epsilon_total", "delta"), number),
-        **dict.fromkeys(("participations_max", "dimension", "seconds", "noise_multiplier"), number),
+        **dict.fromkeys(("participations_max", "dimension", "compression", "seconds", "noise_multiplier"), number),
         **dict.fromkeys(("neighbours", "sampling", "accountant", "noise", "coding", "engine"), text),
         "warnings": (list,),
         "private": (bool,),

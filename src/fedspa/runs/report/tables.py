@@ -114,12 +114,16 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
             ("trials", f"{plan.trials:,}", "of the Binomial noise on each value"),
             ("adversary", plan.adversary, "against whom ε holds"),
         ]
+    elif held.active is None:
+        kind = [("k", "–", "active coordinates, by algorithm.layer_shares: known when the run is done")]
     else:
         kind = [
             ("k", f"{plan.active:,}", "active coordinates: what an upload holds"),
             ("p", f"{plan.compression:.4g}", "compression, k/d"),
             ("sensitivity", f"{plan.sensitivity:.4g}", f"L2, of the sum of clipped gradients, {plan.neighbours}"),
         ]
+    known = isinstance(plan, BinomialPlan) or held.active is not None
+    sigma = [("σ", f"{plan.sigma:.4g}", "noise on each coordinate of the mean gradient")] if known else []
     clip = "each coordinate to ±c" if plan.clip == "coordinate" else "norm to C"
     rule = {"given": "given", "quantile": "start of a private quantile", "median": "NOT PRIVATE: read off the data"}
     return [
@@ -132,7 +136,7 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
         ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
         ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
         ("z", f"{plan.noise_multiplier:.4g}", "noise multiplier: noise on that sum over the bound of one example"),
-        ("σ", f"{plan.sigma:.4g}", "noise on each coordinate of the mean gradient"),
+        *sigma,
         ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
         ("δ", f"{plan.delta:g}", "of the guarantee"),
         ("neighbours", plan.neighbours, "neighbouring relation"),
