@@ -50,9 +50,10 @@ def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
     """The features of every image; (records, channels, height, width) in, float32 out.
 
     Every chunk has the same shape, so that no bit of a record's features depends on which other records there are, or
-    on its place among them. That rests on torch's kernels, which may share a chunk out unevenly between threads: a
-    difference by rounding, some 1e-6, can come of it. `alone` maps one at a time and rests on nothing, for those who
-    promise it (privacy.noise = "exact", and agents of a deployment); it takes two to six times as long.
+    on its place among them. That rests on torch's kernels, which treat all places of a chunk alike wherever it was
+    tried; else there is rounding, which square roots of small values bring up to some 1e-4. `alone` maps one at a time
+    and needs no trust, for those who promise it (privacy.noise = "exact", and agents of a deployment); it takes two to
+    seven times as long.
     """
     if images.ndim != 4 or min(images.shape[2:]) < SMALLEST_SIDE:
         raise DataError(

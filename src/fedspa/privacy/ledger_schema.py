@@ -170,11 +170,6 @@ def _log_size(path: Path) -> int:
         return -1
 
 
-def _at_rest(path: Path) -> bool:
-    """Whether opening and closing the file leaves every byte of it as it is: no log holds anything."""
-    return _log_size(path) <= 0 and not os.path.exists(f"{path}-journal")
-
-
 def _sync_folder(folder: Path) -> None:
     """Make the new name itself durable (a file's own fsync does not)."""
     if os.name == "posix":
@@ -196,8 +191,9 @@ def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True) -> sql
         raise LedgerError(f"{path} is empty, which no ledger ever is; restore the ledger or give another path")
     with explained(path):
         # A reader that may not write leaves SQLite's empty log and index behind. One that may removes them on closing,
-        # and `query_only` keeps it from all else; a log that holds entries is a writer's to work off.
-        tidy = mode == "ro" and _at_rest(path) and os.access(path, os.W_OK)
+        # and `query_only` keeps it from all else; a log that holds anything is a writer's to work off.
+        at_rest = _log_size(path) <= 0 and not os.path.exists(f"{path}-journal")
+        tidy = mode == "ro" and at_rest and os.access(path, os.W_OK)
         uri = f"{path.absolute().as_uri()}?mode={'rw' if tidy else mode}"
         if mode == "ro" and _log_size(path) < 0 and not os.access(path.parent, os.W_OK):
             uri += "&immutable=1"  # a copy on read-only media: SQLite could not place its lock file
