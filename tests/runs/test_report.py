@@ -106,6 +106,7 @@ def test_median_and_fedavg_claim_nothing(runs: dict[str, Path]) -> None:
     assert "Guarantee not private" in text
     assert "Nothing is promised: the clip value was read off the records" in text
     assert "would hold had the clip value been given" in text
+    assert text.count("not a guarantee: see above") == 2  # by either relation
     for words in ("Who is protected", "nobody else has to be honest", "at most e^ε"):
         assert words not in text
     text = page(runs["fedavg"]).text

@@ -25,6 +25,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     if held is None:
         return []
     facts = held.facts
+    flaw = "" if facts["private"] else "not a guarantee: see above"
     rows = [
         [
             "verified",
@@ -32,14 +33,14 @@ def epsilons(held: Promise | None) -> list[list[str]]:
             facts["sampling"],
             facts["accountant"],
             "–" if facts["epsilon"] is None else shown(facts["epsilon"]),
-            "the guarantee" if facts["private"] else "not a guarantee: see above",
+            flaw or "the guarantee",
         ],
     ]
     if facts["neighbours"] != "replace-one":
-        rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), ""])
+        rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
     if facts["epsilon_total"] is not None:
-        total = shown(facts["epsilon_total"])
-        rows.append(["verified", facts["neighbours"], facts["sampling"], "pld", total, "all runs in the ledger"])
+        total, note = shown(facts["epsilon_total"]), "; ".join(filter(None, ("all runs in the ledger", flaw)))
+        rows.append(["verified", facts["neighbours"], facts["sampling"], "pld", total, note])
     if facts["epsilon_published"] is not None:
         by = "Theorem 1" if facts["trials"] is None else "cpSGD's, printed"
         rows.append(["published", "replace-one", "fixed", by, shown(facts["epsilon_published"]), "not a guarantee"])
