@@ -27,6 +27,8 @@ from fedspa.flower.client_app import app
 from fedspa.flower.outbox import Outbox, Sent
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import to_record
+from fedspa.privacy import accounting
+from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.privacy.ledger import Ledger
 
 from .local_grid import POLICY, SIMULATION
@@ -393,3 +395,15 @@ def test_a_site_makes_the_runs_features_from_its_own_records(clinic):
     assert torch.equal(mapped, transform("orientations", plain, alone=True))
     with pytest.raises(ConfigError, match="features is 'pixels'; allowed: aligned"):
         read_site({**clinic.node, "features": "pixels"}, {}).records(0)
+
+
+@pytest.mark.parametrize("dimension", [651, 2**31 - 1])
+def test_terms_of_another_dimension_are_not_priced(clinic, monkeypatch, dimension):
+    """cpSGD's ε takes long, and memory, at a d that the server made up."""
+    plan = BinomialPlan(dimension, "coordinate", 0.1, 1, 5000, False, "local", 4, 10, 200, 3, 1e-3)
+    limits = replace(clinic.policy, neighbours="replace-one", clippings=("coordinate",), min_noise_multiplier=0.01)
+    terms = replace(TERMS, round=0, dimension=dimension, active=dimension, sampling="fixed", batch=10, plan=plan)
+    asked = replace(ASKED, algorithm="cpsgd", terms=replace(terms, local_steps=1))
+    monkeypatch.setattr(accounting, "epsilon", lambda *_, **__: pytest.fail("it was priced"))
+    assert refusal(replace(clinic, policy=replace(limits, max_compression=1.0)), asked) == "terms"
+    assert spent(clinic) == 0

@@ -197,3 +197,20 @@ def test_add_remove_policies_refuse_it() -> None:
     with pytest.raises(PolicyRefusal) as refused:
         replace(POLICY, neighbours="add-remove").check(PLAN)
     assert refused.value.code == "relation"
+
+
+def test_where_no_noise_is_enough_the_reader_is_told_what_to_do() -> None:
+    hopeless = replace(PLAN, delta=1e-15)  # below what the accountant can tell from none
+    assert least_trials(hopeless) is None
+    assert hopeless.flaw is not None
+    assert "no number of trials up to 2,147,483,647" in hopeless.flaw
+    assert "fewer bits" in hopeless.flaw
+    assert "it takes" not in hopeless.flaw
+
+
+def test_a_policy_refuses_secure_aggregation_without_pricing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its noise is that of up to 2^31 agents: a server could name a number that no memory holds."""
+    monkeypatch.setattr(accounting, "epsilon", lambda *_, **__: pytest.fail("it was priced"))
+    with pytest.raises(PolicyRefusal) as refused:
+        POLICY.check(replace(PLAN, trials=2**31 - 1, adversary="secure-aggregation", agents=2**31 - 1))
+    assert refused.value.code == "not-private"

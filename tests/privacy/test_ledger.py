@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
+from fedspa.privacy import accounting
 from fedspa.privacy import ledger as ledger_module
-from fedspa.privacy.event import GaussianEvent
+from fedspa.privacy.event import BinomialEvent, GaussianEvent
 from fedspa.privacy.ledger import Cap, Ledger
 from fedspa.privacy.ledger_report import export, verify
 from fedspa.privacy.ledger_schema import create
@@ -511,3 +513,35 @@ def test_closed(path: Path) -> None:
 def test_cap_is_checked(epsilon: float, delta: float, neighbours: str) -> None:
     with pytest.raises(PrivacyError, match="the cap's"):
         Cap(epsilon, delta, neighbours)  # type: ignore[arg-type]
+
+
+SUMMED = BinomialEvent(10, 143, 1, 650, 1, 60, False, 10)
+ALONE = replace(SUMMED, aggregated=1)
+
+
+def test_secure_aggregation_is_paid_as_the_server_saw_it(path: Path) -> None:
+    """Nothing hid the single updates, so a total over runs cannot count on the noise of the other agents."""
+    labelled = accounting.epsilon({SUMMED: 2}, 1e-3, neighbours="replace-one")
+    seen = accounting.epsilon({ALONE: 2}, 1e-3, neighbours="replace-one")
+    assert 5 * labelled < seen < math.inf
+    with Ledger.open(path) as ledger:
+        for message in ("0", "1"):
+            ledger.reserve("a", SUMMED, "summed", message)
+        assert ledger.epsilon("a", 1e-3, "replace-one") == seen
+        assert ledger.spent("a") == {SUMMED: 2}  # written down as it was announced
+        between = Cap((labelled + seen) / 2, 1e-3, "replace-one")
+        quiet = replace(ALONE, trials=10**6)
+        assert ledger.would_exceed("a", quiet, between)
+        with pytest.raises(BudgetError, match="0 left"):
+            ledger.reserve("a", quiet, "local", "0", cap=between)
+        with pytest.raises(BudgetError):
+            ledger.reserve("b", SUMMED, "summed", "0", cap=Cap(labelled, 1e-3, "replace-one"))
+        ledger.reserve("a", ALONE, "local", "0")
+        three = accounting.epsilon({ALONE: 3}, 1e-3, neighbours="replace-one")
+        assert ledger.epsilon("a", 1e-3, "replace-one") == three
+
+
+def test_secure_aggregation_without_a_local_guarantee_is_infinite(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", replace(SUMMED, trials=6), "summed", "0")
+        assert ledger.epsilon("a", 1e-3, "replace-one") == math.inf

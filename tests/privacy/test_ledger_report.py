@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedspa.errors import LedgerError, PrivacyError
-from fedspa.privacy.event import GaussianEvent
+from fedspa.privacy.event import BinomialEvent, GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import MOST_PROBLEMS, export, lines, summary, verify
 from fedspa.privacy.ledger_schema import _TRIGGERS, GENESIS, entry_hash
@@ -261,3 +262,16 @@ def test_a_log_with_entries_is_read_and_left_to_a_writer(path: Path, tmp_path: P
     assert [entry["agent"] for entry in export(crashed)["entries"]][-1] == "c"
     assert (crashed.read_bytes(), log.read_bytes()) == before
     assert len(export(path)["entries"]) == len(export(crashed)["entries"]) + 1
+
+
+def test_what_is_left_counts_secure_aggregation_as_the_server_saw_it(tmp_path: Path) -> None:
+    summed = BinomialEvent(10, 143, 1, 650, 1, 60, False, 10)
+    for name, event in (("summed", summed), ("alone", replace(summed, aggregated=1))):
+        with Ledger.open(tmp_path / name) as ledger:
+            ledger.reserve("a", event, "run", "0")
+    one, other = (
+        summary(tmp_path / name, delta=1e-3, neighbours="replace-one", cap=1.0).agents[0]
+        for name in ("summed", "alone")
+    )
+    assert (one.epsilon, one.epsilon_left) == (other.epsilon, other.epsilon_left)
+    assert one.participations_left == other.participations_left

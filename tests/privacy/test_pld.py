@@ -10,7 +10,7 @@ from scipy import special
 
 from fedspa.privacy.accounting import gaussian_epsilon
 from fedspa.privacy.fixed_size import FixedSize
-from fedspa.privacy.pld import DominatingPair, composed_epsilon, normal_mass, split
+from fedspa.privacy.pld import DominatingPair, LossMass, composed_epsilon, composed_mass, normal_mass, split
 from fedspa.privacy.poisson import Added, Removed, Replaced
 
 
@@ -100,3 +100,9 @@ def test_split_keeps_both_masses() -> None:
     slackened = split(np.array([0.3]), np.array([0.01]), np.array([0.001]), 0.1)
     assert slackened[1] > up
     assert split(np.array([0.3]), np.array([9.0]), np.array([0.0]), 0.1)[1] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("one", "together"), [(0.25, 0.4375), (0.75, 0.9375), (1.0, 1.0), (1.0 + 1e-12, 1.0)])
+def test_mass_at_infinite_loss_composes(one: float, together: float) -> None:
+    mass = LossMass(0.5, -1, np.array([0.2, 0.5, 0.3]) * max(0.0, 1 - one) + 1e-9, one)
+    assert composed_mass(mass, 2).infinite == pytest.approx(together, abs=1e-12)

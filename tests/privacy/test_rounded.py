@@ -181,3 +181,23 @@ def test_a_whole_composed_distribution_is_from_above() -> None:
             stats.binom.pmf(i, 10, rate) * -math.expm1(min(0.0, epsilon - 0.1 * (2 * i - 10))) for i in range(11)
         )
         assert exact <= profile(whole, epsilon) <= exact + 1e-9
+
+
+@pytest.mark.parametrize(("dimension", "delta"), [(1, 1e-3), (2, 1.4e-3)])
+def test_more_than_half_of_the_mass_at_infinite_loss(dimension: int, delta: float) -> None:
+    """Shift 3 against Bin(4, ½): 11/16 of a coordinate's mass is where the other law has none."""
+    event = BinomialEvent(1, 600, 1, dimension, 2, 4, False, 1)
+    certain = (1 - (5 / 16) ** dimension) / 600
+    assert delta < certain
+    assert rounded_epsilon({event: 1}, delta) == math.inf
+    assert rounded_epsilon({event: 1}, 1.05 * certain) < math.inf
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("bits", "trials"), [(16, 10**6), (16, 4 * 10**6), (16, 2**23), (12, 10_000), (12, 20_000), (8, 300), (16, 1000)]
+)
+@pytest.mark.parametrize("dimension", [1, 5, 650])
+def test_a_shift_so_far_beyond_the_noise_that_probabilities_vanish(bits: int, trials: int, dimension: int) -> None:
+    """Both laws are 0 in floating point where the other has its mass: that is no agreement, but an endless loss."""
+    assert rounded_epsilon({BinomialEvent(1, 600, 1, dimension, bits, trials, False, 1): 1}, 1e-3) == math.inf

@@ -10,7 +10,7 @@ import pytest
 from small_runs import ALGORITHMS, small
 
 import fedspa
-from fedspa.errors import ConfigError, PrivacyError
+from fedspa.errors import BudgetError, ConfigError, PrivacyError
 from fedspa.privacy.binomial import composed_epsilon
 from fedspa.privacy.event import BinomialEvent
 from fedspa.privacy.ledger import Ledger
@@ -130,3 +130,34 @@ def test_the_engine_is_one_that_gives_single_gradients(tmp_path: Path) -> None:
     assert "cpsgd" in job.engine_reason
     with pytest.raises(ConfigError, match=r"run\.engine"):
         load(cpsgd(tmp_path / "run", run={"engine": "native"}))
+
+
+def test_secure_aggregation_does_not_make_later_totals_private(tmp_path: Path) -> None:
+    """Ten agents, m = 60: the run's own ε counts all their noise; the ledger, a cap and a later run do not."""
+    shared: dict[str, Any] = {"ledger": str(tmp_path / "ledger.sqlite"), "engine": "generic"}
+    sections: dict[str, dict[str, Any]] = {
+        "federation": {"agents": 10, "rounds": 2, "per_round": 10},
+        "algorithm": {"bits": 1, "rotation": False},
+    }
+    local = {"adversary": "local"}
+    alone = fedspa.run(cpsgd(tmp_path / "alone", **sections, privacy={"trials": 60, **local})).summary
+    summed = fedspa.run(
+        cpsgd(
+            tmp_path / "summed", **sections, privacy={"trials": 60, "adversary": "secure-aggregation"}, run=dict(shared)
+        )
+    ).summary
+    assert summed["epsilon"] < alone["epsilon"] / 2
+    assert summed["epsilon_total"] == alone["epsilon"]
+    assert "against the server with all runs" in statement(summed)
+    between = (summed["epsilon"] + alone["epsilon"]) / 2
+    (tmp_path / "policy.toml").write_text(
+        f'epsilon = {between}\ndelta = 1e-3\nneighbours = "replace-one"\nmin_noise_multiplier = 0.01\n'
+        'max_local_steps = 1\nmax_rounds = 10\nmax_compression = 1.0\nclippings = ["coordinate"]\n'
+    )
+    quiet = {"trials": 10**6, **local}
+    capped = {**shared, "policy": str(tmp_path / "policy.toml")}
+    with pytest.raises(BudgetError):
+        fedspa.run(cpsgd(tmp_path / "refused", **sections, privacy=dict(quiet), run=capped))
+    later = fedspa.run(cpsgd(tmp_path / "later", **sections, privacy=dict(quiet), run=dict(shared))).summary
+    assert later["private"]
+    assert later["epsilon_total"] >= alone["epsilon"]

@@ -1,6 +1,7 @@
 """One participation of an agent: judge the terms, reserve, train, keep, release, answer. Free of Flower's messages.
 
-    terms ─► policy.check ─► records ─► policy.admit ─► ledger.reserve ─► train ─► outbox ─► ledger.release ─► payload
+    terms ─► policy.check ─► records ─► model's d ─► policy.admit ─► ledger.reserve
+          ─► train ─► outbox ─► ledger.release ─► payload
 
 Whatever goes wrong ends in a `Refusal` with one of `CODES`. Only the code travels; the text stays here. Before anything
 is paid, no refusal depends on the records and on the server's words together: a server could move its words until the
@@ -23,6 +24,7 @@ from fedspa.flower.outbox import Outbox, Sent
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
 from fedspa.mechanism.streams import agent_key, root_key
+from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Code, PolicyRefusal
 
@@ -69,6 +71,8 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan
+    if plan is not None and site.policy is not None:
+        site.policy.check(plan)
     if plan is not None and plan.sampling == "fixed" and len(y) < plan.records:
         raise Refusal("data", f"{len(y)} records; with fixed-size batches the plan's ε holds from {plan.records} on")
     run, message, name = announcement.run, f"round-{terms.round}", site.name(number)
@@ -127,7 +131,9 @@ def _judge_plan(site: Site, announcement: Announcement) -> None:
     if announcement.noise == "seeded" and not site.simulated:
         raise Refusal("noise", "the server asks for seeded noise, which it could subtract; only simulations have it")
     assert site.policy is not None
-    site.policy.check(plan)
+    # cpSGD's plan is priced for that, which takes long at a dimension that is made up: not before the model's is known.
+    if not isinstance(plan, BinomialPlan):
+        site.policy.check(plan)
 
 
 def _again(ledger: Ledger, outbox: Outbox, name: str, announcement: Announcement) -> bytes | None:

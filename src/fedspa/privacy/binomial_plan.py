@@ -149,10 +149,15 @@ class BinomialPlan:
         """Why `is_private` is False, in a sentence for the reader of ε."""
         if not self.has_guarantee:
             outside = " (it is outside cpSGD's theorem)" if self.rotation else ""
-            return (
-                f"no guarantee: Binomial({self.trials}, 1/2) noise has no ε at δ = {self.delta:g}{outside}; it takes "
-                f"{least_trials(self):,} trials here"
+            enough = least_trials(self)
+            way_out = (
+                f"it takes {enough:,} trials here"
+                if enough is not None
+                else f"no number of trials up to {MOST_TRIALS:,} has one here: take fewer bits, a larger batch or "
+                "delta, or fewer rounds"
             )
+            noise = f"Binomial({self.trials}, 1/2) noise"
+            return f"no guarantee: {noise} has no ε at δ = {self.delta:g}{outside}; {way_out}"
         if self.adversary != "local":
             return (
                 f"not private against the server: ε counts the noise of all {self.agents} agents and holds only if "
@@ -192,9 +197,9 @@ def calibrated(plan: BinomialPlan, epsilon: float) -> BinomialPlan:
     return replace(plan, trials=trials)
 
 
-def least_trials(plan: BinomialPlan) -> int:
-    """The fewest trials at which there is an ε at all; 0 where none are enough."""
-    return _fewest(plan, math.inf) or 0
+def least_trials(plan: BinomialPlan) -> int | None:
+    """The fewest trials at which there is an ε at all; None where none are enough."""
+    return _fewest(plan, math.inf)
 
 
 def _cost(plan: BinomialPlan) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
 from fedspa.privacy.accounting import Accountant, gaussian_epsilon
-from fedspa.privacy.event import Event, GaussianEvent, Neighbours, Sampling
+from fedspa.privacy.event import Event, GaussianEvent, Neighbours, Sampling, as_server_saw
 
 _DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
@@ -77,7 +77,7 @@ def participations_within(
     _check_budget(budget_epsilon)
 
     def cost(more: int) -> float:
-        total = {**spent, event: spent.get(event, 0) + more}
+        total = as_server_saw({**spent, event: spent.get(event, 0) + more})  # as the ledger's cap counts
         return accounting.epsilon(total, delta, neighbours=neighbours, accountant=accountant)
 
     if cost(0) > budget_epsilon:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import operator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -115,6 +117,19 @@ class BinomialEvent:
 
 
 Event = GaussianEvent | BinomialEvent
+
+
+def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
+    """These participations without secure aggregation, which was never run: each agent's own noise is all there was.
+
+    What is paid over several runs is counted so, whatever a run was compared with under its own label.
+    """
+    seen: Counter[Event] = Counter()
+    for event, count in events.items():
+        seen[replace(event, aggregated=1) if isinstance(event, BinomialEvent) else event] += count
+    return seen
+
+
 _KINDS: dict[str, type[Event]] = {"gaussian": GaussianEvent, "binomial": BinomialEvent}
 
 

@@ -20,7 +20,7 @@ from typing import Final, Self, get_args
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
-from fedspa.privacy.event import Event, Neighbours, from_json
+from fedspa.privacy.event import Event, Neighbours, as_server_saw, from_json
 
 ACCOUNTANT: Final = "pld"
 
@@ -265,7 +265,10 @@ class Ledger:
 
 
 def total_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbours) -> float:
-    """Verified ε of all `events` together; 0 for none. The accountant remembers what it was asked before."""
+    """Verified ε of all `events` together, against a server that saw each of them; 0 for none.
+
+    The accountant remembers what it was asked before.
+    """
     if neighbours == "add-remove" and any(event.sampling == "fixed" for event in events):
         raise PrivacyError(
             "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "
@@ -275,7 +278,7 @@ def total_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbo
         return 0.0
     from fedspa.privacy import accounting  # slow to import
 
-    return accounting.epsilon(events, delta, neighbours=neighbours, accountant=ACCOUNTANT)
+    return accounting.epsilon(as_server_saw(events), delta, neighbours=neighbours, accountant=ACCOUNTANT)
 
 
 def accountants(events: Iterable[Event]) -> str:

@@ -117,8 +117,15 @@ def composed_mass(one: LossMass, count: int) -> LossMass:
     size = int(fft.next_fast_len(max(math.ceil(high / one.interval) - bottom + 1, 16), real=True))
     log_norm = float(_cumulant(points, np.array([0.0]))[0]) + 1e-15 * count
     mass = _tilted([(one, count)], 0.0, size, bottom) * math.exp(log_norm)
-    infinite = -math.expm1(count * math.log1p(-min(one.infinite, 0.5))) + LEFT_OUT * math.exp(max(log_norm, 0.0))
+    infinite = _any_infinite([(one, count)]) + LEFT_OUT * math.exp(max(log_norm, 0.0))
     return LossMass(one.interval, bottom, mass, infinite)
+
+
+def _any_infinite(masses: Sequence[tuple[LossMass, int]]) -> float:
+    """The chance that any of the parts is at infinite loss."""
+    if any(part.infinite >= 1 for part, _ in masses):
+        return 1.0
+    return -math.expm1(sum(count * math.log1p(-part.infinite) for part, count in masses))
 
 
 def _power_of_two(interval: float) -> float:
@@ -200,7 +207,7 @@ def _choose(parts: Sequence[tuple[DominatingPair, int]], delta: float, reach: fl
 def _epsilon(masses: Sequence[tuple[LossMass, int]], delta: float, choice: _Choice) -> float:
     interval, tilt = masses[0][0].interval, choice.tilt
     steps = sum(count for _, count in masses)
-    infinite = -math.expm1(sum(count * math.log1p(-min(part.infinite, 0.5)) for part, count in masses))
+    infinite = _any_infinite(masses)
     if infinite >= delta:
         return math.inf
 

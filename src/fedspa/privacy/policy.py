@@ -1,7 +1,7 @@
 """The policy: an agent's own limits, in a TOML file that belongs to the agent.
 
 A server proposes a plan; the agent takes part only if every term is at least as strict as its policy, and refuses
-otherwise before it touches any data. What the server learns of a refusal is one fixed code. The text stays with the
+otherwise before it uses any record. What the server learns of a refusal is one fixed code. The text stays with the
 agent: it holds what the agent has spent, and that is nobody else's business.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.privacy.binomial_plan import AnyPlan
+from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.event import Neighbours
 from fedspa.privacy.ledger import Cap, Ledger
 from fedspa.privacy.plan import Clipping, ClipRule
@@ -110,7 +110,13 @@ class Policy:
 
     def check(self, plan: AnyPlan) -> None:
         """Raise a PolicyRefusal where `plan` is laxer than this policy. Looks at no data and no ledger: see `admit`."""
-        if plan.flaw is not None:
+        if isinstance(plan, BinomialPlan):
+            # Not its `flaw`: that prices the noise of all agents, and searches for the trials that would be enough.
+            if plan.adversary != "local":
+                raise PolicyRefusal("not-private", "secure aggregation, on which the plan's ε counts, is not run")
+            if not plan.has_guarantee:
+                raise PolicyRefusal("not-private", f"no ε is known for {plan.trials} trials at δ = {plan.delta:g}")
+        elif plan.flaw is not None:
             raise PolicyRefusal("not-private", plan.flaw)
         if self.neighbours == "replace-one" and plan.neighbours != "replace-one":
             raise PolicyRefusal("relation", f"the plan protects {plan.neighbours}, this policy asks for replace-one")

@@ -18,13 +18,17 @@ from functools import lru_cache
 import numpy as np
 
 from fedspa.privacy.event import BinomialEvent
-from fedspa.privacy.pld import LEFT_OUT, Array, LossMass, composed_mass, split
+from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, split
 
 # A coordinate's losses are told apart this finely: so many cells to a standard deviation. Tightness only.
 _FINENESS = 16
 # Above the relative error of a Binomial's probabilities here, and above that of sums over them.
 _SLACK = 1 + 1e-12
 _SKETCH_POINTS = 2000
+# Probabilities below lose digits, then vanish: a shift far beyond the noise finds all its mass there, at infinite loss.
+_LEAST_LAW = 1e-300
+# Of a release whose chance of any finite loss is below e⁻²⁰, all is taken to be at infinite loss.
+_LOG_NOTHING = -20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,11 @@ class RoundedStep:
         unchanged = max(0.0, 1 - float(with_it.sum()) - float(without.sum()) - infinite)
         if not len(losses):  # the shift leaves hardly an overlap: what it does leave is alike
             return LossMass(1.0, 0, np.array([unchanged]), min(1.0, self.coordinates * infinite))
+        if infinite >= 1 or self.coordinates * math.log1p(-infinite) < _LOG_NOTHING:
+            return LossMass(1.0, 0, np.zeros(1), 1.0)
         spread = math.sqrt(float((with_it + without) @ losses**2))
-        interval = 2.0 ** math.floor(math.log2(spread / _FINENESS)) if spread > 0 else 1.0
+        # Where hardly any mass is at a finite loss, the spread is tiny beside the losses: a coarser grid.
+        interval = 2.0 ** math.floor(math.log2(max(spread / _FINENESS, float(losses.max()) / MOST_CELLS)))
         index = np.floor(losses / interval).astype(np.int64)
         within = np.clip(losses - index * interval, 0.0, interval)
         cells = int(index.max()) + 1
@@ -140,13 +147,15 @@ def _channel(shift: Fraction, trials: int, reach: float) -> tuple[Array, Array, 
         return moved
 
     with_it: Array = (1 - part) * shifted(low) + part * shifted(low + 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         losses = np.maximum(np.log(with_it / law), 0.0)
     # Where the loss is positive, whole numbers say: rounding must not count a loss of 0 on both sides.
     turn = low + (1 if part else 0)
-    positive = (2 * np.arange(first, last + 1) - turn > trials) & (with_it > 0) & (law > 0)
-    # What lies above the window under the shifted law, and what the window cuts off on either side.
-    beyond = max(0.0, 1 - float(with_it.sum())) + LEFT_OUT
+    above = (2 * np.arange(first, last + 1) - turn > trials) & (with_it > 0)
+    positive = above & (law > _LEAST_LAW)
+    # What lies above the window under the shifted law, what is all but impossible without the shift, and what the
+    # window cuts off on either side.
+    beyond = max(0.0, 1 - float(with_it.sum())) + float(with_it[above & ~positive].sum()) + LEFT_OUT
     if first > 0 or last < trials:
         beyond += 2 * math.exp(-2 * (half - low - 2) ** 2 / trials)
     return losses[positive], with_it[positive], law[positive], beyond

@@ -150,7 +150,7 @@ class Books:
         return self.guarantee.epsilon_max(self._job.plan.neighbours)
 
     def epsilon_total(self) -> float | None:
-        """Largest ε over agents of all runs in a ledger that outlives this one (`run.ledger`); None without one."""
+        """Largest ε over agents of all runs in a ledger that outlives this one (`run.ledger`), against the server."""
         plan = self._job.plan
         if plan is None or self.guarantee is None or self._job.config.run.ledger is None:
             return None

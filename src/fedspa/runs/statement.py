@@ -33,7 +33,7 @@ def statement(summary: Mapping[str, Any]) -> str:
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
     if summary["epsilon_total"] is not None:
-        other += f"; ε = {shown(summary['epsilon_total'])} with all runs in the ledger (pld)"
+        other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger (pld)"
     flaw = "" if summary["private"] else "NOT PRIVATE (see the notes); were the clip value given, "
     against = "against the server and all others"
     if summary["adversary"] != "local":
@@ -66,7 +66,7 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
         else ""
     )
     total = (
-        f" With all earlier runs in the same ledger, ε = {shown(summary['epsilon_total'])}."
+        f" With all earlier runs in the same ledger, against the server, ε = {shown(summary['epsilon_total'])}."
         if summary["epsilon_total"] is not None
         else ""
     )

@@ -12,7 +12,7 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
 from fedspa.runs.statement import warnings
 
-_UNBOUNDED = "no guarantee over all runs in the ledger: it holds participations in cpsgd without one"
+_UNBOUNDED = "no guarantee over all runs in the ledger: it holds participations in cpsgd without one against the server"
 
 
 def summarise(
@@ -21,9 +21,9 @@ def summarise(
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 
     `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
-    earlier runs of a ledger that outlives it. `uplink_bytes` is what an agent sent in the whole run (mean over all
-    agents), `payload_bytes` one upload. `epsilon` is None, too, where cpSGD has no guarantee. `adversary` says
-    against whom it holds; `bits` and `trials` are cpSGD's.
+    earlier runs of a ledger that outlives it, against a server that saw every update. `uplink_bytes` is what an agent
+    sent in the whole run (mean over all agents), `payload_bytes` one upload. `epsilon` is None, too, where cpSGD has no
+    guarantee. `adversary` says against whom it holds; `bits` and `trials` are cpSGD's.
     """
     config = job.config
     uploads = sum(metrics.agents for metrics in history)

@@ -39,7 +39,8 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     if facts["neighbours"] != "replace-one":
         rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
     if facts["epsilon_total"] is not None:
-        total, note = shown(facts["epsilon_total"]), "; ".join(filter(None, ("all runs in the ledger", flaw)))
+        total = shown(facts["epsilon_total"])
+        note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
         rows.append(["verified", facts["neighbours"], facts["sampling"], "pld", total, note])
     if facts["epsilon_published"] is not None:
         by = "Theorem 1" if facts["trials"] is None else "cpSGD's, printed"

@@ -117,12 +117,17 @@ PHASE void release(struct work *w, const struct fedspa_task *task, struct stream
     }
 }
 
+/* What a private clip stays within: the bounds of a plan's clip value (privacy/plan.py). */
+#define SMALLEST_CLIP 1e-10
+#define LARGEST_CLIP 1e10
+
 /* Geometric step of the private clip towards its quantile. */
 static double next_clip(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value,
                         double centred) {
     gauss_block(noise, 2, w->noise, w->words);
     double share = 0.5 + (centred + task->count_noise * w->noise[0]) / (double)task->batch;
-    return clip_value * exp(-task->clip_rate * (share - task->clip_quantile));
+    double moved = clip_value * exp(-task->clip_rate * (share - task->clip_quantile));
+    return moved < SMALLEST_CLIP ? SMALLEST_CLIP : moved > LARGEST_CLIP ? LARGEST_CLIP : moved;
 }
 
 static void place_parameters(struct work *w, const struct fedspa_task *task, const float *theta) {
