@@ -1,4 +1,4 @@
-/* What happens to a chunk's gradients once the derivatives are known: added, clamped or scaled; looked at; measured. */
+/* What happens to a chunk's gradients once the derivatives are known: added; scaled, clamped and added; looked at; measured. */
 #ifndef FEDSPA_GRADIENTS_H
 #define FEDSPA_GRADIENTS_H
 
@@ -7,7 +7,7 @@
 
 #include "lists.h"
 
-enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_ADD_CLAMPED, GRADIENT_LOOK, GRADIENT_NORM };
+enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_LOOK, GRADIENT_NORM };
 
 /* The sum of an example's deltas in a list: vectors of items, of which only the deltas count. */
 INLINE float sum_deltas(const struct item *item, const struct item *end) {
@@ -27,12 +27,10 @@ INLINE float sum_deltas(const struct item *item, const struct item *end) {
 
 static void bias_row(struct work *w, int i, const struct list *l, int64_t place, int what, float bound) {
     const struct op *op = w->net->ops + i;
-    float sum = w->sum[place];
     for (int g = 0, item = 0; g < l->groups; item = l->end[g++]) {
         const float v = sum_deltas(l->items + item, l->items + l->end[g]);
-        if (what == GRADIENT_ADD) sum += v;
-        else if (what == GRADIENT_ADD_SCALED) sum += w->factor[l->example[g]] * v;
-        else if (what == GRADIENT_ADD_CLAMPED) sum += v < bound ? (v > -bound ? v : -bound) : bound;
+        if (what == GRADIENT_ADD) w->sum[place] += v;
+        else if (what == GRADIENT_ADD_SCALED) w->units[place] += to_unit(w->factor[l->example[g]] * v);
         else {
             if (what == GRADIENT_NORM && w->kept[i])
                 w->kept[i][l->example[g] * kept_floats(op) + place - op->weights] = v;
@@ -44,7 +42,6 @@ static void bias_row(struct work *w, int i, const struct list *l, int64_t place,
             look->broken |= v - v != 0;
         }
     }
-    w->sum[place] = sum;
 }
 
 static void one_row(struct work *w, int i, int r, const struct list *l, int what, float bound) {
@@ -59,13 +56,11 @@ static void one_row(struct work *w, int i, int r, const struct list *l, int what
         const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
         const struct piece_functions *use = piece_of(op, n);
         if (what == GRADIENT_ADD) use->add(x, l, segment, w->sum + at);
-        else if (what == GRADIENT_ADD_SCALED && one_each) use->scaled_products(x, l, segment, w->sum + at, w->factor);
-        else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, segment, w->sum + at, w->factor);
+        else if (what == GRADIENT_ADD_SCALED && one_each) use->scaled_products(x, l, segment, w->units + at, w->factor);
+        else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, segment, w->units + at, w->factor);
         else if (what == GRADIENT_LOOK) use->look(x, l, segment, w->active + at, bound, w->looks);
-        else if (what == GRADIENT_NORM)
+        else
             use->norm(x, l, segment, w->active + at, w->looks, kept ? kept + at - op->weights : NULL, kept_floats(op));
-        else if (one_each) use->add_products(x, l, segment, w->sum + at, bound);
-        else use->add_clamped(x, l, segment, w->sum + at, bound);
     }
     if (op->bias >= 0) bias_row(w, i, l, op->bias + r, what, bound);
 }
@@ -99,12 +94,12 @@ PHASE void bound_linear(struct work *w, int i, int n) {
 PHASE void add_kept(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
     const int64_t stride = kept_floats(op);
-    float *sum = w->sum + op->weights;
+    int32_t *sum = w->units + op->weights;
     for (int64_t s = 0; s < stride; s += LANES) {
-        V total = load(sum + s);
+        I total = load_int(sum + s);
         for (int e = 0; e < n; e++)
-            if (w->factor[e] != 0) total = multiply_add(splat(w->factor[e]), load(w->kept[i] + e * stride + s), total);
-        store(sum + s, total);
+            if (w->factor[e] != 0) total += to_units(splat(w->factor[e]) * load(w->kept[i] + e * stride + s));
+        store_int(sum + s, total);
     }
 }
 

@@ -112,57 +112,32 @@ INLINE const struct item *sum_example(const int n, const int paired, const float
     return item;
 }
 
-/* sum += each example's gradient times its factor. */
-INLINE void add_scaled_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum,
+/* sum += each example's gradient times its factor, in units. */
+INLINE void add_scaled_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, int32_t *sum,
                              const float *factor) {
-    V total[PIECE], acc[PIECE];
-    UNROLLED(n, j) total[j] = load(sum + j * LANES);
+    V acc[PIECE];
+    I total[PIECE];
+    UNROLLED(n, j) total[j] = load_int(sum + j * LANES);
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
         item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
         V f = splat(factor[l->example[g]]);
-        UNROLLED(n, j) total[j] = multiply_add(f, acc[j], total[j]);
+        UNROLLED(n, j) total[j] += to_units(f * acc[j]);
     }
-    UNROLLED(n, j) store(sum + j * LANES, total[j]);
+    UNROLLED(n, j) store_int(sum + j * LANES, total[j]);
 }
 
 /* The same where each example has one pixel: its piece is one rounded product. */
-INLINE void add_scaled_products(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum,
-                                const float *factor) {
-    V total[PIECE];
-    UNROLLED(n, j) total[j] = load(sum + j * LANES);
+INLINE void add_scaled_products(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment,
+                                int32_t *sum, const float *factor) {
+    I total[PIECE];
+    UNROLLED(n, j) total[j] = load_int(sum + j * LANES);
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
         V d = splat(l->items[i].delta), f = splat(factor[l->example[i]]);
-        UNROLLED(n, j) total[j] = multiply_add(f, d * load_window(paired, p, segment, j), total[j]);
+        UNROLLED(n, j) total[j] += to_units(f * (d * load_window(paired, p, segment, j)));
     }
-    UNROLLED(n, j) store(sum + j * LANES, total[j]);
-}
-
-/* sum += each example's gradient, every coordinate brought within ±c. */
-INLINE void add_clamped_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum,
-                              float bound) {
-    V total[PIECE], acc[PIECE], c = splat(bound);
-    UNROLLED(n, j) total[j] = load(sum + j * LANES);
-    const struct item *item = l->items;
-    for (int g = 0; g < l->groups; g++) {
-        item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
-        UNROLLED(n, j) total[j] += clamp(acc[j], c);
-    }
-    UNROLLED(n, j) store(sum + j * LANES, total[j]);
-}
-
-/* The same where each example has one pixel. */
-INLINE void add_clamped_products(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum,
-                                 float bound) {
-    V total[PIECE], c = splat(bound);
-    UNROLLED(n, j) total[j] = load(sum + j * LANES);
-    for (int i = 0; i < l->count; i++) {
-        const float *p = x + l->items[i].at;
-        V d = splat(l->items[i].delta);
-        UNROLLED(n, j) total[j] += clamp(d * load_window(paired, p, segment, j), c);
-    }
-    UNROLLED(n, j) store(sum + j * LANES, total[j]);
+    UNROLLED(n, j) store_int(sum + j * LANES, total[j]);
 }
 
 /* Counts how many coordinates of each example's gradient are how large, and adds nothing. `active`: all bits where a
@@ -223,20 +198,13 @@ INLINE void spread_piece(const int n, const int paired, const float *weights, co
     static void PREFIX##add_##N(const float *x, const struct list *l, const int32_t *s, float *sum) {                  \
         add_piece(N, PAIRED, x, l, s, sum);                                                                            \
     }                                                                                                                  \
-    static void PREFIX##add_scaled_##N(const float *x, const struct list *l, const int32_t *s, float *sum,             \
+    static void PREFIX##add_scaled_##N(const float *x, const struct list *l, const int32_t *s, int32_t *sum,           \
                                        const float *f) {                                                               \
         add_scaled_piece(N, PAIRED, x, l, s, sum, f);                                                                  \
     }                                                                                                                  \
-    static void PREFIX##scaled_products_##N(const float *x, const struct list *l, const int32_t *s, float *sum,        \
+    static void PREFIX##scaled_products_##N(const float *x, const struct list *l, const int32_t *s, int32_t *sum,      \
                                             const float *f) {                                                          \
         add_scaled_products(N, PAIRED, x, l, s, sum, f);                                                               \
-    }                                                                                                                  \
-    static void PREFIX##add_clamped_##N(const float *x, const struct list *l, const int32_t *s, float *sum, float c) { \
-        add_clamped_piece(N, PAIRED, x, l, s, sum, c);                                                                 \
-    }                                                                                                                  \
-    static void PREFIX##add_products_##N(const float *x, const struct list *l, const int32_t *s, float *sum,           \
-                                         float c) {                                                                    \
-        add_clamped_products(N, PAIRED, x, l, s, sum, c);                                                              \
     }                                                                                                                  \
     static void PREFIX##look_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active,        \
                                  float c, struct look *looks) {                                                        \
@@ -256,18 +224,16 @@ typedef void (*spread_function)(const float *, const struct item *, int, const i
 /* What can be done with a piece of a row, of one length. */
 struct piece_functions {
     void (*add)(const float *, const struct list *, const int32_t *, float *);
-    void (*add_scaled)(const float *, const struct list *, const int32_t *, float *, const float *);
-    void (*scaled_products)(const float *, const struct list *, const int32_t *, float *, const float *);
-    void (*add_clamped)(const float *, const struct list *, const int32_t *, float *, float);
-    void (*add_products)(const float *, const struct list *, const int32_t *, float *, float);
+    void (*add_scaled)(const float *, const struct list *, const int32_t *, int32_t *, const float *);
+    void (*scaled_products)(const float *, const struct list *, const int32_t *, int32_t *, const float *);
     void (*look)(const float *, const struct list *, const int32_t *, const int32_t *, float, struct look *);
     void (*norm)(const float *, const struct list *, const int32_t *, const int32_t *, struct look *, float *, int64_t);
     spread_function spread;
 };
 
 #define VERSIONS(N, PREFIX)                                                                                            \
-    {PREFIX##add_##N,          PREFIX##add_scaled_##N, PREFIX##scaled_products_##N, PREFIX##add_clamped_##N,           \
-     PREFIX##add_products_##N, PREFIX##look_##N,       PREFIX##norm_##N,            PREFIX##spread_##N},
+    {PREFIX##add_##N,  PREFIX##add_scaled_##N, PREFIX##scaled_products_##N,                                            \
+     PREFIX##look_##N, PREFIX##norm_##N,       PREFIX##spread_##N},
 #define ROW_ENTRY(N) VERSIONS(N, )
 #define PAIRED_ENTRY(N) VERSIONS(N, paired_)
 

@@ -30,6 +30,7 @@ typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef int32_t IU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float H __attribute__((vector_size(32))); /* half of the widest vector: 8 channels */
 typedef float HU __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t I8U __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double D8 __attribute__((vector_size(64)));
 typedef double D8U __attribute__((vector_size(64), aligned(8), may_alias));
 typedef double D __attribute__((vector_size(4 * LANES)));
@@ -74,6 +75,19 @@ INLINE V clamp(V v, V c) {
     I high = v > -c;
     return (V)((high & (I)v) | (~high & (I)-c));
 #endif
+}
+
+/* What an example adds to a step's sum is cut to whole units, CLIP_UNITS of them to the clip value (as fine as float32
+ * is there). Whole numbers add up exactly in any order, so that nobody's rounding depends on anybody else's record.
+ * Fractions are cut towards zero: no norm grows by it. */
+#define CLIP_UNITS 0x1p24f
+#define UNITS_ROOM 127 /* examples whose units fit an int32 */
+
+/* v, in units, as whole ones. */
+INLINE I to_units(V v) { return __builtin_convertvector(clamp(v, splat(CLIP_UNITS)), I); }
+
+INLINE int32_t to_unit(float v) {
+    return (int32_t)(v < CLIP_UNITS ? (v > -CLIP_UNITS ? v : -CLIP_UNITS) : CLIP_UNITS);
 }
 
 /* best, arg = v, place where v is greater: the first of equals stays, as in torch. */

@@ -8,13 +8,19 @@
 #include "passes.h"
 
 /* What a clipped norm stays below the bound by, relatively. It covers the rounding of the factor and of its products
- * (2^-24 each) and of the norm in float64 (2^-53 a coordinate). */
+ * (2^-24 each) and of the norm in float64 (2^-53 a coordinate). Cutting to units takes from a norm only. */
 #define CLIP_MARGIN 2e-6
 
 /* The greatest float32 that is not above the plan's bound. */
 static float bound_below(double clip_value) {
     float bound = (float)clip_value;
     return (double)bound > clip_value ? nextafterf(bound, 0) : bound;
+}
+
+/* What turns a gradient into units, with CLIP_UNITS of them to `size`. */
+static float units_per(double size) {
+    const double factor = CLIP_UNITS / size;
+    return factor < FLT_MAX ? (float)factor : FLT_MAX;
 }
 
 /* Leaves out the examples that have a NaN in `values` (per buffer, from `first` on), or one so large that a gradient
@@ -39,13 +45,12 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
         const struct look *look = w->looks + e;
         int usable = !look->broken && isfinite(look->squares);
         double share = 1, norm = sqrt(look->squares);
-        w->factor[e] = (float)usable;
+        w->factor[e] = usable ? units_per(clip_value) : 0;
         w->zeroed += !usable;
         if (usable && task->clip == CLIP_L2) {
             share = norm <= clip_value;
-            /* A product below float32's normal range is rounded by up to 2^-150, however small it is. */
-            double limit = clip_value * (1 - CLIP_MARGIN) - ldexp(sqrt((double)task->active), -149);
-            if (norm > clip_value * (1 - CLIP_MARGIN)) w->factor[e] = limit >= FLT_MIN * norm ? (float)(limit / norm) : 0;
+            const double limit = clip_value * (1 - CLIP_MARGIN);
+            if (norm > limit) w->factor[e] = units_per(norm / (1 - CLIP_MARGIN));
         } else if (usable) {
             share = 1 - look->above / (look->nonzero > 1 ? look->nonzero : 1);
         }
@@ -62,14 +67,32 @@ static void prepare_weights(struct work *w, const struct op *op) {
     else pack_weights(op, w->theta, packed);
 }
 
+/* Moves the units so far to the total, which has room for all. */
+PHASE void fold(struct work *w) {
+    for (int64_t i = 0; i < w->net->layout; i += LANES) /* PAD behind the layout */
+        for (int j = 0; j < LANES; j++) w->total[i + j] += w->units[i + j];
+    memset(w->units, 0, 4 * (size_t)w->net->layout);
+    w->folded = 1;
+    w->pending = 0;
+}
+
+/* An empty sum. */
+static void clear(struct work *w, const struct fedspa_task *task) {
+    memset(task->clip == CLIP_NONE ? (void *)w->sum : w->units, 0, 4 * (size_t)w->net->layout);
+    if (w->folded) memset(w->total, 0, 8 * (size_t)w->net->layout);
+    w->pending = w->folded = 0;
+}
+
 /* Adds a chunk's clipped gradients to the sum; returns its part of the centred share. */
 static double add_chunk(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n,
                         double clip_value) {
     const float bound = bound_below(clip_value);
+    if (w->pending + n > UNITS_ROOM && task->clip != CLIP_NONE) fold(w);
+    w->pending += n;
     load_examples(w, task, chosen, n);
     forward(w, n);
     loss_deltas(w, task, chosen, n);
-    for (int e = 0; e < n; e++) w->factor[e] = 1;
+    for (int e = 0; e < n; e++) w->factor[e] = task->clip == CLIP_NONE ? 1 : units_per(clip_value);
     const int wild = leave_out_wild(w, w->unit, 0, n);
     propagate(w, n);
     if (task->clip == CLIP_NONE) {
@@ -82,35 +105,53 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
     if (task->clip == CLIP_COORDINATE && !task->quantile) {
         /* Nothing looks at a gradient before it is clamped, and a NaN would become the bound. */
         w->zeroed += wild + leave_out_wild(w, w->delta, 1, n);
-        gradients(w, n, GRADIENT_ADD_CLAMPED, bound);
+        gradients(w, n, GRADIENT_ADD_SCALED, 0);
         return 0;
     }
     for (int e = 0; e < n; e++) w->looks[e] = (struct look){.broken = w->factor[e] == 0};
     gradients(w, n, task->clip == CLIP_L2 ? GRADIENT_NORM : GRADIENT_LOOK, bound);
     double centred = judge(w, n, task, clip_value);
-    gradients(w, n, task->clip == CLIP_L2 ? GRADIENT_ADD_SCALED : GRADIENT_ADD_CLAMPED, bound);
+    gradients(w, n, GRADIENT_ADD_SCALED, 0);
     return centred;
 }
 
-/* theta -= step_size * (sum + noise) / B on the active coordinates. */
-PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double deviation) {
+/* theta -= step_size * sum / B on the active coordinates. */
+PHASE void descend(struct work *w, const struct fedspa_task *task) {
     const double step = task->step_size / (double)task->batch;
+    for (int64_t j = 0; j < task->active;) {
+        const int32_t at = w->place[j];
+        if (w->straight[j]) {
+            const D8 sums = __builtin_convertvector(load_half(w->sum + at), D8);
+            const D8 next = __builtin_convertvector(load_half(w->theta + at), D8) - step * sums;
+            store_half(w->theta + at, __builtin_convertvector(next, H));
+            j += 8;
+        } else {
+            w->theta[at] = (float)(w->theta[at] - step * w->sum[at]);
+            j++;
+        }
+    }
+}
+
+/* The same with clipped gradients and noise, both in units until the noise has been added. */
+PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value) {
+    const double step = task->step_size / (double)task->batch * clip_value / CLIP_UNITS;
+    const double deviation = task->noise_per_clip * CLIP_UNITS;
     float *restrict theta = w->theta;
-    const float *restrict sum = w->sum;
-    const double *restrict values = w->noise;
+    const int32_t *restrict units = w->units;
+    const double *restrict values = w->noise, *restrict total = w->total;
     for (int64_t start = 0; start < task->active; start += GAUSS_BLOCK) {
         int64_t left = task->active - start, n = left < GAUSS_BLOCK ? left : GAUSS_BLOCK;
-        if (task->clip != CLIP_NONE) gauss_block(noise, n + n % 2, w->noise, w->words);
+        gauss_block(noise, n + n % 2, w->noise, w->words);
         for (int64_t j = 0; j < n;) {
             int32_t at = w->place[start + j];
             if (w->straight[start + j]) { /* the common case at p = 1 */
-                D8 sums = __builtin_convertvector(load_half(sum + at), D8);
+                D8 sums = *(const D8U *)(total + at) + __builtin_convertvector(*(const I8U *)(units + at), D8);
                 D8 noisy = sums + deviation * *(const D8U *)(values + j);
                 D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
                 store_half(theta + at, __builtin_convertvector(next, H));
                 j += 8;
             } else {
-                theta[at] = (float)(theta[at] - step * (sum[at] + deviation * values[j]));
+                theta[at] = (float)(theta[at] - step * (total[at] + units[at] + deviation * values[j]));
                 j++;
             }
         }
@@ -163,13 +204,14 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
                             ? draw_poisson(&sampling, task->rate, task->records, w.chosen, w.sampling_words)
                             : draw_fixed(&sampling, task->batch, task->records, w.chosen, w.sampling_words, w.seen);
         double centred = 0;
-        memset(w.sum, 0, 4 * (size_t)net->layout);
+        clear(&w, task);
         for (int i = 0; i < net->count; i++)
             if (net->ops[i].kind == OP_ROWS && !net->ops[i].linear)
                 prepare_weights(&w, net->ops + i);
         for (int64_t e = 0; e < batch; e += w.chunk)
             centred += add_chunk(&w, task, w.chosen + e, (int)(batch - e < w.chunk ? batch - e : w.chunk), clip_value);
-        release(&w, task, &noise, task->noise_per_clip * clip_value);
+        if (task->clip == CLIP_NONE) descend(&w, task);
+        else release(&w, task, &noise, clip_value);
         if (task->clip != CLIP_NONE && task->quantile) clip_value = next_clip(&w, task, &noise, clip_value, centred);
     }
     for (int64_t j = 0; j < task->active; j++)

@@ -13,15 +13,22 @@
 
 #define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
 #define LISTS 16                  /* or as many, where vectors of units are turned over */
-#define CHUNK_BYTES (1 << 20)     /* examples that go through the net together: about what a core's cache holds */
+#define CHUNK_BYTES (1 << 20)     /* examples that go through the net together: about what a core's cache holds, */
+#define CHUNK 48                  /* and no more than this */
 #define SCRATCH_BYTES (128 << 10) /* convolution outputs between convolution and pooling */
 
 #define KEPT_BYTES (2 << 20)      /* gradients of a chunk's examples that l2 clipping keeps from its first pass */
 
+_Static_assert(CHUNK <= UNITS_ROOM, "a chunk's units must fit their integers");
+
 struct work {
     const struct fedspa_net *net;
     int chunk;                /* examples at most */
-    float *theta, *sum, *packed, *scratch, *space;
+    float *theta, *packed, *scratch, *space;
+    float *sum;               /* a step's gradients where nothing is clipped */
+    int32_t *units;           /* else its clipped ones, in units of simd.h: those of the last `pending` examples, */
+    double *total;            /* and of the others, exact (2^53 / CLIP_UNITS examples are not in reach) */
+    int64_t pending, folded;
     float **unit, **delta;    /* per buffer: values, and the loss's derivatives */
     int32_t **arg, **segment; /* per operation */
     int32_t **at, **window;   /* per operation and unit: its place in the example's output, and its window's in the input */
@@ -31,7 +38,7 @@ struct work {
     struct item *spot_items, **next;
     float **kept;             /* per operation: a chunk's gradients, or NULL where they are computed twice */
     struct look *looks;
-    float *factor;            /* what an example's gradient is multiplied by: 0 where it is left out */
+    float *factor;            /* what an example's gradient is multiplied by, to be in units: 0 where it is left out */
     int64_t zeroed;           /* examples left out so far, of all steps */
     int32_t *place, *active;
     int all_active;
@@ -74,7 +81,7 @@ static int chunk_size(const struct fedspa_net *net, int64_t records) {
             bytes += 4 * (int64_t)net->buffers[i + 1].height * net->buffers[i + 1].width * net->ops[i].rows_padded;
     }
     int64_t chunk = CHUNK_BYTES / bytes;
-    chunk = chunk < 3 ? 3 : chunk > 48 ? 48 : chunk;
+    chunk = chunk < 3 ? 3 : chunk > CHUNK ? CHUNK : chunk;
     return (int)(chunk < records ? chunk : records > 0 ? records : 1);
 }
 
@@ -96,7 +103,11 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     const int64_t chunk = w->chunk = chunk_size(net, task->records);
     w->all_active = task->active == net->dimension;
     w->theta = take(w, 4 * (net->layout + PAD));
-    w->sum = take(w, 4 * (net->layout + PAD));
+    if (task->clip == CLIP_NONE) w->sum = take(w, 4 * (net->layout + PAD));
+    else {
+        w->units = take(w, 4 * (net->layout + PAD));
+        w->total = take(w, 8 * (net->layout + PAD));
+    }
     w->active = take(w, 4 * (net->layout + PAD));
     w->packed = take(w, 4 * (net->packed + PAD));
     w->unit = take(w, (net->count + 1) * (int64_t)sizeof *w->unit);
