@@ -125,6 +125,57 @@ def test_linear_layers_are_clipped_by_the_product_of_norms(
 
 @pytest.mark.parametrize("level", library.LEVELS)
 @pytest.mark.parametrize("clip", ["coordinate", "l2"])
+@pytest.mark.parametrize("pixels", [0, 1, 2])  # of a convolution; 0 stands for a linear layer
+@pytest.mark.parametrize("exponent", [5, 9, 12])
+def test_one_record_cannot_change_how_others_are_rounded(
+    level: library.Level, clip: str, pixels: int, exponent: int
+) -> None:
+    """It lifts the running sum over a power of two, before many records of about half a float32 step there.
+
+    Records of the other sign bring the sum back afterwards, so that θ's own rounding is small.
+    """
+    module = ONE_WEIGHT_A_CLASS[pixels]
+    half, small = 2**exponent - 1, 1.2 * 2.0 ** (exponent - 23)
+    parts = [torch.full((half,), 2.0), torch.tensor([2.0]), torch.full((half,), small), torch.full((half,), 2.0)]
+    x = torch.cat(parts).view(-1, 1, 1, 1).expand(-1, 1, 1, max(pixels, 1)).clone()
+    y = torch.cat([torch.zeros(2 * half + 1), torch.ones(half)]).long()
+    bound = 1.0 if clip == "coordinate" else math.sqrt(2)  # gradients are (-x / 2, x / 2)
+    plan = Plan(2, 2, clip, bound, "fixed", len(y), len(y), 1, 1, 1e-9, "replace-one", 1e-5)  # type: ignore[arg-type]
+    deltas = []
+    for record in (2.0, math.nan):
+        x[half] = record
+        task = LocalTask(x.clone(), y, None, 1.0, "fixed", len(y), 1, 1.0 * len(y), plan, bytes(32))
+        deltas.append(NativeEngine(module, 1, level).train(torch.zeros(2), [task])[0].delta.double())
+    change = deltas[0] - deltas[1]
+    assert 1 - 1e-5 < float(change.norm()) / plan.clip_norm <= 1 + 1e-6
+    assert float(change.abs().max()) <= 1 + 1e-6
+
+
+ONE_WEIGHT_A_CLASS = {
+    0: nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)),
+    1: nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.Flatten()),
+    2: nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.AvgPool2d((1, 2)), nn.Flatten()),
+}
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+def test_the_order_of_records_changes_no_bit(level: library.Level, clip: str) -> None:
+    """Clipped gradients are whole numbers of units, biases' among them: their sum knows no order and no chunks."""
+    generator = torch.Generator().manual_seed(2)
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4))
+    theta = 0.3 * torch.randn(len(FlatModel(module).flatten()), generator=generator)
+    x, y = torch.randn(301, 1, 8, 8, generator=generator), torch.randint(0, 4, (301,), generator=generator)
+    plan = Plan(len(theta), len(theta), clip, 0.3, "fixed", 301, 301, 1, 1, 1e-3, "replace-one", 1e-3)  # type: ignore[arg-type]
+    deltas = []
+    for order in (torch.arange(301), torch.randperm(301, generator=generator)):
+        task = LocalTask(x[order], y[order], None, 1.0, "fixed", 301, 1, 10.0, plan, bytes(32))
+        deltas.append(NativeEngine(module, 1, level).train(theta, [task])[0].delta)
+    assert torch.equal(*deltas)
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
 @pytest.mark.parametrize("scale", [1e20, 3e37])
 def test_derivatives_that_overflow_count_as_zero_as_in_the_generic_engine(
     level: library.Level, clip: str, scale: float

@@ -132,6 +132,8 @@ def _conv(layer: nn.Conv2d, shape: Shape, offsets: dict[Tensor, int]) -> tuple[l
         padding = (kernel[0] // 2, kernel[1] // 2)
     else:
         padding = (0, 0) if layer.padding == "valid" else _pair(layer.padding)
+    if min(padding) < 0:
+        raise Unsupported("a Conv2d with negative padding")
     weight, bias = _take(offsets, layer.weight), _take_any(offsets, layer.bias)
     made = Weighted("conv", shape[0], shape[1], shape[2], layer.out_channels, kernel, stride, padding, weight, bias)
     return [made], (layer.out_channels, *made.out)
@@ -153,6 +155,8 @@ def _pool(layer: nn.MaxPool2d | nn.AvgPool2d, shape: Shape, _offsets: dict[Tenso
         raise Unsupported(f"a {name} with ceil_mode")
     kernel, padding = _pair(layer.kernel_size), _pair(layer.padding)
     stride = kernel if layer.stride is None else _pair(layer.stride)
+    if any(not 0 <= 2 * p <= k for p, k in zip(padding, kernel)):
+        raise Unsupported(f"a {name} whose padding is negative or more than half of its kernel")
     image = (shape[0], shape[1], shape[2])
     if isinstance(layer, nn.MaxPool2d):
         if _pair(layer.dilation) != (1, 1) or layer.return_indices:

@@ -99,6 +99,8 @@ class NativeEngine:
         records, plan = len(task.y), task.plan
         if task.sampling == "fixed" and task.batch > records:
             raise PrivacyError(f"{task.batch} of {records} cannot be drawn without replacement; lower the batch")
+        if len(task.x) != records:
+            raise DataError(f"{len(task.x)} records have {records} labels; there must be one each")
         x = task.x.detach().to("cpu", torch.float32).contiguous()
         y = task.y.to("cpu", torch.int64).contiguous()
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
@@ -111,6 +113,8 @@ class NativeEngine:
             and not 0 <= int(coordinates.min()) <= int(coordinates.max()) < theta.numel()
         ):
             raise ConfigError(f"the mask has coordinates outside 0 … {theta.numel() - 1}")
+        if coordinates is not None and bool((coordinates.diff() <= 0).any()):
+            raise ConfigError("the mask's coordinates do not increase; sort them and take each once")
         order = library.Task(
             x=x.data_ptr(),
             y=y.data_ptr(),

@@ -1,4 +1,12 @@
-/* Any CPU: what the compiler makes of four-lane vectors without further flags. */
+/* Any CPU: what the compiler makes of four-lane vectors without further flags.
+ *
+ * Where the CPU has a fused multiply-add as a matter of course, compilers like to make one of a product and a sum, here
+ * and not there; the same sum must come out with the same bits everywhere (multiply_add in simd.h). */
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
 #define LEVEL 0
 #define TRAIN train_plain
 #define GAUSSIAN gaussian_plain

@@ -27,7 +27,11 @@ static void place_buffer(struct buffer *b, int pad_h, int pad_w, int spill) {
     b->example = round_up((int64_t)b->row * (b->height + 2 * pad_h) + spill + 2 * PAD, PAD);
 }
 
-static int fits_pool(const struct fedspa_layer *l, const struct buffer *in) {
+/* Is there an output, and is every window where the passes look for it? A pooling's must hold a pixel of the input. */
+static int fits_window(const struct fedspa_layer *l, const struct buffer *in) {
+    if (l->kernel_h < 1 || l->kernel_w < 1 || l->stride_h < 1 || l->stride_w < 1) return 0;
+    if (l->pad_h < 0 || l->pad_w < 0) return 0;
+    if (l->kind != LAYER_CONV && (2 * l->pad_h > l->kernel_h || 2 * l->pad_w > l->kernel_w)) return 0;
     return pooled(in->height, (int)l->kernel_h, (int)l->stride_h, (int)l->pad_h) > 0 &&
            pooled(in->width, (int)l->kernel_w, (int)l->stride_w, (int)l->pad_w) > 0;
 }
@@ -119,12 +123,12 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
             if (net->count == 0) shape_buffer(in, in->channels * in->height * in->width, 1, 1);
             continue;
         }
-        if (l->kind == LAYER_MAXPOOL && (flat || !fits_pool(l, in))) return 0;
+        if (l->kind == LAYER_MAXPOOL && (flat || !fits_window(l, in))) return 0;
         if (net->count > 0 && fuse(op - 1, l, in)) continue;
         shape_buffer(out, in->channels, in->height, in->width);
         switch (l->kind) {
         case LAYER_CONV:
-            if (flat || !fits_pool(l, in)) return 0;
+            if (flat || !fits_window(l, in)) return 0;
             add_rows(net, op, l, in);
             shape_buffer(out, op->rows, op->full_h, op->full_w);
             break;
@@ -135,7 +139,7 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
             break;
         case LAYER_MAXPOOL:
         case LAYER_AVGPOOL:
-            if (flat || !fits_pool(l, in)) return 0; /* spatial layers end where the net is flat */
+            if (flat || !fits_window(l, in)) return 0; /* spatial layers end where the net is flat */
             op->kind = l->kind == LAYER_MAXPOOL ? OP_MAXPOOL : OP_AVGPOOL;
             op->kernel_h = (int)l->kernel_h;
             op->kernel_w = (int)l->kernel_w;

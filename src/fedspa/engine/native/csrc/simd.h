@@ -63,10 +63,11 @@ INLINE void store_first(float *p, V v, int n) {
 #endif
 }
 
-/* Within ±c; a NaN becomes c, so that what is added is bounded whatever the data. */
+/* Within ±c; a NaN becomes c or -c, so that what is added is bounded whatever the data. (A result of arithmetic, as v
+ * is, is never a signalling NaN.) */
 INLINE V clamp(V v, V c) {
 #if LEVEL == 2
-    return (V)_mm512_max_ps(_mm512_min_ps((__m512)v, (__m512)c), (__m512)-c);
+    return (V)_mm512_range_ps((__m512)v, (__m512)c, 2); /* the smaller magnitude, with v's sign */
 #elif LEVEL == 1
     return (V)_mm256_max_ps(_mm256_min_ps((__m256)v, (__m256)c), (__m256)-c);
 #else
