@@ -40,7 +40,8 @@ def test_the_sensitivity_is_root_two_larger() -> None:
     bound = big_g / math.sqrt(d)
     huge = torch.full((1, k), 1e3)
     difference = (clip_rows(huge, "coordinate", bound) - clip_rows(-huge, "coordinate", bound)) / batch
-    assert float(difference.square().sum()) == pytest.approx(4 * (k / d) * big_g**2 / batch**2)
+    wanted = 4 * (k / d) * big_g**2 / batch**2
+    assert float(difference.square().sum()) == pytest.approx(wanted, rel=1e-5)  # a little less, see CLIP_MARGIN
 
 
 def test_sigma_goes_with_the_root_of_p() -> None:

@@ -15,6 +15,12 @@ NONE, RELU, TANH = (tl.constexpr(i) for i in range(3))
 
 
 @triton.jit
+def finite(x):
+    """Not by x − x: where x is a product, that may be compiled to fma(a, b, −x), which is x's rounding and not 0."""
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
 def gather(pool, index, x, counts, step, agents, rows, records, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """x[w, r] = agent w's record number index[step, w, r]."""
     row, agent, s = tl.program_id(1), tl.program_id(2), tl.load(step)
@@ -35,7 +41,7 @@ def loss_gradient(
         at = tl.arange(0, BLOCK)
         base = (agent.to(tl.int64) * rows + row) * C
         z = tl.load(logits + base + at, at < C, other=-float("inf"))
-        broken = tl.sum((at < C) & ((z - z) != 0), 0)
+        broken = tl.sum(((at < C) & (finite(z) == 0)).to(tl.int32), 0)
         if broken > 0:
             tl.atomic_max(flags + agent, 1)
         e = tl.exp(z - tl.max(z, 0))
@@ -153,7 +159,8 @@ def forward(
         if POOLED:
             four = tl.reshape(acc, [BM // 4, 4, BN])
             value, place = tl.max(four, axis=1, return_indices=True)
-            value += tl.sum(four - four, axis=1)  # a maximum may pass over NaN; this does not
+            # A maximum may pass over NaN; this does not.
+            value = tl.where(tl.sum(tl.where(finite(four), 0, 1), axis=1) > 0, float("nan"), value)
             r = tl.program_id(0) * (BM // 4) + tl.arange(0, BM // 4)
         else:
             value = acc

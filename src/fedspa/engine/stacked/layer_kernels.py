@@ -91,7 +91,7 @@ def norm_sums(
     mask = _active(masks, agent, dimension, weight, place, valid, MASKED)
     clip = _bound_below(tl.load(clips + agent))
     count = tl.load(counts + tl.load(step) * agents + agent)
-    total = tl.zeros([BO, 1], dtype=tl.float32)
+    total = tl.zeros([BO, 1], dtype=tl.float64)
     for r in range(part, count, SPLIT):
         row = agent.to(tl.int64) * rows + r
         several = tl.zeros([BO, BQ], dtype=tl.float32)
@@ -139,7 +139,7 @@ def embedding_sums(
     mask = _active(masks, agent, dimension, weight, place, valid, MASKED)
     clip = _bound_below(tl.load(clips + agent))
     count = tl.load(counts + tl.load(step) * agents + agent)
-    total = tl.zeros([BO, BJ], dtype=tl.float32)
+    total = tl.zeros([BO, BJ], dtype=tl.float64)
     for r in range(part, count, SPLIT):
         row = agent.to(tl.int64) * rows + r
         g = tl.zeros([BO, BJ], dtype=tl.float32)

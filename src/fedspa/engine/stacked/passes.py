@@ -74,7 +74,7 @@ class Passes:
             end += s.agents * split * layer.size
             self._first_tile[i] = self.tile_count
             self.tile_count += self._tiles[i].programs
-        self.all_sums = torch.zeros(end, device=device)
+        self.all_sums = torch.zeros(end, dtype=torch.float64, device=device)
         self._sums = {
             i: self.all_sums[start : start + s.agents * split * size]
             for (i, _), (_, size, start, split) in zip(self._trained(), parts)

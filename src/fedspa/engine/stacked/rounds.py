@@ -76,7 +76,7 @@ class Rounds:
 
     def _bytes_an_agent(self, layers: Sequence[Layer], rows: int, records: int) -> int:
         values = room(rows) * 2 * sum(_sizes(layers)) + records * inputs(layers)
-        return 4 * (values + 20 * self._gradients.dimension)
+        return 4 * (values + 40 * self._gradients.dimension)
 
     def _stack(self, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> Stack:
         task, d = tasks[0], self._gradients.dimension

@@ -4,6 +4,8 @@
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
+from fedspa.engine.stacked.kernels import finite
+
 
 @triton.jit
 def _quarter(a, b, c, d):
@@ -105,12 +107,12 @@ def take_step(
         start = tl.where(here, tl.load(table + 4 * layer + 2) + agent * size + at - low, start)
         stride = tl.where(here, agents * size, stride)
         parts = tl.where(here, tl.load(table + 4 * layer + 3), parts)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.float64)
     for part in tl.static_range(SPLITS):
         total += tl.load(sums + start + part * stride, valid & (part < parts), other=0.0)
-    if tl.sum(tl.where(valid & ((total - total) != 0), 1, 0), 0) > 0:
+    if tl.sum(tl.where(valid & (finite(total) == 0), 1, 0), 0) > 0:
         tl.atomic_max(flags + agent, 1)
-    mean = total.to(tl.float64)
+    mean = total
     if NOISY:
         sigma = tl.load(sigmas + agent) * tl.load(clips + agent)
         mean += sigma * tl.load(noise + agent.to(tl.int64) * (active + 1) + i, valid, other=0.0)

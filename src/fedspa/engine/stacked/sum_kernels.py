@@ -5,15 +5,20 @@ An example's gradient exists only as a tile in registers, where it is added (SUM
 counts how much was clamped), or added with a factor while its squares are summed for its norm (SCALED). SCALED runs
 twice with the same arguments: the first run is for the norms, the second, with the factors that came of them, for the
 sums. It is the same code both times, so the vector that is scaled is to the last bit the one whose norm was taken, and
-squares are summed in float64, where those of float32 numbers neither vanish nor overflow. `kernels.py` has the
-conventions.
+squares are summed in float64, where those of float32 numbers neither vanish nor overflow.
+
+All sums over examples are in float64. In float32, one example that lifts a running sum over a power of two changes how
+every later one is rounded: of 1,024 examples, one could move the sum by 1.016 times the bound, of 8,192 by twice the
+bound. In float64 it is 1 + 2·B²·2⁻⁵³ times at most, which MARGIN covers. `kernels.py` has the conventions.
 """
 
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
+from fedspa.engine.stacked.kernels import finite
+
 SUM, CLAMP, COUNT, SCALED = (tl.constexpr(i) for i in range(4))
-# As the native engine's (`step.h`): covers the rounding of the factor and of its products, 2⁻²⁴ each.
+# `CLIP_MARGIN`: covers the rounding of the factor, 2⁻²⁴, and of the sums.
 MARGIN = tl.constexpr(2e-6)
 
 
@@ -21,14 +26,16 @@ MARGIN = tl.constexpr(2e-6)
 def _account(g, total, mask, c, factors, first, second, row, at, MODE: tl.constexpr):
     """What one example's tile of gradients adds: to the sum, and to its row's statistics."""
     if MODE == SUM:
-        total += g
+        total += g.to(tl.float64)
     elif MODE == SCALED:
         wide = tl.where(mask, g, 0.0).to(tl.float64)
         tl.store(first + at, tl.sum(tl.sum(wide * wide, 1), 0))
-        total += g * tl.load(factors + row)
+        total += g.to(tl.float64) * tl.load(factors + row).to(tl.float64)
     else:
-        # Clamping would turn an infinity or NaN into c; g − g is 0 for finite numbers and NaN for those.
-        total += tl.minimum(tl.maximum(g, -c), c) + (g - g)
+        # Clamping would turn an infinity or NaN into a bound.
+        bound = c * (1 - MARGIN)
+        clamped = tl.where(finite(g), tl.minimum(tl.maximum(g, -bound), bound), float("nan"))
+        total += clamped.to(tl.float64)
         if MODE == COUNT:
             size = tl.abs(g)
             tl.store(first + at, tl.sum(tl.sum(tl.where(mask & (size > 0), 1.0, 0.0), 1), 0).to(tl.float64))
@@ -68,7 +75,7 @@ def _weight_tile(
     there = (j // (KH * KW)) * (H * W) + jy * W + jx
     place, valid = o[:, None] * K + j[None, :], (o < N)[:, None] & (j < K)[None, :]
     mask = _active(masks, agent, dimension, weight, place, valid, MASKED)
-    total = tl.zeros([BO, BJ], dtype=tl.float32)
+    total = tl.zeros([BO, BJ], dtype=tl.float64)
     for r in range(part, count, SPLIT):
         row = agent.to(tl.int64) * rows + r
         deltas, image = delta + row * (N * Q), x + row * (C * H * W)
@@ -97,7 +104,7 @@ def _bias_tile(
     """The gradients of biases o: for each example the sum of δ over the positions."""
     place, valid = (N * K + o)[:, None], (o < N)[:, None]
     mask = _active(masks, agent, dimension, weight, place, valid, MASKED)
-    total = tl.zeros([BO, 1], dtype=tl.float32)
+    total = tl.zeros([BO, 1], dtype=tl.float64)
     for r in range(part, count, SPLIT):
         row = agent.to(tl.int64) * rows + r
         several = tl.zeros([BO, BQ], dtype=tl.float32)
@@ -160,7 +167,7 @@ def linear_sums(
     valid = (o < N)[:, None] & (j < C + BIAS)[None, :]
     mask = _active(masks, agent, dimension, weight, place, valid, MASKED)
     clip = _bound_below(tl.load(clips + agent))
-    total = tl.zeros([BO, BJ], dtype=tl.float32)
+    total = tl.zeros([BO, BJ], dtype=tl.float64)
     count = tl.load(counts + tl.load(step) * agents + agent)
     for r in range(part, count, SPLIT):
         row = agent.to(tl.int64) * rows + r
@@ -198,7 +205,8 @@ def row_statistics(
             # has too few digits to keep the bound, and the row counts as zero.
             limit = clip * (1 - MARGIN) - tl.sqrt(active.to(tl.float64)) * 1.401298464324817e-45
             scaled = tl.where(limit >= 1.1754943508222875e-38 * norm, limit / tl.maximum(norm, limit), 0.0)
-            factor = tl.where(norm > clip * (1 - MARGIN), scaled, 1.0) + (total - total)  # NaN if a gradient is
+            factor = tl.where(norm > clip * (1 - MARGIN), scaled, 1.0)
+            factor = tl.where(finite(total), factor, float("nan"))
             tl.store(factors + agent.to(tl.int64) * rows + row, factor.to(tl.float32))
             share = tl.where(norm <= clip, 1.0, 0.0).to(tl.float64)
         else:
