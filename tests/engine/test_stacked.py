@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -170,8 +170,14 @@ def test_rules_match_autograd_in_float64_kinks_included(made: tuple[nn.Sequentia
 def test_a_whole_training_matches_the_reference(
     made: tuple[nn.Sequential, tuple[int, ...]], active: int | None, clip: Any, sampling: Any, rule: Any, seed: int
 ) -> None:
-    """Same key, same batches, same noise: only float32's rounding differs."""
+    """Same key, same batches, same noise: only float32's rounding differs.
+
+    The quantile of coordinates counts those that are not zero. Before a normalisation gradients vanish in exact
+    arithmetic, and are zero or a last bit as rounding has it: no precision can know which.
+    """
     net, shape = made
+    normalised = any(isinstance(layer, nn.GroupNorm | nn.LayerNorm) for layer in net)
+    assume(not (normalised and clip == "coordinate" and rule == "quantile"))
     task = make_task(net, shape, active, clip, sampling=sampling, clip_rule=rule, seed=seed)
     theta = FlatModel(net).flatten()
     got = StackedEngine(net, "cpu", tf32=True).train(theta, [task])[0]
