@@ -9,6 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
+from hostile_input import check, corpus
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -118,3 +119,27 @@ def test_work_on_a_hostile_body_is_bounded_by_k(fill: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 80 * k + 500_000
     finally:
         tracemalloc.stop()
+
+
+@given(st.sampled_from(list(corpus())), st.lists(st.integers(0, 8 * 300), max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_what_the_fuzzer_checks_holds_around_its_corpus(honest: bytes, flips: list[int]) -> None:
+    """The fuzzer runs only where atheris installs: its target runs here too."""
+    data = bytearray(honest)
+    for flip in flips:
+        data[flip // 8 % len(data)] ^= 1 << flip % 8
+    check(bytes(data))
+
+
+def test_the_fuzzers_corpus_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("reached")
+
+    monkeypatch.setattr("fedspa.wire.coding.unpack", refuse)
+    reached = 0
+    for honest in corpus():
+        try:
+            check(honest)
+        except RuntimeError:
+            reached += 1
+    assert reached == 6  # three `int`, three `binomial`
