@@ -31,7 +31,7 @@ from fedspa.engine.native import NativeEngine, library, supports
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
-from fedspa.privacy.plan import Plan
+from fedspa.privacy.plan import Clipping, Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -179,6 +179,21 @@ def test_one_step_agrees_with_the_reference(
     # Noise and sums above c round relative to their own size.
     tolerance = 1e-5 * bound + 1e-6 * truth.abs().max()
     assert float((ours - truth).abs().max()) <= tolerance
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+def test_a_whole_batch_at_the_bound(level: library.Level, clip: Clipping) -> None:
+    """Twenty equal records, each beyond the clip value: what one stays below it by counts twenty times."""
+    module = nn.Sequential(nn.Linear(6, 3))
+    x, y = torch.linspace(1, 2, 6).expand(20, 6).contiguous(), torch.zeros(20, dtype=torch.int64)
+    plan = Plan(21, 21, clip, 1e-3, "fixed", 20, 20, 1, 1, 1e-3, "replace-one", 1e-3)
+    task = LocalTask(x, y, None, 1.0, "fixed", 20, 1, 20 * 2.0**12, plan, KEY)
+    theta = torch.zeros(21)
+    ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
+    truth = ReferenceEngine(module).train(theta, [task])[0].delta
+    assert float(truth.abs().max()) / 2.0**12 > 5e-3  # of a sum that 20 records of 1e-3 can reach
+    assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * plan.clip_value
 
 
 def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool, shape: tuple[int, int]) -> None:

@@ -84,11 +84,16 @@ INLINE V clamp(V v, V c) {
 #define CLIP_UNITS 0x1p24f
 #define UNITS_ROOM 127 /* examples whose units fit an int32 */
 
+/* What a clipped gradient stays below the bound by, relatively (mechanism/clipping.py). Under l2 it covers the rounding
+ * of the factor and of its products (2^-24 each) and of the norm in float64 (2^-53 a coordinate). */
+#define CLIP_MARGIN 2e-6
+#define MOST_UNITS ((float)(CLIP_UNITS * (1 - CLIP_MARGIN)))
+
 /* v, in units, as whole ones. */
-INLINE I to_units(V v) { return __builtin_convertvector(clamp(v, splat(CLIP_UNITS)), I); }
+INLINE I to_units(V v) { return __builtin_convertvector(clamp(v, splat(MOST_UNITS)), I); }
 
 INLINE int32_t to_unit(float v) {
-    return (int32_t)(v < CLIP_UNITS ? (v > -CLIP_UNITS ? v : -CLIP_UNITS) : CLIP_UNITS);
+    return (int32_t)(v < MOST_UNITS ? (v > -MOST_UNITS ? v : -MOST_UNITS) : MOST_UNITS);
 }
 
 /* best, arg = v, place where v is greater: the first of equals stays, as in torch. */

@@ -7,10 +7,6 @@
 #include "gradients.h"
 #include "passes.h"
 
-/* What a clipped norm stays below the bound by, relatively. It covers the rounding of the factor and of its products
- * (2^-24 each) and of the norm in float64 (2^-53 a coordinate). Cutting to units takes from a norm only. */
-#define CLIP_MARGIN 2e-6
-
 /* The greatest float32 that is not above the plan's bound. */
 static float bound_below(double clip_value) {
     float bound = (float)clip_value;
