@@ -12,7 +12,10 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
 from fedspa.runs.statement import warnings
 
-_UNBOUNDED = "no guarantee over all runs in the ledger: it holds participations in cpsgd without one against the server"
+_UNBOUNDED = (
+    "no guarantee over all runs in the ledger: it holds participations without one against the server (in cpsgd, or "
+    "with a clip value read off the data)"
+)
 
 
 def summarise(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedspa.errors import FedspaError
+from fedspa.errors import FedspaError, PrivacyError
 from fedspa.federation.participation import cap_for
 from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.event import BinomialEvent
@@ -120,6 +120,11 @@ def _plan(run: Run, active: int | None, cap: int) -> AnyPlan | None:
                 records=event.records,
                 participations=cap,
                 delta=privacy.delta,
+            )
+        if event.clip_from_data and privacy.clip_rule != "median":
+            raise PrivacyError(
+                f"the ledger says that the clip value was read off the data, the config clip_rule = "
+                f"{privacy.clip_rule!r}: rely on no ε of this page"
             )
         return Plan(
             dimension=run.dimension,

@@ -140,9 +140,16 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
         ("z", f"{plan.noise_multiplier:.4g}", "noise multiplier: noise on that sum over the bound of one example"),
         *sigma,
         ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
+        ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
         ("δ", f"{plan.delta:g}", "of the guarantee"),
         ("neighbours", plan.neighbours, "neighbouring relation"),
     ]
+
+
+def _arithmetic(run: Run) -> str:
+    if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an older or unfinished run
+        return "–"
+    return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
 
 
 def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:
