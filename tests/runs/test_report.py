@@ -131,6 +131,19 @@ def test_the_plan_says_how_gradients_were_computed(copy: Path) -> None:
     assert "gradients float32, matrix products in TF32 how" in page(copy).text
 
 
+def test_accuracy_by_class_is_the_servers(copy: Path) -> None:
+    summary = json.loads((copy / "summary.json").read_text("utf-8"))
+    assert len(summary["accuracy_by_class"]) == 10
+    text = page(copy).text
+    row = " ".join(f"{value:.1%}" for value in summary["accuracy_by_class"])
+    assert f"class 0 1 2 3 4 5 6 7 8 9 accuracy {row}" in text
+    (copy / "summary.json").write_text(json.dumps(summary | {"accuracy_by_class": [0.5, None]}), "utf-8")
+    assert "class 0 1 accuracy 50.0% –" in page(copy).text
+    for strange in (None, [2.0], ["x"], {"0": 0.5}):
+        (copy / "summary.json").write_text(json.dumps(summary | {"accuracy_by_class": strange}), "utf-8")
+        assert "Accuracy by class" not in page(copy).text
+
+
 def test_seeded_noise_qualifies_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     simulate(small(tmp_path / "run", privacy={"noise_multiplier": 2.0, "noise": "secure"}))
     words = "whoever knows run.seed can subtract it, and against them nothing is promised"

@@ -68,7 +68,8 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         if grid.late:
             strategy.dropped["late"] += grid.late
         # A summary asks the books for nothing but their guarantee, which is here the server's own bound.
-        summary = summarise(job, strategy.history, cast(Books, strategy), strategy.seconds, _epsilon_total(job))
+        books, by_class = cast(Books, strategy), strategy.coordinator.accuracy_by_class()
+        summary = summarise(job, strategy.history, books, strategy.seconds, by_class, _epsilon_total(job))
         if settings.records is not None:
             summary |= {"engine": "each agent's own", "engine_reason": "a deployed agent takes the fastest that it has"}
         summary["dropped"] = dict(sorted(strategy.dropped.items()))

@@ -146,6 +146,19 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
     ]
 
 
+def by_class(run: Run) -> tuple[list[str], list[list[str]]] | None:
+    """Header and row: the last model's accuracy on the server's records of each class. None where it is not known."""
+    found = None if run.summary is None else run.summary.get("accuracy_by_class")
+    if not isinstance(found, list) or not all(_is_share(value) for value in found):
+        return None
+    cells = ["–" if value is None else f"{value:.1%}" for value in found]
+    return ["class", *map(str, range(len(cells)))], [["accuracy", *cells]]
+
+
+def _is_share(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and 0 <= value <= 1)
+
+
 def _arithmetic(run: Run) -> str:
     if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an older or unfinished run
         return "–"
