@@ -27,10 +27,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedspa.engine.flat import FlatModel
+from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library, supports
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
+from fedspa.mechanism.clipping import clip_rows
 from fedspa.privacy.plan import Clipping, Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
@@ -194,6 +196,22 @@ def test_a_whole_batch_at_the_bound(level: library.Level, clip: Clipping) -> Non
     truth = ReferenceEngine(module).train(theta, [task])[0].delta
     assert float(truth.abs().max()) / 2.0**12 > 5e-3  # of a sum that 20 records of 1e-3 can reach
     assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * plan.clip_value
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+@pytest.mark.parametrize("count", [0, 1, 9, 300])
+def test_clipped_sums_agree_with_the_reference(level: library.Level, clip: Clipping, count: int) -> None:
+    """What cpSGD takes: the same up to float32's rounding of each gradient; the sum of 300 passes an int32."""
+    module = small_net()
+    x, y = records(module, (1, 12, 12), count, 3)
+    theta = FlatModel(module).flatten()
+    bound = 0.3 * gradient_scale(module, x, y, clip)
+    units, zeroed = NativeEngine(module, 1, level).clipped_sum(theta, x, y, clip, bound)
+    rows = [clip_rows(row, clip, bound) for row in ReferenceEngine(module).rows(theta.double(), x, y, None)]
+    truth = torch.stack(rows).sum((0, 1)) if rows else torch.zeros(len(theta))
+    assert zeroed == 0
+    assert float((units * (bound / CLIP_UNITS) - truth).abs().max()) <= 1e-5 * bound + 1e-6 * float(truth.abs().max())
 
 
 def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool, shape: tuple[int, int]) -> None:

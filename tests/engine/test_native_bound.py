@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
+from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalTask
-from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Plan
+from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -217,3 +218,28 @@ def test_a_private_clip_stays_within_what_a_plan_allows(level: library.Level, bo
         assert ours == pytest.approx(truth, rel=1e-6)
         stopped += ours == bound
     assert 0 < stopped < 8
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    clip=st.sampled_from(["coordinate", "l2"]),
+    size=st.sampled_from([1e-30, 1e-6, 1.0, 1e3, 1e18, 1e38]),
+    weight=st.sampled_from([0.0, 1e-3, 1.0, 1e6, 1e30]),
+    clip_value=st.sampled_from([SMALLEST_CLIP, 1e-3, 1.0, LARGEST_CLIP]),
+    level=st.sampled_from(library.LEVELS),
+    seed=st.integers(0, 2**20),
+)
+def test_one_examples_whole_numbers_stay_within_the_clip(
+    clip: Clipping, size: float, weight: float, clip_value: float, level: library.Level, seed: int
+) -> None:
+    """What cpSGD's sensitivity rests on, exactly: 2^24 units to the clip value, whatever the record and the model."""
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4))
+    generator = torch.Generator().manual_seed(seed)
+    theta = weight * torch.randn(FlatModel(module).dimension, generator=generator)
+    x = size * torch.randn(1, 1, 6, 6, generator=generator)
+    units, zeroed = NativeEngine(module, 1, level).clipped_sum(theta, x, torch.tensor([seed % 4]), clip, clip_value)
+    numbers = [int(unit) for unit in units]
+    assert zeroed in (0, 1)
+    assert not zeroed or not any(numbers)
+    most = max(map(abs, numbers)) if clip == "coordinate" else math.isqrt(sum(n * n for n in numbers)) + 1
+    assert most <= CLIP_UNITS

@@ -77,15 +77,14 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
     algorithm = ALGORITHMS[config.algorithm.name]
     # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(config.algorithm.layer_shares, model.sizes)
-    active = model.dimension if algorithm.by_example else _active(config.algorithm.compression, model.dimension)
+    active = _active(config.algorithm.compression, model.dimension) if algorithm.sparse else model.dimension
     if layers is not None:
         active = sum(k for _, k in layers)
     cap = _cap(config)
     records = _smallest_holding(config, holdings)
     settings = config.algorithm
     run, exact = config.run, config.privacy.noise == "exact"
-    by_example = algorithm.by_example
-    engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32, by_example=by_example)
+    engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32)
     if engine.name == "generic":
         _try_gradients(model, input_shape)
     return Job(
@@ -94,7 +93,7 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
         holdings=holdings,
         model=model,
         engine=engine,
-        engine_reason=reason(run.engine, module, input_shape, run.device, exact, by_example=by_example),
+        engine_reason=reason(run.engine, module, input_shape, run.device, exact),
         algorithm=algorithm,
         optimizer=ServerOptimizer(
             step=settings.server or algorithm.server,

@@ -180,10 +180,42 @@ static void place_parameters(struct work *w, const struct fedspa_task *task, con
     }
 }
 
+static int labels_fit(const struct fedspa_net *net, const struct fedspa_task *task) {
+    for (int64_t i = 0; i < task->records; i++)
+        if (task->y[i] < 0 || task->y[i] >= net->classes) return 0;
+    return 1;
+}
+
+/* A step's sum of clipped gradients; returns its part of the centred share. */
+static double add_batch(struct work *w, const struct fedspa_task *task, int64_t batch, double clip_value) {
+    double centred = 0;
+    clear(w, task);
+    for (int i = 0; i < w->net->count; i++)
+        if (w->net->ops[i].kind == OP_ROWS && !w->net->ops[i].linear) prepare_weights(w, w->net->ops + i);
+    for (int64_t e = 0; e < batch; e += w->chunk)
+        centred += add_chunk(w, task, w->chosen + e, (int)(batch - e < w->chunk ? batch - e : w->chunk), clip_value);
+    return centred;
+}
+
+static int64_t SUM(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, int64_t *sum,
+                   int64_t *zeroed) {
+    if (!labels_fit(net, task)) return FEDSPA_LABEL;
+    struct work w;
+    const int made = work_new(&w, net, task);
+    if (made) {
+        place_parameters(&w, task, theta);
+        for (int64_t i = 0; i < task->records; i++) w.chosen[i] = i;
+        add_batch(&w, task, task->records, task->clip_value);
+        for (int64_t i = 0; i < net->dimension; i++) sum[i] = (int64_t)w.total[net->place[i]] + w.units[net->place[i]];
+        *zeroed = w.zeroed;
+    }
+    work_free(&w);
+    return made ? FEDSPA_OK : FEDSPA_MEMORY;
+}
+
 static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, float *delta,
                      double *clip, int64_t *zeroed, const volatile int32_t *stop) {
-    for (int64_t i = 0; i < task->records; i++)
-        if (task->y[i] < 0 || task->y[i] >= net->classes) return FEDSPA_LABEL;
+    if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
     if (!work_new(&w, net, task)) {
         work_free(&w);
@@ -199,13 +231,7 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
         int64_t batch = task->sampling == SAMPLE_POISSON
                             ? draw_poisson(&sampling, task->rate, task->records, w.chosen, w.sampling_words)
                             : draw_fixed(&sampling, task->batch, task->records, w.chosen, w.sampling_words, w.seen);
-        double centred = 0;
-        clear(&w, task);
-        for (int i = 0; i < net->count; i++)
-            if (net->ops[i].kind == OP_ROWS && !net->ops[i].linear)
-                prepare_weights(&w, net->ops + i);
-        for (int64_t e = 0; e < batch; e += w.chunk)
-            centred += add_chunk(&w, task, w.chosen + e, (int)(batch - e < w.chunk ? batch - e : w.chunk), clip_value);
+        const double centred = add_batch(&w, task, batch, clip_value);
         if (task->clip == CLIP_NONE) descend(&w, task);
         else release(&w, task, &noise, clip_value);
         if (task->clip != CLIP_NONE && task->quantile) clip_value = next_clip(&w, task, &noise, clip_value, centred);
