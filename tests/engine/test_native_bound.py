@@ -1,8 +1,4 @@
-"""The native engine's bound against data and models made to break it: what one record adds to a step.
-
-The record is swapped for one that counts as zero (a NaN), under the same noise: the difference of the two updates over
-the step size is the record's clipped gradient, nothing else.
-"""
+"""The native engine's bound against data and models made to break it: what one record adds to a step."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import math
 
 import pytest
 import torch
+from hard_records import Train, all_but_sure, cancelling, contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -24,21 +21,8 @@ from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
 
-def contribution(
-    module: nn.Module, theta: Tensor, x: Tensor, clip_value: float, level: library.Level, mask: Tensor | None = None
-) -> float:
-    """The norm of what the one record x adds to the sum of a step, over the clip value."""
-    d = len(theta)
-    plan = Plan(d, d if mask is None else len(mask), "l2", 1.0, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
-    # Plan refuses the smallest of these clips; the engine must hold them all the same.
-    object.__setattr__(plan, "clip_value", clip_value)
-    # A step so long that θ's rounding is nothing beside it.
-    step = 2.0**24 * max(float(theta.abs().max()), 1.0) / clip_value
-    deltas = []
-    for record in (x, torch.full_like(x, math.nan)):
-        task = LocalTask(record, torch.zeros(1, dtype=torch.int64), mask, 1.0, "fixed", 1, 1, step, plan, bytes(32))
-        deltas.append(NativeEngine(module, 1, level).train(theta, [task])[0].delta.double())
-    return float((deltas[0] - deltas[1]).norm()) / step / clip_value
+def trained(module: nn.Module, theta: Tensor, level: library.Level) -> Train:
+    return lambda task: NativeEngine(module, 1, level).train(theta, [task])[0].delta
 
 
 @pytest.mark.parametrize("level", library.LEVELS)
@@ -47,11 +31,8 @@ def contribution(
 def test_gradients_whose_squares_vanish_in_float32_are_clipped(
     level: library.Level, gap: float, clip_value: float
 ) -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    theta = torch.zeros(10)
-    theta[8] = gap  # so sure of the label that the derivatives are e^-gap: 3e-20 … 9e-27
-    mask = torch.tensor([4, 5, 6, 7, 9])  # the other class: 1 - p of the label itself rounds to 0
-    ratio = contribution(module, theta, torch.ones(1, 1, 2, 2), clip_value, level, mask)
+    module, theta, record, mask = all_but_sure(gap)
+    ratio = contribution(trained(module, theta, level), theta, record, clip_value, mask)
     assert 0.999 < ratio <= 1 + 1e-5
 
 
@@ -68,31 +49,10 @@ def test_sums_over_pixels_that_cancel_are_clipped(
     side: int, kernel: int, channels: int, size: float, exponent: float, seed: int
 ) -> None:
     """A convolution's gradient of large terms whose sum is all rounding: the norm must be that of the same rounding."""
-    generator = torch.Generator().manual_seed(seed)
-    units = (side - kernel + 1) ** 2
-    module = nn.Sequential(
-        nn.Conv2d(1, channels, kernel, bias=False), nn.Flatten(), nn.Linear(channels * units, 2, bias=False)
-    )
-    weights = channels * kernel**2
-    head = torch.randn(2, channels * units, generator=generator)
-    # No convolution weight: logits 0, derivatives half the difference of the head's rows whatever the data.
-    theta = torch.cat([torch.zeros(weights), head.flatten()])
-    slopes = (head[0] - head[1]).double().view(channels, side - kernel + 1, side - kernel + 1)
-    # The record is made orthogonal to every window's slopes: the gradient in exact arithmetic is 0.
-    placed = [
-        nn.functional.pad(slopes[c], (j, kernel - 1 - j, i, kernel - 1 - i)).flatten()
-        for c in range(channels)
-        for i in range(kernel)
-        for j in range(kernel)
-    ]
-    x = size * torch.randn(side * side, dtype=torch.float64, generator=generator)
-    if side * side > weights:
-        basis = torch.linalg.qr(torch.stack(placed, 1)).Q
-        x = x - basis @ (basis.T @ x)
-    record = x.float().view(1, 1, side, side)
+    module, theta, record, weights = cancelling(side, kernel, channels, size, seed)
     for level in library.LEVELS:
         for mask in (torch.arange(weights), None):  # the convolution alone: all of it is rounding
-            assert contribution(module, theta, record, 10.0**exponent, level, mask) <= 1 + 1e-5
+            assert contribution(trained(module, theta, level), theta, record, 10.0**exponent, mask) <= 1 + 1e-5
 
 
 @settings(max_examples=100, deadline=None)
@@ -118,7 +78,7 @@ def test_linear_layers_are_clipped_by_the_product_of_norms(
     slopes[0] -= 1
     norm = float(slopes.norm() * torch.sqrt(1 + record.double().square().sum()))
     for level in library.LEVELS:
-        ratio = contribution(module, theta, record, clip_value, level)
+        ratio = contribution(trained(module, theta, level), theta, record, clip_value)
         assert ratio <= 1 + 1e-5
         if 1.01 * clip_value < norm < 1e37 * clip_value:  # a factor below float32's normal range counts as zero
             assert ratio > 0.999
