@@ -33,16 +33,13 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	touch $@
 
-SOURCES := pyproject.toml $(wildcard setup.py) $(wildcard src/fedspa/engine/native/csrc/*)
-
-$(VENV)/.installed: $(VENV)/.torch $(SOURCES)
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcard src/fedspa/engine/native/csrc/*)
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
-# Not after .installed: every install of the package compiles the native engine.
-$(VENV)/.installed-dev: $(VENV)/.torch $(SOURCES)
+$(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install -c constraints.txt -e '.[dev,flower,plots,tensorboard,mlflow,docs]'
-	touch $(VENV)/.installed $@
+	touch $@
 
 # The extra `docs` without a second build of the package.
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -123,14 +123,7 @@ class Plan:
     @property
     def event(self) -> GaussianEvent:
         """What one participation does."""
-        return GaussianEvent(
-            self.sampling,
-            self.batch,
-            self.records,
-            self.local_steps,
-            self.noise_multiplier,
-            clip_from_data=not self.is_private,
-        )
+        return GaussianEvent(self.sampling, self.batch, self.records, self.local_steps, self.noise_multiplier)
 
     @property
     def is_private(self) -> bool:
