@@ -33,13 +33,16 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard setup.py) $(wildcard src/fedspa/engine/native/csrc/*)
+SOURCES := pyproject.toml $(wildcard setup.py) $(wildcard src/fedspa/engine/native/csrc/*)
+
+$(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+# Not after .installed: every install of the package compiles the native engine.
+$(VENV)/.installed-dev: $(VENV)/.torch $(SOURCES)
 	$(PIP) install -c constraints.txt -e '.[dev,flower,plots,tensorboard,mlflow,docs]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 # The extra `docs` without a second build of the package.
 $(VENV)/.installed-docs: $(VENV)/.installed

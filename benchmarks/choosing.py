@@ -1,7 +1,7 @@
 """The tables of docs/choosing.md: the quickstart with one key moved at a time, everything else as it is.
 
 python benchmarks/choosing.py            # about 50 s of one core
-python benchmarks/choosing.py --json
+python benchmarks/choosing.py --json > benchmarks/results/choosing.json
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import tempfile
 from typing import Any
 
 import fedspa
+from provenance import stamp
+from tables import moved_key
 
 SWEEPS: dict[str, list[float]] = {
     "algorithm.compression": [0.05, 0.1, 0.2, 0.5, 1.0],
@@ -49,16 +51,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = [measure(key, value, options.seeds) for key, values in SWEEPS.items() for value in values]
+    result = {"provenance": stamp(), "settings": {"seeds": options.seeds}, "rows": rows}
     if options.json:
-        print(json.dumps(rows))
+        print(json.dumps(result, indent=1))
         return
     for key in SWEEPS:
-        print(f"\n| `{key}` | accuracy, % | noise multiplier | bytes an upload | bytes a run |\n|---|---|---|---|---|")
-        for row in rows:
-            if row["key"] == key:
-                accuracy = f"{row['accuracy']:.1f} ± {row['deviation']:.1f}"
-                bytes_sent = f"{row['upload_bytes']:.0f} | {row['run_bytes']:.0f}"
-                print(f"| {row['value']:g} | {accuracy} | {row['noise_multiplier']:.3g} | {bytes_sent} |")
+        print(moved_key(result, key, ("noise_multiplier", "upload_bytes", "run_bytes")))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,13 @@ CONTENDERS = {
     "sgd-grouped": "the same, ten agents as one grouped convolution",
 }
 PEERS = {"ours": "**fedspa**", "plain": "plain PyTorch, a process a core", "pfl": "pfl-research", "flower": "Flower"}
+# Of docs/choosing.md: beside the accuracy.
+COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "noise_multiplier": ("noise multiplier", lambda row: f"{row['noise_multiplier']:.3g}"),
+    "noise_of_mean": ("multiplier / B", lambda row: f"{row['noise_multiplier'] / row['value']:.3f}"),
+    "upload_bytes": ("bytes an upload", lambda row: f"{row['upload_bytes']:.0f}"),
+    "run_bytes": ("bytes a run", lambda row: f"{row['run_bytes']:.0f}"),
+}
 QUANTITIES = {"agents": "agents", "d": "d", "k": "k", "tau": "τ", "B": "B"}
 
 
@@ -204,6 +211,21 @@ def ledger_share() -> str:
     return origin(runs[0]["provenance"]) + markdown(head, rows)
 
 
+def moved_key(result: dict[str, Any], key: str, columns: Iterable[str]) -> str:
+    """Accuracy, and what else, against one key of the quickstart's config."""
+    chosen = [COLUMNS[column] for column in columns]
+    rows = [
+        [f"{row['value']:g}", f"{row['accuracy']:.1f} ± {row['deviation']:.1f}", *(cell(row) for _, cell in chosen)]
+        for row in result["rows"]
+        if row["key"] == key
+    ]
+    return markdown([f"`{key}`", "accuracy, %", *(head for head, _ in chosen)], rows)
+
+
+def choosing(key: str, *columns: str) -> Callable[[], str]:
+    return lambda: moved_key(kept("choosing"), key, columns)
+
+
 # Name → the page that has it, and what it holds.
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "engine-time": ("docs/engine.md", engine_time),
@@ -211,6 +233,13 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "engine-memory": ("docs/engine.md", engine_memory),
     "scale": ("docs/engine.md", scale),
     "peers": ("docs/engine.md", peers),
+    "choosing-origin": ("docs/choosing.md", lambda: origin(kept("choosing")["provenance"])),
+    "choosing-epsilon": ("docs/choosing.md", choosing("privacy.epsilon", "noise_multiplier")),
+    "choosing-clip": ("docs/choosing.md", choosing("privacy.clip_value")),
+    "choosing-p": ("docs/choosing.md", choosing("algorithm.compression", "upload_bytes", "run_bytes")),
+    "choosing-B": ("docs/choosing.md", choosing("algorithm.batch", "noise_multiplier", "noise_of_mean")),
+    "choosing-tau": ("docs/choosing.md", choosing("algorithm.local_steps", "noise_multiplier")),
+    "choosing-T": ("docs/choosing.md", choosing("federation.rounds", "noise_multiplier", "run_bytes")),
     "ledger-calls": ("docs/ledger.md", ledger_calls),
     "ledger-share": ("docs/ledger.md", ledger_share),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tables
+import uploads
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,11 @@ def test_the_page_has_what_was_kept(name: str) -> None:
 def test_every_place_for_a_table_has_one(page: str) -> None:
     named = re.findall(r"<!-- table: (\S+) -->", (ROOT / page).read_text("utf-8"))
     assert sorted(named) == sorted(name for name, (of, _) in tables.TABLES.items() if of == page)
+
+
+def test_the_table_of_bytes_and_accuracy_is_the_kept_result() -> None:
+    rows = json.loads((ROOT / "experiments" / "results" / "uploads.json").read_text("utf-8"))["rows"]
+    assert uploads.markdown(rows) in (ROOT / "docs" / "wire.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)

@@ -1,8 +1,4 @@
-"""The native engine's bound against data and models made to break it: what one record adds to a step.
-
-The record is swapped for one that counts as zero (a NaN), under the same noise: the difference of the two updates over
-the step size is the record's clipped gradient, nothing else.
-"""
+"""The native engine's bound against data and models made to break it: what one record adds to a step."""
 
 from __future__ import annotations
 
@@ -10,34 +6,23 @@ import math
 
 import pytest
 import torch
+from hard_records import Train, all_but_sure, cancelling, contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
+from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalTask
-from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Plan
+from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
 
-def contribution(
-    module: nn.Module, theta: Tensor, x: Tensor, clip_value: float, level: library.Level, mask: Tensor | None = None
-) -> float:
-    """The norm of what the one record x adds to the sum of a step, over the clip value."""
-    d = len(theta)
-    plan = Plan(d, d if mask is None else len(mask), "l2", 1.0, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
-    # Plan refuses the smallest of these clips; the engine must hold them all the same.
-    object.__setattr__(plan, "clip_value", clip_value)
-    # A step so long that θ's rounding is nothing beside it.
-    step = 2.0**24 * max(float(theta.abs().max()), 1.0) / clip_value
-    deltas = []
-    for record in (x, torch.full_like(x, math.nan)):
-        task = LocalTask(record, torch.zeros(1, dtype=torch.int64), mask, 1.0, "fixed", 1, 1, step, plan, bytes(32))
-        deltas.append(NativeEngine(module, 1, level).train(theta, [task])[0].delta.double())
-    return float((deltas[0] - deltas[1]).norm()) / step / clip_value
+def trained(module: nn.Module, theta: Tensor, level: library.Level) -> Train:
+    return lambda task: NativeEngine(module, 1, level).train(theta, [task])[0].delta
 
 
 @pytest.mark.parametrize("level", library.LEVELS)
@@ -46,11 +31,8 @@ def contribution(
 def test_gradients_whose_squares_vanish_in_float32_are_clipped(
     level: library.Level, gap: float, clip_value: float
 ) -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    theta = torch.zeros(10)
-    theta[8] = gap  # so sure of the label that the derivatives are e^-gap: 3e-20 … 9e-27
-    mask = torch.tensor([4, 5, 6, 7, 9])  # the other class: 1 - p of the label itself rounds to 0
-    ratio = contribution(module, theta, torch.ones(1, 1, 2, 2), clip_value, level, mask)
+    module, theta, record, mask = all_but_sure(gap)
+    ratio = contribution(trained(module, theta, level), theta, record, clip_value, mask)
     assert 0.999 < ratio <= 1 + 1e-5
 
 
@@ -67,31 +49,10 @@ def test_sums_over_pixels_that_cancel_are_clipped(
     side: int, kernel: int, channels: int, size: float, exponent: float, seed: int
 ) -> None:
     """A convolution's gradient of large terms whose sum is all rounding: the norm must be that of the same rounding."""
-    generator = torch.Generator().manual_seed(seed)
-    units = (side - kernel + 1) ** 2
-    module = nn.Sequential(
-        nn.Conv2d(1, channels, kernel, bias=False), nn.Flatten(), nn.Linear(channels * units, 2, bias=False)
-    )
-    weights = channels * kernel**2
-    head = torch.randn(2, channels * units, generator=generator)
-    # No convolution weight: logits 0, derivatives half the difference of the head's rows whatever the data.
-    theta = torch.cat([torch.zeros(weights), head.flatten()])
-    slopes = (head[0] - head[1]).double().view(channels, side - kernel + 1, side - kernel + 1)
-    # The record is made orthogonal to every window's slopes: the gradient in exact arithmetic is 0.
-    placed = [
-        nn.functional.pad(slopes[c], (j, kernel - 1 - j, i, kernel - 1 - i)).flatten()
-        for c in range(channels)
-        for i in range(kernel)
-        for j in range(kernel)
-    ]
-    x = size * torch.randn(side * side, dtype=torch.float64, generator=generator)
-    if side * side > weights:
-        basis = torch.linalg.qr(torch.stack(placed, 1)).Q
-        x = x - basis @ (basis.T @ x)
-    record = x.float().view(1, 1, side, side)
+    module, theta, record, weights = cancelling(side, kernel, channels, size, seed)
     for level in library.LEVELS:
         for mask in (torch.arange(weights), None):  # the convolution alone: all of it is rounding
-            assert contribution(module, theta, record, 10.0**exponent, level, mask) <= 1 + 1e-5
+            assert contribution(trained(module, theta, level), theta, record, 10.0**exponent, mask) <= 1 + 1e-5
 
 
 @settings(max_examples=100, deadline=None)
@@ -117,7 +78,7 @@ def test_linear_layers_are_clipped_by_the_product_of_norms(
     slopes[0] -= 1
     norm = float(slopes.norm() * torch.sqrt(1 + record.double().square().sum()))
     for level in library.LEVELS:
-        ratio = contribution(module, theta, record, clip_value, level)
+        ratio = contribution(trained(module, theta, level), theta, record, clip_value)
         assert ratio <= 1 + 1e-5
         if 1.01 * clip_value < norm < 1e37 * clip_value:  # a factor below float32's normal range counts as zero
             assert ratio > 0.999
@@ -217,3 +178,28 @@ def test_a_private_clip_stays_within_what_a_plan_allows(level: library.Level, bo
         assert ours == pytest.approx(truth, rel=1e-6)
         stopped += ours == bound
     assert 0 < stopped < 8
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    clip=st.sampled_from(["coordinate", "l2"]),
+    size=st.sampled_from([1e-30, 1e-6, 1.0, 1e3, 1e18, 1e38]),
+    weight=st.sampled_from([0.0, 1e-3, 1.0, 1e6, 1e30]),
+    clip_value=st.sampled_from([SMALLEST_CLIP, 1e-3, 1.0, LARGEST_CLIP]),
+    level=st.sampled_from(library.LEVELS),
+    seed=st.integers(0, 2**20),
+)
+def test_one_examples_whole_numbers_stay_within_the_clip(
+    clip: Clipping, size: float, weight: float, clip_value: float, level: library.Level, seed: int
+) -> None:
+    """What cpSGD's sensitivity rests on, exactly: 2^24 units to the clip value, whatever the record and the model."""
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4))
+    generator = torch.Generator().manual_seed(seed)
+    theta = weight * torch.randn(FlatModel(module).dimension, generator=generator)
+    x = size * torch.randn(1, 1, 6, 6, generator=generator)
+    units, zeroed = NativeEngine(module, 1, level).clipped_sum(theta, x, torch.tensor([seed % 4]), clip, clip_value)
+    numbers = [int(unit) for unit in units]
+    assert zeroed in (0, 1)
+    assert not zeroed or not any(numbers)
+    most = max(map(abs, numbers)) if clip == "coordinate" else math.isqrt(sum(n * n for n in numbers)) + 1
+    assert most <= CLIP_UNITS

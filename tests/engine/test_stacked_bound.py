@@ -1,8 +1,6 @@
 """The stacked engine's bounds against data and models made to break it: what one record adds to a step.
 
-The record is swapped for one that counts as zero (a NaN), under the same noise: the difference of the two updates over
-the step size is the record's clipped gradient, nothing else. The torch twins always run; the kernels where there is a
-CUDA device, or Triton's interpreter (TRITON_INTERPRET=1).
+The torch twins always run; the kernels where there is a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
@@ -12,16 +10,15 @@ import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from hard_records import Train, all_but_sure, cancelling, contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedspa.engine import stacked
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.task import LocalTask
@@ -47,34 +44,16 @@ def train(runner: str, module: nn.Module, theta: Tensor, task: LocalTask) -> Ten
     return rounds.train(theta.to(device), [moved])[0].delta.double().cpu()
 
 
-def contribution(
-    runner: str, module: nn.Module, theta: Tensor, x: Tensor, clip_value: float, mask: Tensor | None = None
-) -> float:
-    """The norm of what the one record x adds to the sum of a step, over the clip value."""
-    d = len(theta)
-    plan = Plan(d, d if mask is None else len(mask), "l2", clip_value, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
-    # A step so long that θ's rounding is nothing beside it.
-    step = 2.0**24 * max(float(theta.abs().max()), 1.0) / clip_value
-    deltas = []
-    for record in (x, torch.full_like(x, math.nan)):
-        task = LocalTask(record, torch.zeros(1, dtype=torch.int64), mask, 1.0, "fixed", 1, 1, step, plan, bytes(32))
-        deltas.append(train(runner, module, theta, task))
-    return float((deltas[0] - deltas[1]).norm()) / step / clip_value
+def trained(runner: str, module: nn.Module, theta: Tensor) -> Train:
+    return lambda task: train(runner, module, theta, task)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("gap", [45.0, 60.0])
 @pytest.mark.parametrize("clip_value", [1e-28, 1e-30])
-def test_gradients_whose_squares_vanish_in_float32_are_clipped(
-    runner: str, gap: float, clip_value: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Plan refuses such clips; the engine must hold them all the same.
-    monkeypatch.setattr("fedspa.privacy.plan.SMALLEST_CLIP", 0.0)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    theta = torch.zeros(10)
-    theta[8] = gap  # so sure of the label that the derivatives are e^-gap: 3e-20 … 9e-27
-    mask = torch.tensor([4, 5, 6, 7, 9])  # the other class: 1 - p of the label itself rounds to 0
-    ratio = contribution(runner, module, theta, torch.ones(1, 1, 2, 2), clip_value, mask)
+def test_gradients_whose_squares_vanish_in_float32_are_clipped(runner: str, gap: float, clip_value: float) -> None:
+    module, theta, record, mask = all_but_sure(gap)
+    ratio = contribution(trained(runner, module, theta), theta, record, clip_value, mask)
     assert 0.999 < ratio <= 1
 
 
@@ -85,13 +64,15 @@ def test_gradients_whose_squares_overflow_float32_are_clipped(runner: str, size:
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     theta = torch.zeros(10)  # derivatives of ±½ whatever the data
     for clip_value in (1e-3, 1e5) if size < 1e37 else (1e5,):  # a factor of 1e-41 would count as zero
-        assert 0.999 < contribution(runner, module, theta, torch.full((1, 1, 2, 2), size), clip_value) <= 1
+        record = torch.full((1, 1, 2, 2), size)
+        assert 0.999 < contribution(trained(runner, module, theta), theta, record, clip_value) <= 1
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_factor_too_small_for_float32_counts_as_zero(runner: str) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    assert contribution(runner, module, torch.zeros(10), torch.full((1, 1, 2, 2), 3e37), SMALLEST_CLIP) <= 1
+    theta, record = torch.zeros(10), torch.full((1, 1, 2, 2), 3e37)
+    assert contribution(trained(runner, module, theta), theta, record, SMALLEST_CLIP) <= 1
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -110,33 +91,7 @@ def test_sums_over_pixels_that_cancel_are_clipped(
     """A convolution's gradient of large terms whose sum is all rounding: the norm must be that of the same rounding."""
     module, theta, record, weights = cancelling(side, kernel, channels, size, seed)
     for mask in (torch.arange(weights), None):  # the convolution alone: all of it is rounding
-        assert contribution(runner, module, theta, record, 10.0**exponent, mask) <= 1
-
-
-def cancelling(side: int, kernel: int, channels: int, size: float, seed: int) -> tuple[Any, Tensor, Tensor, int]:
-    generator = torch.Generator().manual_seed(seed)
-    units = (side - kernel + 1) ** 2
-    module = nn.Sequential(
-        nn.Conv2d(1, channels, kernel, bias=False), nn.Flatten(), nn.Linear(channels * units, 2, bias=False)
-    )
-    weights = channels * kernel**2
-    head = torch.randn(2, channels * units, generator=generator)
-    # No convolution weight: logits 0, derivatives half the difference of the head's rows whatever the data.
-    theta = torch.cat([torch.zeros(weights), head.flatten()])
-    slopes = (head[0] - head[1]).double().view(channels, side - kernel + 1, side - kernel + 1)
-    # The record is made orthogonal to every window's slopes: the gradient in exact arithmetic is 0.
-    placed = [
-        nn.functional.pad(slopes[c], (j, kernel - 1 - j, i, kernel - 1 - i)).flatten()
-        for c in range(channels)
-        for i in range(kernel)
-        for j in range(kernel)
-    ]
-    x = size * torch.randn(side * side, dtype=torch.float64, generator=generator)
-    if side * side > weights:
-        basis = torch.linalg.qr(torch.stack(placed, 1)).Q
-        x = x - basis @ (basis.T @ x)
-    assert len(theta) == FlatModel(module).dimension
-    return module, theta, x.float().view(1, 1, side, side), weights
+        assert contribution(trained(runner, module, theta), theta, record, 10.0**exponent, mask) <= 1
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import slow_features
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +75,13 @@ def test_orientations_have_norm_three_and_the_stated_width(shape, width):
     found = transform("orientations", torch.randn(5, *shape, generator=torch.Generator().manual_seed(2)))
     assert found.shape == (5, width)
     assert torch.allclose(found.norm(dim=1), torch.full((5,), features.NORM), atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 17, 21), (1, 9, 30)])
+def test_orientations_are_what_their_definition_says(shape):
+    images = torch.rand(3, *shape, generator=torch.Generator().manual_seed(4))
+    slowly = [torch.from_numpy(slow_features.orientations(image.double().numpy())) for image in images]
+    assert torch.allclose(transform("orientations", images).double(), torch.stack(slowly), atol=2e-5)
 
 
 @settings(max_examples=25)

@@ -88,14 +88,18 @@ def header(shape: str, descr: str = "|u1") -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
-def test_a_member_that_claims_more_than_it_holds_allocates_nothing(tmp_path: Path) -> None:
-    path = archive(tmp_path / "x.npz", HONEST | {"x_train": header("(1000000000, 3)") + b"x"})
+def refused_without_memory(path: Path) -> None:
     tracemalloc.start()
     with pytest.raises(DataError, match="not what it holds"):
         npz.read(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_a_member_that_claims_more_than_it_holds_allocates_nothing(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.npz", HONEST | {"x_train": header("(1000000000, 3)") + b"x"})
+    refused_without_memory(path)
 
 
 class Evil:
@@ -125,12 +129,7 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     at = raw.rindex(size)
     path.write_bytes(raw[:at] + b"\0\0\0\xf0" + raw[at + 4 :])
     assert zipfile.ZipFile(path).getinfo("y_test.npy").file_size == 0xF0000000
-    tracemalloc.start()
-    with pytest.raises(DataError, match="not what it holds"):
-        npz.read(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
+    refused_without_memory(path)
 
 
 def test_too_large_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

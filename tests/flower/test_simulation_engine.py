@@ -17,9 +17,23 @@ import torch
 import fedspa
 from fedspa.flower.settings import read_config
 
+from .test_deployment import until
 from .test_strategy import theta
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def simulate(app, changes, monkeypatch):
+    """The app's own settings, without Flower."""
+    monkeypatch.syspath_prepend(app)
+    declared = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    flat = {f"{section}.{key}": value for section, keys in declared.items() for key, value in keys.items()}
+    config, _ = read_config(flat | changes)
+    try:
+        fedspa.run(config)
+    finally:
+        for name in ("quickstart", "quickstart.data", "quickstart.model", "loopback"):
+            sys.modules.pop(name, None)
 
 
 @pytest.mark.slow
@@ -34,19 +48,12 @@ def test_the_quickstart_gives_the_simulators_bits(tmp_path, monkeypatch):
     with Deployment(tmp_path / "deployment") as deployment:
         deployment.start_simulator()
         run = deployment.submit(app, changes, "--federation-config", "num-supernodes=8 client-resources-num-cpus=1")
-        finished = deployment.wait(run, 180)
+        simulate(app, changes | {"run.out": str(tmp_path / "twin")}, monkeypatch)
+        until((tmp_path / "run/summary.json").exists, 180)  # cheaper to ask for than the run's status
+        finished = deployment.wait(run, 30)
         assert finished["status"] == "finished:completed", deployment.output(run)[-3000:]
     assert deployment.processes() == []
 
-    monkeypatch.syspath_prepend(app)
-    declared = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    flat = {f"{section}.{key}": value for section, keys in declared.items() for key, value in keys.items()}
-    config, _ = read_config(flat | changes | {"run.out": str(tmp_path / "twin")})
-    try:
-        fedspa.run(config)
-    finally:
-        for name in ("quickstart", "quickstart.data", "quickstart.model", "loopback"):
-            sys.modules.pop(name, None)
     assert torch.equal(theta(tmp_path / "run"), theta(tmp_path / "twin"))
     same = [json.loads((tmp_path / folder / "summary.json").read_text()) for folder in ("run", "twin")]
     assert {key: same[0][key] for key in ("accuracy_last", "epsilon", "payload_bytes")} == {

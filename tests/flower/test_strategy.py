@@ -20,6 +20,7 @@ from fedspa.flower.polling import PollingGrid
 from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
 from fedspa.privacy.ledger import Ledger
+from fedspa.runs.config import Config
 from fedspa.wire.payload import Update, encode
 
 from .local_grid import POLICY, SIMULATION, LocalGrid
@@ -46,17 +47,38 @@ def reply(question: Message, **values: Any) -> Message:
     return Message(RecordDict({"update": ConfigRecord(values)}), reply_to=question)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {},
-        {"algorithm.mask": "shared", "algorithm.server": "adam"},
-        {"privacy.clip_rule": "quantile", "algorithm.coding": "f32"},
-        {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "federation.participation": "uniform"},
-        CPSGD,
-        CPSGD | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3},
-    ],
-)
+TWINS: list[dict[str, Any]] = [
+    {},
+    {"algorithm.mask": "shared", "algorithm.server": "adam", "algorithm.beta2": 0.9, "algorithm.kappa": 0.01},
+    {"privacy.clip_rule": "quantile", "algorithm.coding": "f32", "run.engine": "generic", "privacy.accountant": "rdp"},
+    {"privacy.clip_rule": "median", "privacy.clip": "coordinate", "data.partition": "shards", "run.threads": 1},
+    {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "data.name": "digits", "model.name": "mlp"},
+    CPSGD | {"algorithm.bits": 5},
+    CPSGD
+    | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3, "privacy.adversary": "secure-aggregation"},
+    {
+        "algorithm.compression": "",
+        "algorithm.mask": "fixed",
+        "algorithm.layer_shares": "[0.3, 1]",
+        "algorithm.server": "momentum",
+        "algorithm.server_lr": 0.5,
+        "algorithm.beta1": 0.5,
+        "algorithm.ema": 0.5,
+        "algorithm.lr_decay": "sqrt",
+        "data.partition": "dirichlet",
+        "data.alpha": 5.0,
+        "data.holdout": 0.1,
+        "data.features": "orientations",
+        "federation.participation": "uniform",
+        "federation.cap": 2,
+        "privacy.neighbours": "replace-one",
+        "privacy.noise_multiplier": "",
+        "privacy.epsilon": 8.0,
+    },
+]
+
+
+@pytest.mark.parametrize("overrides", TWINS)
 def test_same_bits_as_the_simulator(simulation, train, tmp_path, overrides):
     simulation.run_config |= overrides
     summary = train(simulation)
@@ -67,6 +89,31 @@ def test_same_bits_as_the_simulator(simulation, train, tmp_path, overrides):
     same = twin.summary.keys() - {"seconds"}
     assert {key: summary[key] for key in same} == {key: twin.summary[key] for key in same}
     assert summary["dropped"] == {}
+
+
+def test_no_key_of_a_config_is_dropped():
+    """Each is in a twin's config above, is refused (test_settings.py), or is named here with who looks after it."""
+    elsewhere = {
+        "run.device", "run.tf32", "run.checkpoint_every",  # refused
+        "run.ledger", "run.policy",  # below, and test_resume.py
+        "run.out", "run.keep", "run.track",  # the simulator's own RunFolder
+        "privacy.noise",  # test_agents_draw_their_own_noise
+        "data.dir", "model.init",  # the simulator's own prepare
+    }  # fmt: skip
+    twins = {key for twin in (SIMULATION, *TWINS) for key in twin if not key.startswith("flower.")}
+    keys = {f"{section}.{key}" for section, of in Config.model_fields.items() for key in of.annotation.model_fields}
+    assert keys - twins == elsewhere
+
+
+def test_runs_on_one_ledger_add_up(simulation, train, tmp_path):
+    ledger = {"run__ledger": str(tmp_path / "shared.sqlite")}
+    first = train(simulation, **ledger)
+    second = train(simulation, run__out=str(tmp_path / "second"), **ledger)
+    assert first["epsilon_total"] == first["epsilon"] == second["epsilon"] < second["epsilon_total"]
+
+
+def test_a_deployments_summary_names_no_engine_of_the_servers(deployment, train):
+    assert train(deployment)["engine"] == "each agent's own"
 
 
 def test_a_reply_is_the_payload_and_nothing_else(deployment, train):
@@ -214,7 +261,6 @@ def test_duplicates_and_strangers(simulation, train, tmp_path):
         return [honest, honest, stranger]
 
     simulation.fault = twice
-    asked = sum(node == 101 for node in [])  # counted below from what was really sent
     summary = train(simulation)
     asked = sum(message.metadata.dst_node_id == 101 for message in simulation.sent)
     assert summary["dropped"] == {"duplicate-reply": asked, "stranger": asked}

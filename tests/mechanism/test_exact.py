@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from scipy import stats
+from scripted import Scripted
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanism import exact
@@ -152,18 +153,6 @@ def test_sums_do_not_depend_on_chunks_or_order() -> None:
 
 
 # ---- the noise
-
-
-class Scripted(Stream):
-    """Hands out the given words first, then those of its key; counts what was asked for."""
-
-    def __init__(self, words: list[int]) -> None:
-        super().__init__(derive_key(ROOT, "scripted"))
-        self.words = list(words)
-
-    def uint64(self, n: int) -> NDArray[np.uint64]:
-        given, self.words = self.words[:n], self.words[n:]
-        return np.concatenate([np.array(given, dtype=np.uint64), super().uint64(n - len(given))])
 
 
 def test_the_law_is_the_rounded_gaussian_to_two_to_the_minus_118() -> None:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
+from scripted import Scripted
 
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.mechanism.streams import KEY_BYTES, Stream, agent_key, derive_key, mask_seed, root_key
@@ -27,18 +27,6 @@ FALSE_ALARM = 1e-6
 SIGMAS = 4.9
 
 labels = st.lists(st.one_of(st.text(max_size=6), st.integers(-(2**70), 2**70)), max_size=4).map(tuple)
-
-
-class Scripted(Stream):
-    """Hands out the given words first, then those of its key."""
-
-    def __init__(self, words: list[int]) -> None:
-        super().__init__(derive_key(ROOT, "scripted"))
-        self.words = list(words)
-
-    def uint64(self, n: int) -> NDArray[np.uint64]:
-        given, self.words = self.words[:n], self.words[n:]
-        return np.concatenate([np.array(given, dtype=np.uint64), super().uint64(n - len(given))])
 
 
 # ---- keys

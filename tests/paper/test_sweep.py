@@ -164,6 +164,7 @@ def _rounds(out: Path) -> list[str]:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_interrupted_then_killed_and_called_again_the_table_is_the_same(tmp_path: Path) -> None:
     table, out = small_table.write(tmp_path, rounds=30), tmp_path / "out"
+    whole = subprocess.Popen(_command(table, tmp_path / "whole", 1), stdout=subprocess.PIPE, text=True)
     code, told = _begin_and_end(table, out, signal.SIGINT)
     assert code == 130
     assert "to go on: fedspa table" in told
@@ -171,8 +172,7 @@ def test_interrupted_then_killed_and_called_again_the_table_is_the_same(tmp_path
     assert code == -signal.SIGKILL
     assert 8 <= len(_rounds(out)) < 60  # both times some rounds were done, and neither time all
     again = subprocess.run(_command(table, out, 1), capture_output=True, text=True, check=True)
-    whole = subprocess.run(_command(table, tmp_path / "whole", 1), capture_output=True, text=True, check=True)
-    first, second = json.loads(whole.stdout), json.loads(again.stdout)
+    first, second = json.loads(whole.communicate(timeout=120)[0]), json.loads(again.stdout)
     for found in (first, second):
         for cell in (found["rows"][0]["published"], found["rows"][0]["verified"]):
             del cell["seconds"]

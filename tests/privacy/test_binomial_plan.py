@@ -13,6 +13,7 @@ from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
 from fedspa.privacy.binomial_plan import BinomialPlan, calibrated, least_trials, trials_for_compression
 from fedspa.privacy.policy import Policy, PolicyRefusal
+from fedspa.privacy.rounded import surely_infinite
 
 PLAN = BinomialPlan(
     dimension=100,
@@ -206,6 +207,29 @@ def test_where_no_noise_is_enough_the_reader_is_told_what_to_do() -> None:
     assert "no number of trials up to 2,147,483,647" in hopeless.flaw
     assert "fewer bits" in hopeless.flaw
     assert "it takes" not in hopeless.flaw
+    assert least_trials(replace(hopeless, adversary="secure-aggregation", agents=2**31 - 1)) is None  # and no memory
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_the_quick_test_for_no_epsilon_says_what_the_accountant_says(bits: int, delta: float) -> None:
+    """Where it says that there is none, the accountant has none; where not, the accountant has one here."""
+    plan = replace(PLAN, bits=bits, delta=delta)
+    edge = least_trials(plan)
+    assert edge is not None
+    for trials in {1, edge // 2, edge - 1, edge, 2 * edge}:
+        weak = replace(plan, trials=max(1, trials))
+        assert surely_infinite(weak.event, weak.participations, delta) is not weak.has_guarantee
+
+
+def test_the_fewest_trials_are_found_without_pricing_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a shift of thousands of levels each ε near the edge takes half a second, and a search of all took 11 s."""
+    coarse = replace(PLAN, dimension=20_000, bits=16, trials=6)
+    priced = []
+    price = accounting.epsilon
+    monkeypatch.setattr(accounting, "epsilon", lambda *a, **k: priced.append(1) or price(*a, **k))
+    assert coarse.flaw is not None
+    assert len(priced) <= 3
 
 
 def test_a_policy_refuses_secure_aggregation_without_pricing_it(monkeypatch: pytest.MonkeyPatch) -> None:

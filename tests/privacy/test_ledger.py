@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import accounting
 from fedspa.privacy import ledger as ledger_module
-from fedspa.privacy.event import BinomialEvent, GaussianEvent
+from fedspa.privacy.event import BinomialEvent, GaussianEvent, Neighbours
 from fedspa.privacy.ledger import Cap, Ledger
 from fedspa.privacy.ledger_report import export, verify
 from fedspa.privacy.ledger_schema import create
@@ -545,3 +546,16 @@ def test_secure_aggregation_without_a_local_guarantee_is_infinite(path: Path) ->
     with Ledger.open(path) as ledger:
         ledger.reserve("a", replace(SUMMED, trials=6), "summed", "0")
         assert ledger.epsilon("a", 1e-3, "replace-one") == math.inf
+
+
+def test_a_clip_read_off_the_data_has_no_epsilon_and_leaves_no_budget(path: Path) -> None:
+    """Once is enough, whatever else is in the ledger; agents that did not take part are not touched."""
+    with Ledger.open(path) as ledger:
+        for agent in ("a", "b"):
+            ledger.reserve(agent, EVENT, "first", "0")
+        ledger.reserve("a", replace(EVENT, clip_from_data=True), "median", "0")
+        for neighbours in get_args(Neighbours):
+            assert ledger.epsilon("a", 1e-5, neighbours) == math.inf
+            assert ledger.epsilon("b", 1e-5, neighbours) < math.inf
+        with pytest.raises(BudgetError):
+            ledger.reserve("a", EVENT, "first", "1", cap=Cap(1e6, 1e-5, "add-remove"))

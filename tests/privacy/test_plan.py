@@ -72,6 +72,7 @@ def test_derived_values() -> None:
     assert PLAN.event == GaussianEvent("poisson", 10, 600, 300, 1.5)
     assert PLAN.is_private
     assert not replace(PLAN, clip_rule="median").is_private
+    assert replace(PLAN, clip_rule="median").event == replace(PLAN.event, clip_from_data=True)
 
 
 def test_noise_does_not_depend_on_the_relation() -> None:

@@ -40,7 +40,6 @@ def changed(key: str, value: Any) -> dict[str, dict[str, Any]]:
         ("privacy.trials", 0),
         ("privacy.trials", 2**31),
         ("privacy.adversary", "server"),
-        ("run.engine", "native"),
     ],
 )
 def test_what_cpsgd_cannot_do_is_refused_by_name(key: str, value: Any) -> None:

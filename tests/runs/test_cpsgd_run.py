@@ -10,7 +10,8 @@ import pytest
 from small_runs import ALGORITHMS, small
 
 import fedspa
-from fedspa.errors import BudgetError, ConfigError, PrivacyError
+from fedspa.engine.native import library
+from fedspa.errors import BudgetError, PrivacyError
 from fedspa.privacy.binomial import composed_epsilon
 from fedspa.privacy.event import BinomialEvent
 from fedspa.privacy.ledger import Ledger
@@ -124,12 +125,13 @@ def test_a_compression_without_room_for_noise_is_one_line(tmp_path: Path) -> Non
         fedspa.run(cpsgd(tmp_path / "run", algorithm={"compression": 0.1}, privacy={"trials": None}))
 
 
-def test_the_engine_is_one_that_gives_single_gradients(tmp_path: Path) -> None:
-    job = prepare(load(cpsgd(tmp_path / "run", run={"engine": "auto"})))
-    assert job.engine.name == "generic"
-    assert "cpsgd" in job.engine_reason
-    with pytest.raises(ConfigError, match=r"run\.engine"):
-        load(cpsgd(tmp_path / "run", run={"engine": "native"}))
+@pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+def test_it_takes_the_fastest_engine(tmp_path: Path) -> None:
+    fast = fedspa.run(cpsgd(tmp_path / "native", run={"engine": "auto"})).summary
+    slow = fedspa.run(cpsgd(tmp_path / "generic", run={"engine": "generic"})).summary
+    assert (fast["engine"], slow["engine"]) == ("native", "generic")
+    assert fast["accuracy_last"] == pytest.approx(slow["accuracy_last"], abs=0.02)
+    assert prepare(load(cpsgd(tmp_path / "run", privacy={"noise": "exact"}))).engine.name == "generic"
 
 
 def test_secure_aggregation_does_not_make_later_totals_private(tmp_path: Path) -> None:

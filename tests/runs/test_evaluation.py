@@ -37,6 +37,21 @@ def test_agrees_with_one_pass(engine: str) -> None:
     assert loss == pytest.approx(functional.cross_entropy(logits, made.data.test_y).item(), rel=1e-5)
 
 
+def test_by_class() -> None:
+    made = job("native", 3)
+    assert made.data.classes == 10
+    without = made.data.test_y.clone()
+    without[without == 4] = 5
+    made = replace(made, data=replace(made.data, test_y=without))
+    theta = made.model.flatten()
+    found = Evaluation(made, theta.device).by_class(theta)
+    with torch.no_grad():
+        right = made.model.logits(theta, made.data.test_x).argmax(1) == without
+    assert found[4] is None
+    for label in {*range(10)} - {4}:
+        assert found[label] == right[without == label].double().mean().item()
+
+
 def test_threads_change_no_bit_and_leave_torch_as_it_was() -> None:
     theta = job("native", 1).model.flatten()
     before = torch.get_num_threads()

@@ -109,10 +109,39 @@ def test_median_and_fedavg_claim_nothing(runs: dict[str, Path]) -> None:
     assert text.count("not a guarantee: see above") == 2  # by either relation
     for words in ("Who is protected", "nobody else has to be honest", "at most e^ε"):
         assert words not in text
+    assert "do not rely" not in text
     text = page(runs["fedavg"]).text
     assert "Guarantee none" in text
     assert "Nothing is promised." in text
     assert "ε =" not in text
+
+
+def test_a_config_that_was_edited_into_a_private_one_is_found_out(runs: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs["median"], tmp_path / "copy"))
+    config = (folder / "config.toml").read_text("utf-8")
+    (folder / "config.toml").write_text(config.replace('clip_rule = "median"', 'clip_rule = "given"'), "utf-8")
+    text = page(folder).text
+    assert "the ledger says that the clip value was read off the data" in text
+
+
+def test_the_plan_says_how_gradients_were_computed(copy: Path) -> None:
+    assert "gradients float32 how they are computed" in page(copy).text
+    summary = json.loads((copy / "summary.json").read_text("utf-8"))
+    (copy / "summary.json").write_text(json.dumps(summary | {"tf32": True}), "utf-8")
+    assert "gradients float32, matrix products in TF32 how" in page(copy).text
+
+
+def test_accuracy_by_class_is_the_servers(copy: Path) -> None:
+    summary = json.loads((copy / "summary.json").read_text("utf-8"))
+    assert len(summary["accuracy_by_class"]) == 10
+    text = page(copy).text
+    row = " ".join(f"{value:.1%}" for value in summary["accuracy_by_class"])
+    assert f"class 0 1 2 3 4 5 6 7 8 9 accuracy {row}" in text
+    (copy / "summary.json").write_text(json.dumps(summary | {"accuracy_by_class": [0.5, None]}), "utf-8")
+    assert "class 0 1 accuracy 50.0% –" in page(copy).text
+    for strange in (None, [2.0], ["x"], {"0": 0.5}):
+        (copy / "summary.json").write_text(json.dumps(summary | {"accuracy_by_class": strange}), "utf-8")
+        assert "Accuracy by class" not in page(copy).text
 
 
 def test_seeded_noise_qualifies_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:

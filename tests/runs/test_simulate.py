@@ -102,6 +102,17 @@ def test_a_clip_read_off_the_data_is_called_not_private(tmp_path: Path) -> None:
     assert summary["private"] is False
     assert not any(json.loads(line)["private"] for line in (result.folder / "metrics.jsonl").open())
     assert statement(summary).startswith("NOT PRIVATE")
+    with Ledger.open(result.folder / "ledger.sqlite", create=False) as ledger:
+        assert ledger.epsilon("agent-0", 1e-3, "add-remove") == math.inf
+
+
+def test_a_ledger_with_such_a_clip_has_no_total(tmp_path: Path) -> None:
+    shared = str(tmp_path / "shared.sqlite")
+    fedspa.run(small(tmp_path, run={"out": str(tmp_path / "first"), "ledger": shared}, privacy={"clip_rule": "median"}))
+    second = fedspa.run(small(tmp_path, run={"out": str(tmp_path / "second"), "ledger": shared}))
+    assert second.summary["private"]
+    assert second.summary["epsilon_total"] is None
+    assert any("no guarantee over all runs in the ledger" in warning for warning in second.summary["warnings"])
 
 
 def test_the_folder_holds_what_the_run_did(tmp_path: Path) -> None:

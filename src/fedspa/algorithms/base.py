@@ -127,10 +127,7 @@ def decode_values(payload: bytes, terms: Terms, coding: Coding, seed: bytes | No
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """How agents answer a round (`respond`), how answers travel, and how θ moves unless the config says otherwise.
-
-    `by_example` is True where an agent needs each example's gradient, which not every back end gives.
-    """
+    """How agents answer a round (`respond`), how answers travel, and how θ moves unless the config says otherwise."""
 
     name: str
     private: bool
@@ -139,4 +136,3 @@ class Algorithm:
     respond: Respond
     encode: Encode = encode_values
     decode: Decode = decode_values
-    by_example: bool = False

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Algorithm, Answer, Terms
-from fedspa.engine.local import Counted, Gradients, example_rows
+from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, example_rows
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, PrivacyError
-from fedspa.mechanism.quantize import dequantized, release
+from fedspa.mechanism.quantize import Integers, dequantized, example_grid, noised, summed
 from fedspa.mechanism.sampling import draw_batch
 from fedspa.mechanism.streams import Stream, derive_key
 from fedspa.privacy.binomial_plan import BinomialPlan
@@ -34,27 +34,35 @@ logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that
 
 def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
     """The answers of all agents of a round."""
-    if not isinstance(engine, Gradients):
-        raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; cpsgd runs on generic")
     for agent in agents:
         yield _answer(theta, terms, agent, engine)
 
 
-def _answer(theta: Tensor, terms: Terms, agent: Agent, gradients: Gradients) -> IntegerUpdate:
+def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> IntegerUpdate:
     plan, seed = _plan(terms), terms.mask_seed or agent.mask_seed
     if len(agent.y) < plan.records:
         raise PrivacyError(f"an agent holds {len(agent.y)} records; the plan's ε holds from {plan.records} on")
     sampling, rounding, noise = (Stream(derive_key(agent.key, label)) for label in ("sampling", "rounding", "noise"))
     index = torch.from_numpy(draw_batch("fixed", plan.batch, 0.0, len(agent.y), sampling)).to(agent.y.device)
-    counted = Counted()
-    rows = example_rows(gradients, theta, agent.x[index], agent.y[index], None, one_by_one=agent.exact)
-    numbers = release(counted.watch(rows), plan, seed, rounding, noise)
-    if counted.zeroed:
+    total, zeroed = _sum(theta, plan, agent.x[index], agent.y[index], engine, agent.exact)
+    if zeroed:
         logger.warning(
             "agent %d, round %d: %d of the sampled examples had a gradient that was not finite and counted as zero",
-            *(agent.number, terms.round, counted.zeroed),
+            *(agent.number, terms.round, zeroed),
         )
-    return IntegerUpdate(terms.round, terms.dimension, seed, numbers)
+    return IntegerUpdate(terms.round, terms.dimension, seed, noised(total, plan, seed, rounding, noise))
+
+
+def _sum(theta: Tensor, plan: BinomialPlan, x: Tensor, y: Tensor, engine: Engine, exact: bool) -> tuple[Integers, int]:
+    """The batch's clipped gradients, added up as whole numbers, and how many of them counted as zero."""
+    if isinstance(engine, ClippedSums) and not exact:
+        units, zeroed = engine.clipped_sum(theta, x, y, plan.clip, plan.clip_value)
+        return units.numpy() * (example_grid(plan).limit // CLIP_UNITS), zeroed
+    if not isinstance(engine, Gradients):
+        raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; use run.engine = 'generic'")
+    counted = Counted()
+    total = summed(counted.watch(example_rows(engine, theta, x, y, None, one_by_one=exact)), plan)
+    return total, counted.zeroed
 
 
 def encode(answer: Answer, terms: Terms, coding: Coding) -> bytes:
@@ -95,5 +103,4 @@ CPSGD = Algorithm(
     respond=respond,
     encode=encode,
     decode=decode,
-    by_example=True,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -115,6 +116,7 @@ def _releases(
         yield target.release(iter([rows] if len(rows) else ()), plan, noise, on_grid)[0]
 
 
+@cache
 def _best_threshold(plan: Plan, draws: int, delta: float, alpha: float) -> float:
     """Where the bound would be largest if the claim were true, by the two densities in units of the noise."""
     q, shift = plan.event.rate, 1 / plan.noise_multiplier

@@ -26,8 +26,8 @@ from fedspa.audit.bounds import epsilon_lower
 from fedspa.audit.noise import cosines
 from fedspa.audit.pairs import HUGE
 from fedspa.audit.result import Check, Report, Unit
+from fedspa.engine.choose import choose
 from fedspa.engine.flat import FlatModel
-from fedspa.engine.generic import GenericEngine
 from fedspa.errors import ConfigError
 from fedspa.mechanism.quantize import Integers, dequantized, release
 from fedspa.mechanism.streams import NoiseMode, Stream, agent_key, derive_key, root_key
@@ -284,7 +284,8 @@ class _Probe:
         FlatModel(module).load(theta)
         terms = Terms(t, plan.dimension, plan.dimension, "shared", SEED, "fixed", plan.batch, 1, 1.0, plan)
         agents = [Agent(i, self.x, self.y, SEED, key) for i, key in enumerate(keys)]
-        answers = list(target.respond(theta, terms, agents, GenericEngine(module)))
+        engine = choose("auto", module, (INPUTS,), "cpu", 1, exact=False)
+        answers = list(target.respond(theta, terms, agents, engine))
         return [answer.numbers for answer in answers if isinstance(answer, IntegerUpdate)]
 
 

@@ -1,4 +1,4 @@
-"""What `fedspa table` and `fedspa tradeoff` share: where the data are, which device, and the wait for many runs."""
+"""What `fedspa table` and `fedspa tradeoff` share: options, the data, the device, and the wait for many runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedspa.paper.sweep import Outcome, Planned
+
+
+DataFolder = Annotated[
+    Path | None, typer.Option(envvar="FEDSPA_DATA", metavar="DIR", help="Folder with the data's files (data/).")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+Jobs = Annotated[int, typer.Option(help="Runs at once, each in its own process.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every run.")]
 
 
 def machine_overrides(device: str, jobs: int) -> list[str]:

@@ -25,17 +25,13 @@ def table(
     quick: Annotated[
         bool, typer.Option("--quick", help="Every row, small: two minutes on two cores, no result. Needs no files.")
     ] = False,
-    data: Annotated[
-        Path | None, typer.Option(envvar="FEDSPA_DATA", metavar="DIR", help="Folder with the data's files (data/).")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
-    jobs: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    data: sweeping.DataFolder = None,
+    device: sweeping.Device = "auto",
+    jobs: sweeping.Jobs = 1,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where runs and table go, and are looked for (runs/table-NAME).")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every run.")
-    ] = None,
+    overrides: sweeping.Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON object, nothing else.")] = False,
 ) -> None:
     """Run a table of the paper: each row at the published noise and under a sound guarantee.

@@ -26,18 +26,14 @@ def tradeoff(
     compression: Annotated[str, typer.Option(metavar="P,…", help="Compression ratios, a line each.")] = COMPRESSIONS,
     seeds: Annotated[int, typer.Option(help="Runs a point, with run.seed 0, 1, 2 …")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Every point, small: no result. Needs no files.")] = False,
-    data: Annotated[
-        Path | None, typer.Option(envvar="FEDSPA_DATA", metavar="DIR", help="Folder with the data's files (data/).")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
-    jobs: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    data: sweeping.DataFolder = None,
+    device: sweeping.Device = "auto",
+    jobs: sweeping.Jobs = 1,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where runs and curves go, and are looked for (runs/tradeoff-NAME)."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every run.")
-    ] = None,
+    overrides: sweeping.Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the curves as one JSON object, nothing else.")] = False,
 ) -> None:
     """Accuracy against ε, a line a compression ratio; as JSON, CSV, SVG and PNG.

@@ -14,7 +14,6 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 
 EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
-NO_EXAMPLES = "cpsgd needs each example's gradient, and it hands out none"
 
 
 def choose(
@@ -25,17 +24,12 @@ def choose(
     threads: int,
     exact: bool,
     tf32: bool = False,
-    *,
-    by_example: bool = False,
 ) -> Engine:
-    """The engine for `name`; `auto` never fails for want of a fast one, a forced engine that cannot run is an error.
-
-    `by_example` asks for one that hands out each example's gradient.
-    """
+    """The engine for `name`; `auto` never fails for want of a fast one, a forced engine that cannot run is an error."""
     if name not in get_args(EngineName):
         raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
     chosen = _fast(device) if name == "auto" else name
-    obstacle = _obstacle(chosen, module, input_shape, device, exact, by_example)
+    obstacle = _obstacle(chosen, module, input_shape, device, exact)
     if obstacle is not None and name != "auto":
         raise ConfigError(f"run.engine = {name!r} is not possible here: {obstacle}; use 'auto' or 'generic'")
     if chosen == "reference":
@@ -53,14 +47,12 @@ def reason(
     input_shape: tuple[int, ...],
     device: torch.device | str,
     exact: bool,
-    *,
-    by_example: bool = False,
 ) -> str:
     """Why `choose` takes what it takes, for the summary."""
     if name != "auto":
         return f"run.engine = {name!r}"
     fast = _fast(device)
-    obstacle = _obstacle(fast, module, input_shape, device, exact, by_example)
+    obstacle = _obstacle(fast, module, input_shape, device, exact)
     return "the fastest that can run this model here" if obstacle is None else f"not {fast}: {obstacle}"
 
 
@@ -75,15 +67,12 @@ def _obstacle(
     input_shape: tuple[int, ...],
     device: torch.device | str,
     exact: bool,
-    by_example: bool,
 ) -> str | None:
     """Why that back end cannot take this run, or None if it can."""
     if name == "stacked":
         return stacked.device_obstacle(device, exact) or stacked.supports(module, input_shape)
     if name != "native":
         return None
-    if by_example:
-        return NO_EXAMPLES
     kind = torch.device(device).type
     if kind != "cpu":
         return f"it runs on CPUs, and run.device is {kind!r}"

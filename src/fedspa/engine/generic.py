@@ -28,7 +28,9 @@ class GenericEngine:
 
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
         for x_part, y_part in zip(torch.split(x, self._microbatch), torch.split(y, self._microbatch)):
-            gradients = self._gradients(theta, x_part, y_part)
+            # The exact mode asks for one example at a time, for which vmap would cost many times the gradient.
+            alone = len(y_part) == 1
+            gradients = self.mean(theta, x_part, y_part)[None] if alone else self._gradients(theta, x_part, y_part)
             yield gradients if coordinates is None else gradients[:, coordinates]
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -16,6 +16,9 @@ from fedspa.mechanism.clipping import count_not_finite
 from fedspa.mechanism.release import noisy_mean
 from fedspa.mechanism.sampling import draw_batch
 from fedspa.mechanism.streams import Stream, derive_key
+from fedspa.privacy.plan import Clipping
+
+CLIP_UNITS = 2**24  # as fine as float32 is at the clip value
 
 
 @runtime_checkable
@@ -28,6 +31,16 @@ class Gradients(Protocol):
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Gradient of the mean loss, all d coordinates (FedAvg)."""
+        ...
+
+
+@runtime_checkable
+class ClippedSums(Protocol):
+    """What a back end supplies that hands out no single gradients: it clips and adds up by itself, in whole numbers."""
+
+    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
+        """The sum of the examples' clipped gradients, d whole numbers with `CLIP_UNITS` to the clip value, and how many
+        examples counted as zero. One example's numbers stay within the bound, whatever the example."""
         ...
 
 

@@ -14,7 +14,7 @@ noise of a private gradient grows with the number of coordinates, and good featu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -108,45 +108,59 @@ def orientations(images: Tensor) -> Tensor:
         return NORM * _histograms(_directions(images), 4)
     if images.shape[1] != 3:
         raise DataError(f"data.features = 'orientations' needs 1 or 3 channels; the records have {images.shape[1]}")
-    return NORM * _unit((_colour_blocks(images) + _colour_blocks(images.flip(3))) / 2)
-
-
-def _colour_blocks(images: Tensor) -> Tensor:
     maps = _colour_maps(images)
+    return NORM * _unit((_colour_blocks(maps) + _colour_blocks(_mirrored(maps))) / 2)
+
+
+def _colour_blocks(maps: dict[str, Tensor]) -> Tensor:
     return torch.cat([weight * _block(name, maps[name], cell) for name, cell, weight in BLOCKS], dim=1)
 
 
 def _block(name: str, maps: Tensor, cell: int) -> Tensor:
-    return _unit(_centred(_pooled(maps, cell))) if name == "colours" else _histograms(maps, cell)
+    if name == "colours":
+        return _unit(_centred(_pooled(maps, cell)))
+    if name == "contrast":
+        # A dark edge on a light ground or the other way round: which of the two hardly matters for a small cell.
+        maps = maps[:, : DIRECTIONS // 2] + maps[:, DIRECTIONS // 2 :]
+    return _histograms(maps, cell)
 
 
 def _colour_maps(images: Tensor) -> dict[str, Tensor]:
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     brightness = 0.299 * red + 0.587 * green + 0.114 * blue
     opponents = torch.cat((red - green, blue - (red + green) / 2), dim=1)
-    contrast = _directions(_local_contrast(brightness))
+    contrast = _local_contrast(torch.cat((brightness, opponents), dim=1))
     return {
         "brightness": _directions(brightness),
-        # A dark edge on a light ground or the other way round: which of the two hardly matters for a small cell.
-        "contrast": contrast[:, : DIRECTIONS // 2] + contrast[:, DIRECTIONS // 2 :],
-        "colour contrast": torch.cat(
-            [_directions(_local_contrast(part)) for part in torch.split(opponents, 1, dim=1)], dim=1
-        ),
+        "contrast": _directions(contrast[:, 0:1]),
+        "colour contrast": torch.cat((_directions(contrast[:, 1:2]), _directions(contrast[:, 2:3])), dim=1),
         "colours": torch.cat((brightness, opponents), dim=1),
     }
 
 
+def _mirrored(maps: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The maps of the mirror image: what pointed right points left, up and down stay."""
+    turned = [(DIRECTIONS // 2 - number) % DIRECTIONS for number in range(DIRECTIONS)]
+    mirrored = {}
+    for name, each in maps.items():
+        flipped = each.flip(3)
+        if name != "colours":
+            flipped = torch.cat([part[:, turned] for part in torch.split(flipped, DIRECTIONS, dim=1)], dim=1)
+        mirrored[name] = flipped
+    return mirrored
+
+
 def _directions(image: Tensor) -> Tensor:
     """The gradient's length, shared out between the two nearest of 8 directions, in 8 channels (Sobel's filter)."""
-    kernel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]], device=image.device) / 8
     padded = functional.pad(image, (1, 1, 1, 1), mode="replicate")
-    right = functional.conv2d(padded, kernel[None, None])
-    down = functional.conv2d(padded, kernel.t()[None, None])
+    across, along = padded[..., 2:] - padded[..., :-2], padded[..., 2:, :] - padded[..., :-2, :]
+    right = (across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :]) / 8
+    down = (along[..., :-2] + 2 * along[..., 1:-1] + along[..., 2:]) / 8
     length = torch.sqrt(right**2 + down**2 + 1e-12)
     turn = torch.atan2(down, right) * (DIRECTIONS / (2 * math.pi))
-    numbers = torch.arange(DIRECTIONS, device=image.device).view(1, -1, 1, 1)
-    apart = (turn - numbers + DIRECTIONS / 2) % DIRECTIONS - DIRECTIONS / 2
-    return length * (1 - apart.abs()).clamp_min(0)
+    numbers = torch.arange(DIRECTIONS, device=image.device, dtype=image.dtype).view(1, -1, 1, 1)
+    apart = (turn - torch.where(numbers > DIRECTIONS // 2, numbers - DIRECTIONS, numbers)).abs()
+    return length * (1 - torch.minimum(apart, DIRECTIONS - apart)).clamp_min(0)
 
 
 def _histograms(directions: Tensor, cell: int) -> Tensor:
@@ -156,14 +170,8 @@ def _histograms(directions: Tensor, cell: int) -> Tensor:
 
 def _pooled(maps: Tensor, cell: int) -> Tensor:
     """Gaussian averages at the centres of a grid of cells, their standard deviation just under half a cell."""
-    count, channels, height, width = maps.shape
-    kernel = _gaussian(0.45 * cell, maps)
-    reach = len(kernel) // 2
-    flat = maps.reshape(count * channels, 1, height, width)
-    flat = functional.conv2d(functional.pad(flat, (0, 0, reach, reach)), kernel.view(1, 1, -1, 1))
-    flat = flat[:, :, cell // 2 :: cell]
-    flat = functional.conv2d(functional.pad(flat, (reach, reach, 0, 0)), kernel.view(1, 1, 1, -1))
-    return flat[:, :, :, cell // 2 :: cell].reshape(count, channels, -1)
+    kernel = _gaussian(0.45 * cell)
+    return _filtered(_filtered(maps, kernel, 2, cell // 2, cell), kernel, 3, cell // 2, cell).flatten(2)
 
 
 def _local_contrast(image: Tensor) -> Tensor:
@@ -173,17 +181,31 @@ def _local_contrast(image: Tensor) -> Tensor:
 
 
 def _blurred(image: Tensor) -> Tensor:
-    kernel = _gaussian(3.0, image)
-    reach = len(kernel) // 2
-    image = functional.conv2d(functional.pad(image, (0, 0, reach, reach)), kernel.view(1, 1, -1, 1))
-    return functional.conv2d(functional.pad(image, (reach, reach, 0, 0)), kernel.view(1, 1, 1, -1))
+    kernel = _gaussian(3.0)
+    return _filtered(_filtered(image, kernel, 2), kernel, 3)
 
 
-def _gaussian(deviation: float, like: Tensor) -> Tensor:
+def _filtered(maps: Tensor, kernel: Sequence[float], axis: Literal[2, 3], first: int = 0, step: int = 1) -> Tensor:
+    """The kernel's weighted sums along an axis, zeros beyond its ends, at every `step`-th place from `first` on.
+
+    Product by product: torch's convolutions of one channel take six times as long, and may round a place otherwise than
+    its neighbour, which a product and a sum do not.
+    """
+    reach, side = len(kernel) // 2, maps.shape[axis]
+    padded = functional.pad(maps, (0, 0, reach, reach) if axis == 2 else (reach, reach))
+    parts = (padded.narrow(axis, first + tap, side - first) for tap in range(len(kernel)))
+    total: Tensor | None = None
+    for part, weight in zip(parts, kernel):
+        weighted = (part[:, :, ::step] if axis == 2 else part[..., ::step]) * weight
+        total = weighted if total is None else total.add_(weighted)
+    assert total is not None
+    return total
+
+
+def _gaussian(deviation: float) -> list[float]:
     reach = math.ceil(3 * deviation)
-    at = torch.arange(-reach, reach + 1, device=like.device, dtype=torch.float32)
-    kernel = torch.exp(-(at**2) / (2 * deviation**2))
-    return kernel / kernel.sum()
+    weights = [math.exp(-(at**2) / (2 * deviation**2)) for at in range(-reach, reach + 1)]
+    return [weight / sum(weights) for weight in weights]
 
 
 def _axis(side: int, like: Tensor) -> Tensor:

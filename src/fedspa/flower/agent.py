@@ -66,8 +66,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     _judge(site, announcement)
     x, y = site.records(number)
     exact = announcement.noise == "exact"
-    shape, by_example = tuple(x.shape[1:]), algorithm.by_example
-    engine, dimension = site.engine(announcement.model, shape, announcement.classes, exact, by_example=by_example)
+    engine, dimension = site.engine(announcement.model, tuple(x.shape[1:]), announcement.classes, exact)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan

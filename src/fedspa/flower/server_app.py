@@ -21,9 +21,10 @@ from flwr.supercore import log
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.federation.datasets import Dataset
 from fedspa.flower.polling import PollingGrid
-from fedspa.flower.settings import FlowerSettings, read_config
+from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
-from fedspa.runs.books import Books, refuse_over_budget
+from fedspa.privacy.ledger import Ledger
+from fedspa.runs.books import Books, largest_total, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator
@@ -67,7 +68,10 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         if grid.late:
             strategy.dropped["late"] += grid.late
         # A summary asks the books for nothing but their guarantee, which is here the server's own bound.
-        summary = summarise(job, strategy.history, cast(Books, strategy), strategy.seconds)
+        books, by_class = cast(Books, strategy), strategy.coordinator.accuracy_by_class()
+        summary = summarise(job, strategy.history, books, strategy.seconds, by_class, _epsilon_total(job))
+        if settings.records is not None:
+            summary |= {"engine": "each agent's own", "engine_reason": "a deployed agent takes the fastest that it has"}
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         folder.finish(summary, job.model.module)
     log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))
@@ -78,12 +82,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
 
 def deployed(config: Config, records: int) -> Job:
     """The job of a server whose agents hold at least `records` records each."""
-    if config.private and config.privacy.noise == "seeded":
-        raise ConfigError(
-            "privacy.noise is 'seeded', which the server could subtract; a deployment takes secure or exact"
-        )
-    if config.privacy.clip_rule == "median":
-        raise ConfigError("privacy.clip_rule is 'median', which reads the agents' records; allowed: given, quantile")
+    for_agents_of_their_own(config)
     held_out = records_of(config)
     total = config.federation.agents * records
     stand_ins = Dataset(
@@ -95,6 +94,14 @@ def deployed(config: Config, records: int) -> Job:
         name=held_out.name,
     )
     return prepare(config, stand_ins)
+
+
+def _epsilon_total(job: Job) -> float | None:
+    """As the simulator states it, where the agents of a simulation share a ledger that outlives the run."""
+    if job.plan is None or job.config.run.ledger is None:
+        return None
+    with Ledger.open(job.config.run.ledger, create=False) as ledger:
+        return largest_total(job.plan, ledger, len(job.holdings))
 
 
 def _folder(job: Job, settings: FlowerSettings) -> RunFolder:

@@ -2,19 +2,23 @@
 
 Flower hands over one flat mapping (`[tool.flwr.app.config]`, overridden by `flwr run -c 'federation.rounds=5'`), whose
 keys read `section.key`. Flower only overrides what the app's pyproject.toml declares, and TOML has no word for
-nothing: a key declared as "" is one that is not set.
+nothing: a key declared as "" is one that is not set. Its values are numbers, texts and truths: a list comes as the text
+of one. What a Flower run could not heed is refused by name; nothing is dropped in silence.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
 from fedspa.errors import ConfigError
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config, Count, Positive, Section
+
+LISTS: Final = frozenset({"algorithm.layer_shares"})
 
 
 class FlowerSettings(Section):
@@ -45,7 +49,7 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
             )
         sections.setdefault(section, {})
         if value != "":
-            sections[section][name] = value
+            sections[section][name] = _list(key, value) if key in LISTS else value
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:
@@ -54,9 +58,55 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
         allowed = ", ".join(FlowerSettings.model_fields)
         raise ConfigError(f"flower.{name} is {first['input']!r}: {first['msg']}; keys: {allowed}") from None
     config = configs.load(sections)
+    _refuse_unheeded(config)
     quorum = settings.quorum
     if quorum is not None and quorum > config.federation.per_round:
         raise ConfigError(
             f"flower.quorum is {quorum}; it must not exceed federation.per_round = {config.federation.per_round}"
         )
     return config, settings
+
+
+def for_agents_of_their_own(config: Config) -> None:
+    """Raise on a key by which a simulation's agents are made; those of a deployment have records and limits already."""
+    if config.private and config.privacy.noise == "seeded":
+        raise ConfigError(
+            "privacy.noise is 'seeded', which the server could subtract; a deployment takes secure or exact"
+        )
+    if config.privacy.clip_rule == "median":
+        raise ConfigError("privacy.clip_rule is 'median', which reads the agents' records; allowed: given, quantile")
+    if config.data.partition != "iid":
+        raise ConfigError(
+            f"data.partition is {config.data.partition!r}; with flower.records the agents hold their own: leave it out"
+        )
+    if config.run.engine != "auto":
+        raise ConfigError(
+            f"run.engine is {config.run.engine!r}; each deployed agent takes the fastest that it has: leave it out"
+        )
+    for key, path in (("ledger", config.run.ledger), ("policy", config.run.policy)):
+        if path is not None:
+            raise ConfigError(f"run.{key} is {path!r}; a deployed agent names its {key} in its own node-config")
+
+
+def _refuse_unheeded(config: Config) -> None:
+    run = config.run
+    if run.device != "cpu":
+        raise ConfigError(f"run.device is {run.device!r}; agents on Flower train on: cpu")
+    if run.tf32:
+        raise ConfigError("run.tf32 is true, which is for GPUs; agents on Flower train on: cpu")
+    if run.checkpoint_every != 1:
+        raise ConfigError(
+            f"run.checkpoint_every is {run.checkpoint_every}; on Flower it must be 1: agents answer no earlier round "
+            "again, so that none may be lost"
+        )
+
+
+def _list(key: str, value: Any) -> Any:
+    """From its text, as in "[0, 1, 0.1, 1]"."""
+    try:
+        found = json.loads(value)
+    except (TypeError, ValueError):
+        found = None
+    if not isinstance(found, list):
+        raise ConfigError(f'run config: {key} is {value!r}; it must be the text of a list, as in "[0, 1, 0.1, 1]"')
+    return found

@@ -82,9 +82,7 @@ class Site:
     def name(self, number: int) -> str:
         return f"agent-{number}" if self.simulated else self.agent
 
-    def engine(
-        self, model: str, shape: tuple[int, ...], classes: int, exact: bool, *, by_example: bool = False
-    ) -> tuple[Engine, int]:
+    def engine(self, model: str, shape: tuple[int, ...], classes: int, exact: bool) -> tuple[Engine, int]:
         """What trains the model, and its number of parameters. The server may name fedspa's own models only."""
         if self.model is None and self.config is None and model not in models.NAMES:
             raise ConfigError(
@@ -99,7 +97,6 @@ class Site:
             run.engine if run is not None else "auto",
             run.threads if run is not None else 1,
             exact,
-            by_example,
         )
 
 
@@ -184,10 +181,10 @@ def _share(config_json: str, number: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _engine(
-    name: str, shape: tuple[int, ...], classes: int, engine: EngineName, threads: int, exact: bool, by_example: bool
+    name: str, shape: tuple[int, ...], classes: int, engine: EngineName, threads: int, exact: bool
 ) -> tuple[Engine, int]:
     module = models.build(name, shape, classes, seed=0)  # θ comes from the server: the initial values are not used
-    return choose(engine, module, shape, "cpu", threads, exact, by_example=by_example), FlatModel(module).dimension
+    return choose(engine, module, shape, "cpu", threads, exact), FlatModel(module).dimension
 
 
 def main(arguments: list[str]) -> int:

@@ -6,6 +6,8 @@ gradient is then defined, and the sensitivity of the sum is what the plan says f
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,7 @@ def clip_rows(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     return rows * factors.to(rows.dtype).unsqueeze(1)
 
 
+@lru_cache(maxsize=64)  # asked for in every step; a private clip moves
 def _bound_below(value: float, dtype: torch.dtype) -> float:
     """The greatest number of that type that is not above the bound."""
     nearest = torch.tensor(value, dtype=dtype)

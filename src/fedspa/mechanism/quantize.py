@@ -38,11 +38,21 @@ def release(rows: Iterable[Tensor], plan: BinomialPlan, seed: bytes, rounding: S
 
     `rows` are the gradients of the batch's examples in blocks [b, d]; `seed` is public and decides a rotation's signs.
     """
+    return noised(summed(rows, plan), plan, seed, rounding, noise)
+
+
+def summed(rows: Iterable[Tensor], plan: BinomialPlan) -> Integers:
+    """The batch's sum of clipped gradients on the grid of `example_grid`."""
     grid = example_grid(plan)
     total = torch.zeros(plan.dimension, dtype=torch.int64)
     for block in rows:
         total += integer_sum(clip_rows(block, plan.clip, plan.clip_value), grid).cpu()
-    return quantized(total.numpy(), plan, seed, rounding) + binomial(plan.coordinates, plan.trials, noise)
+    return total.numpy()
+
+
+def noised(total: Integers, plan: BinomialPlan, seed: bytes, rounding: Stream, noise: Stream) -> Integers:
+    """What may leave, of a sum in which an example stays within the limits of `example_grid`."""
+    return quantized(total, plan, seed, rounding) + binomial(plan.coordinates, plan.trials, noise)
 
 
 def example_grid(plan: BinomialPlan) -> Grid:

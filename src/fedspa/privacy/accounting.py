@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy import binomial
-from fedspa.privacy.event import BinomialEvent, Event, Neighbours, Sampling
+from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours, Sampling
 
 if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
@@ -73,6 +73,8 @@ def epsilon(
                 f"{event.sampling} sampling under {neighbours} has no sound accountant {accountant!r}; "
                 f"allowed: {allowed}"
             )
+    if any(count and isinstance(event, GaussianEvent) and event.clip_from_data for event, count in events.items()):
+        return math.inf
     parts: dict[PricedBy, set[tuple[Event, int]]] = {}
     for event, count in events.items():
         if count:

@@ -7,6 +7,7 @@ cpSGD is one release a round, of a batch of exactly B records, so sampling, rela
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
@@ -208,16 +209,32 @@ def _cost(plan: BinomialPlan) -> float:
 
 @lru_cache(maxsize=256)
 def _fewest(plan: BinomialPlan, epsilon: float) -> int | None:
-    """ε falls as trials grow: bisection. An `epsilon` of ∞ asks for any finite one."""
+    """ε falls as trials grow: bisection. An `epsilon` of ∞ asks for any finite one.
+
+    Near the fewest that have any ε it is huge and takes long to tell, and so it does at far too many: both are avoided.
+    """
+    from fedspa.privacy.rounded import surely_infinite  # slow to import
 
     def fits(trials: int) -> bool:
         cost = _cost(replace(plan, trials=trials))
         return cost < math.inf and cost <= epsilon
 
-    if not fits(MOST_TRIALS):
-        return None
-    short, enough = 0, MOST_TRIALS
+    def has_any(trials: int) -> bool:
+        event = replace(plan, trials=trials).event
+        return plan.rotation or not surely_infinite(event, plan.participations, plan.delta)
+
+    least = _first(has_any, 1)
+    return None if least is None else _first(fits, least)
+
+
+def _first(holds: Callable[[int], bool], start: int) -> int | None:
+    """The first number of trials from `start` on of which `holds` is true, as it then stays; None up to the most."""
+    short, enough = start - 1, start
+    while not holds(enough):
+        if enough == MOST_TRIALS:
+            return None
+        short, enough = enough, min(64 * enough, MOST_TRIALS)
     while enough - short > 1:
         middle = (short + enough) // 2
-        short, enough = (short, middle) if fits(middle) else (middle, enough)
+        short, enough = (short, middle) if holds(middle) else (middle, enough)
     return enough

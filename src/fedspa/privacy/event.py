@@ -12,9 +12,9 @@ import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 from fedspa.errors import PrivacyError
@@ -25,13 +25,17 @@ Neighbours = Literal["add-remove", "replace-one"]
 
 @dataclass(frozen=True, slots=True)
 class GaussianEvent:
-    """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records."""
+    """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records.
+
+    `clip_from_data`: the clip value was read off the records and not paid for (the paper's median). No ε bounds that.
+    """
 
     sampling: Sampling
     batch: int
     records: int
     steps: int
     noise_multiplier: float
+    clip_from_data: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -52,11 +56,12 @@ class GaussianEvent:
 
     def to_json(self) -> str:
         """Canonical text: equal events give equal text, so a ledger can count by it."""
-        return _to_json("gaussian", self)
+        return _to_json(_CLIP_FROM_DATA if self.clip_from_data else "gaussian", self)
 
     def __str__(self) -> str:
         drawn = f"{self.sampling} {self.batch}/{self.records}"
-        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}"
+        flaw = ", NOT PRIVATE: clip value read off the data" if self.clip_from_data else ""
+        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{flaw}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,13 @@ def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
     return seen
 
 
-_KINDS: dict[str, type[Event]] = {"gaussian": GaussianEvent, "binomial": BinomialEvent}
+# A kind of its own, not one more field: ledgers of before stay as they are, and a fedspa of before refuses this one.
+_CLIP_FROM_DATA = "gaussian-clip-from-data"
+_KINDS: dict[str, Callable[..., Event]] = {
+    "gaussian": GaussianEvent,
+    _CLIP_FROM_DATA: partial(GaussianEvent, clip_from_data=True),
+    "binomial": BinomialEvent,
+}
 
 
 def from_json(text: str) -> Event:
@@ -169,5 +180,5 @@ def _check_steps(event: Any) -> None:
 
 
 def _to_json(kind: str, event: Any) -> str:
-    fields = {name: getattr(event, name) for name in event.__slots__}
+    fields = {name: getattr(event, name) for name in event.__slots__ if name != "clip_from_data"}  # the kind says it
     return json.dumps({"kind": kind, **fields}, sort_keys=True, separators=(",", ":"))

@@ -123,7 +123,14 @@ class Plan:
     @property
     def event(self) -> GaussianEvent:
         """What one participation does."""
-        return GaussianEvent(self.sampling, self.batch, self.records, self.local_steps, self.noise_multiplier)
+        return GaussianEvent(
+            self.sampling,
+            self.batch,
+            self.records,
+            self.local_steps,
+            self.noise_multiplier,
+            clip_from_data=not self.is_private,
+        )
 
     @property
     def is_private(self) -> bool:

@@ -85,8 +85,7 @@ def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, 
     Below `floor` the answer need not be tight, which saves work where another direction has cost that much already.
     """
     steps = sum(count for _, count in parts)
-    # Truncation may take 1e-10 of δ; rounded up to quarters so that the cache sees few different values.
-    reach = math.ceil(-4 * special.ndtri(max(1e-10 * delta / steps, 1e-300))) / 4
+    reach = reach_for(steps, delta)
     choice = _choose(parts, delta, reach)
 
     def at(interval: float) -> float:
@@ -103,6 +102,12 @@ def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, 
         interval = max(_power_of_two(max(epsilon, LEAST_EPSILON) / (2 * CELLS_BELOW)), choice.finest)
         epsilon = min(epsilon, at(interval))
     return epsilon
+
+
+def reach_for(steps: int, delta: float) -> float:
+    """How many standard deviations of noise are told apart: truncation may take 1e-10 of δ. Rounded up to quarters so
+    that the cache sees few different values."""
+    return math.ceil(-4 * float(special.ndtri(max(1e-10 * delta / steps, 1e-300)))) / 4
 
 
 def composed_mass(one: LossMass, count: int) -> LossMass:

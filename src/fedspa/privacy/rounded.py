@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedspa.privacy.event import BinomialEvent
-from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, split
+from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, reach_for, split
 
 # A coordinate's losses are told apart this finely: so many cells to a standard deviation. Tightness only.
 _FINENESS = 16
@@ -121,6 +121,22 @@ def rounded_step(event: BinomialEvent) -> RoundedStep:
     if shift > 1:
         shift = Fraction(math.ceil(shift))
     return RoundedStep(event.rate, event.dimension, shift, event.trials * event.aggregated)
+
+
+def surely_infinite(event: BinomialEvent, participations: int, delta: float) -> bool:
+    """Whether infinite losses alone pass `delta`, so that no ε can be told: much less work than telling one."""
+    steps = participations * event.steps
+    pair = rounded_step(event)
+
+    def passes(beyond: float) -> bool:
+        return _any(steps, pair.rate * _any(pair.coordinates, beyond)) >= delta
+
+    # What is left out at any number of trials may be enough: then none has to be looked at, however many there are.
+    return passes(LEFT_OUT) or passes(_channel(pair.shift, pair.trials, reach_for(steps, delta))[3])
+
+
+def _any(count: int, chance: float) -> float:
+    return -math.expm1(count * math.log1p(-chance)) if chance < 1 else 1.0
 
 
 def _channel(shift: Fraction, trials: int, reach: float) -> tuple[Array, Array, Array, float]:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from fedspa.errors import LedgerError
+from fedspa.privacy.binomial_plan import AnyPlan
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
 from fedspa.runs import durable
@@ -48,6 +49,11 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
 
 def agent_name(number: int) -> str:
     return f"agent-{number}"
+
+
+def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> float:
+    """The largest ε over the agents of a simulation, of everything that the ledger holds."""
+    return max(ledger.epsilon(agent_name(number), plan.delta, plan.neighbours) for number in range(agents))
 
 
 def draw_run_name(folder: Path) -> str:
@@ -151,11 +157,9 @@ class Books:
 
     def epsilon_total(self) -> float | None:
         """Largest ε over agents of all runs in a ledger that outlives this one (`run.ledger`), against the server."""
-        plan = self._job.plan
-        if plan is None or self.guarantee is None or self._job.config.run.ledger is None:
+        if self._job.plan is None or self._job.config.run.ledger is None:
             return None
-        names = (agent_name(number) for number in range(len(self._job.holdings)))
-        return max(self._ledger.epsilon(name, plan.delta, plan.neighbours) for name in names)
+        return largest_total(self._job.plan, self._ledger, len(self._job.holdings))
 
     def _unused_name(self, t: int, cohort: Sequence[int]) -> str:
         """The first name for round t under which none of them has an entry."""

@@ -216,8 +216,6 @@ def _check_cpsgd(config: Config) -> None:
         raise ValueError(
             "privacy.clip is 'l2'; cpsgd without algorithm.rotation needs 'coordinate': its levels span one coordinate"
         )
-    if config.run.engine == "native":
-        raise ValueError("run.engine is 'native'; cpsgd runs on: auto, stacked, generic, reference")
     given = [
         key
         for key, there in (

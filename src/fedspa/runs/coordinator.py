@@ -147,6 +147,10 @@ class Coordinator:
             raise Diverged(self.state.round - 1, "its loss is no longer finite")
         return accuracy, loss
 
+    def accuracy_by_class(self) -> list[float | None]:
+        """On the same records, by their labels."""
+        return self._evaluation.by_class(self.state.model)
+
 
 def _finite(tensor: torch.Tensor) -> bool:
     """Through the extremes, which carry NaN along: no second tensor of this size is made."""

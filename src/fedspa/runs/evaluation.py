@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -29,37 +30,52 @@ class Evaluation:
         x, y = job.data.test_x.to(device), job.data.test_y.to(device)
         size = 256 if device.type == "cpu" else 4096
         self._parts: list[Part] = list(zip(torch.split(x, size), torch.split(y, size)))
-        self._records = len(y)
+        self._count = torch.bincount(job.data.test_y, minlength=job.data.classes)
         threads = min(job.config.run.threads, len(self._parts)) if job.engine.name == "native" else 1
         self._models = [job.model, *(FlatModel(copy.deepcopy(job.model.module)) for _ in range(threads - 1))]
         self._torch_threads = 1 if job.engine.name == "native" else job.config.run.threads
 
     def __call__(self, theta: Tensor) -> tuple[float, float]:
         """Accuracy and mean loss at θ; the loss may be NaN or ∞."""
+        *right, loss = self._totals(theta)
+        records = int(self._count.sum())
+        return sum(right) / records, loss / records
+
+    def by_class(self, theta: Tensor) -> list[float | None]:
+        """Accuracy at θ on the records of each class; None where there are none."""
+        *right, _ = self._totals(theta)
+        return [hits / count if count else None for hits, count in zip(right, self._count.tolist())]
+
+    def _totals(self, theta: Tensor) -> list[float]:
+        """How many are right in each class, and the sum of all losses."""
         with torch_threads(self._torch_threads):
-            scores = _score(self._models[0], theta, self._parts) if len(self._models) == 1 else self._in_threads(theta)
-            right, loss = scores.sum(dim=0).tolist()  # reading a number off a GPU waits for it: once
-        return right / self._records, loss / self._records
+            scores = self._in_threads(theta)
+            found: list[float] = scores.sum(dim=0).tolist()  # reading a number off a GPU waits for it: once
+        return found
 
     def _in_threads(self, theta: Tensor) -> Tensor:
         """Scores in the order of the records, whoever made them: a sum's last bits depend on it."""
-        count = len(self._models)
+        count, classes = len(self._models), len(self._count)
+        if count == 1:
+            return _score(self._models[0], theta, self._parts, classes)
         shares = [self._parts[first::count] for first in range(count)]
-        scores = torch.empty(len(self._parts), 2, dtype=torch.float64)
+        scores = torch.empty(len(self._parts), classes + 1, dtype=torch.float64)
         with ThreadPoolExecutor(count) as pool:
-            for first, score in enumerate(pool.map(_score, self._models, [theta] * count, shares)):
+            for first, score in enumerate(pool.map(_score, self._models, repeat(theta), shares, repeat(classes))):
                 scores[first::count] = score
         return scores
 
 
 @torch.no_grad()
-def _score(model: FlatModel, theta: Tensor, parts: Sequence[Part]) -> Tensor:
-    """For each part, how many are right and the sum of their losses."""
+def _score(model: FlatModel, theta: Tensor, parts: Sequence[Part], classes: int) -> Tensor:
+    """For each part, how many are right in each class and the sum of all losses."""
     rows = []
     for x, y in parts:
         logits = model.logits(theta, x)
-        right = (logits.argmax(dim=1) == y).sum()
-        rows.append(torch.stack([right.double(), functional.cross_entropy(logits, y, reduction="sum").double()]))
+        row = torch.zeros(classes + 1, dtype=torch.float64, device=y.device)
+        row.index_add_(0, y, (logits.argmax(dim=1) == y).double())  # whole numbers: exact in any order
+        row[classes] = functional.cross_entropy(logits, y, reduction="sum").double()
+        rows.append(row)
     return torch.stack(rows)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from fedspa.privacy import binomial
 from fedspa.privacy.accounting import SOUND, Accountant, epsilon, priced_by
 from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
-from fedspa.privacy.event import Event, Neighbours
+from fedspa.privacy.event import Event, GaussianEvent, Neighbours
 from fedspa.privacy.published import published_epsilon
 
 
@@ -18,6 +19,9 @@ class Guarantee:
 
     def __init__(self, plan: AnyPlan, accountant: str) -> None:
         self._plan = plan
+        # A clip value that was read off the data has no ε. What is stated, and flagged, is ε had it been given.
+        event = plan.event
+        self._event: Event = replace(event, clip_from_data=False) if isinstance(event, GaussianEvent) else event
         self._accountant = accountant
         self._counts: dict[int, int] = {}
         self.participations_max = 0
@@ -37,7 +41,7 @@ class Guarantee:
         """
         if isinstance(self._plan, BinomialPlan) and not self._plan.has_guarantee:
             return None
-        spent: dict[Event, int] = {self._plan.event: self.participations_max}
+        spent: dict[Event, int] = {self._event: self.participations_max}
         return epsilon(spent, self._plan.delta, neighbours=neighbours, accountant=self.accountant_for(neighbours))
 
     def epsilon_published(self) -> float | None:
@@ -51,7 +55,8 @@ class Guarantee:
             spent = {self._plan.event: self.participations_max}
             cost = binomial.composed_epsilon(spent, self._plan.delta, published=True)
             return cost if math.isfinite(cost) else None
-        return published_epsilon(self._plan.event, self.participations_max, self._plan.delta).epsilon
+        assert isinstance(self._event, GaussianEvent)
+        return published_epsilon(self._event, self.participations_max, self._plan.delta).epsilon
 
     def accountant_for(self, neighbours: Neighbours) -> Accountant:
         """RDP where it was asked for and is sound; PLD elsewhere. cpSGD's events are priced by neither."""
@@ -60,7 +65,7 @@ class Guarantee:
     @property
     def accountant(self) -> str:
         """The name of what priced the plan's events, for the reader of ε."""
-        return priced_by(self._plan.event, self.accountant_for(self._plan.neighbours))
+        return priced_by(self._event, self.accountant_for(self._plan.neighbours))
 
 
 def promised(plan: AnyPlan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:

@@ -21,15 +21,11 @@ from fedspa.federation import models
 from fedspa.federation.datasets import Dataset, load
 from fedspa.federation.features import Features
 from fedspa.federation.initial import oriented
-from fedspa.federation.participation import cap_for
 from fedspa.federation.partition import partition
 from fedspa.federation.view import view
-from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan, calibrated, trials_for_compression
-from fedspa.privacy.calibrate import noise_multiplier
-from fedspa.privacy.event import Neighbours
-from fedspa.privacy.plan import Plan
-from fedspa.privacy.published import published_noise
+from fedspa.privacy.binomial_plan import AnyPlan
 from fedspa.runs.config import Config
+from fedspa.runs.plans import calibrated_plan, cap_of
 from fedspa.server.optimizers import ServerOptimizer
 from fedspa.wire.payload import Coding
 
@@ -77,15 +73,13 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
     algorithm = ALGORITHMS[config.algorithm.name]
     # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(config.algorithm.layer_shares, model.sizes)
-    active = model.dimension if algorithm.by_example else _active(config.algorithm.compression, model.dimension)
+    active = _active(config.algorithm.compression, model.dimension) if algorithm.sparse else model.dimension
     if layers is not None:
         active = sum(k for _, k in layers)
-    cap = _cap(config)
     records = _smallest_holding(config, holdings)
     settings = config.algorithm
     run, exact = config.run, config.privacy.noise == "exact"
-    by_example = algorithm.by_example
-    engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32, by_example=by_example)
+    engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32)
     if engine.name == "generic":
         _try_gradients(model, input_shape)
     return Job(
@@ -94,7 +88,7 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
         holdings=holdings,
         model=model,
         engine=engine,
-        engine_reason=reason(run.engine, module, input_shape, run.device, exact, by_example=by_example),
+        engine_reason=reason(run.engine, module, input_shape, run.device, exact),
         algorithm=algorithm,
         optimizer=ServerOptimizer(
             step=settings.server or algorithm.server,
@@ -106,8 +100,8 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
             lr_decay=settings.lr_decay,
         ),
         active=active,
-        cap=cap,
-        plan=_plan(config, model.dimension, active, cap, records) if algorithm.private else None,
+        cap=cap_of(config),
+        plan=calibrated_plan(config, model.dimension, active, records) if algorithm.private else None,
         layers=layers,
     )
 
@@ -172,11 +166,6 @@ def _layers(shares: list[float] | None, sizes: list[int]) -> tuple[tuple[int, in
     return layers
 
 
-def _cap(config: Config) -> int:
-    federation = config.federation
-    return cap_for(federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap)
-
-
 def _smallest_holding(config: Config, holdings: list[NDArray[np.int64]]) -> int:
     """The fewest records an agent has: its sampling rate is the largest, so noise that serves it serves all."""
     sizes = {len(indices) for indices in holdings}
@@ -191,73 +180,3 @@ def _smallest_holding(config: Config, holdings: list[NDArray[np.int64]]) -> int:
             f"1/{max(sizes)} = {1 / max(sizes):.3g}"
         )
     return min(sizes)
-
-
-def _plan(config: Config, dimension: int, active: int, cap: int, records: int) -> AnyPlan:
-    privacy = config.privacy
-    if config.algorithm.name == "cpsgd":
-        return _binomial_plan(config, dimension, cap, records)
-    relation = privacy.neighbours or ("add-remove" if privacy.sampling == "poisson" else "replace-one")
-    return Plan(
-        dimension=dimension,
-        active=active,
-        clip=privacy.clip,
-        clip_value=privacy.clip_value,
-        sampling=privacy.sampling,
-        batch=config.algorithm.batch,
-        records=records,
-        local_steps=config.algorithm.local_steps,
-        participations=cap,
-        noise_multiplier=privacy.noise_multiplier or _calibrated(config, relation, cap, records),
-        neighbours=relation,
-        delta=privacy.delta,
-        clip_rule=privacy.clip_rule,
-    )
-
-
-def _binomial_plan(config: Config, dimension: int, cap: int, records: int) -> BinomialPlan:
-    """cpSGD's: trials as given, as the compression says, or as few as ε allows."""
-    algorithm, privacy = config.algorithm, config.privacy
-    trials = privacy.trials or 1
-    if algorithm.compression < 1:
-        trials = trials_for_compression(algorithm.compression, algorithm.bits)
-    plan = BinomialPlan(
-        dimension=dimension,
-        clip=privacy.clip,
-        clip_value=privacy.clip_value,
-        bits=algorithm.bits,
-        trials=trials,
-        rotation=algorithm.rotation,
-        adversary=privacy.adversary,
-        agents=config.federation.agents,
-        batch=algorithm.batch,
-        records=records,
-        participations=cap,
-        delta=privacy.delta,
-    )
-    return plan if privacy.epsilon is None else calibrated(plan, privacy.epsilon)
-
-
-def _calibrated(config: Config, relation: Neighbours, cap: int, records: int) -> float:
-    privacy, algorithm = config.privacy, config.algorithm
-    assert privacy.epsilon is not None  # the config has exactly one of epsilon and noise_multiplier
-    if privacy.accountant == "theorem-1":
-        return published_noise(
-            privacy.epsilon,
-            privacy.delta,
-            batch=algorithm.batch,
-            records=records,
-            steps=algorithm.local_steps,
-            participations=cap,
-        )
-    return noise_multiplier(
-        privacy.epsilon,
-        privacy.delta,
-        sampling=privacy.sampling,
-        batch=algorithm.batch,
-        records=records,
-        steps=algorithm.local_steps,
-        participations=cap,
-        neighbours=relation,
-        accountant=privacy.accountant,
-    )

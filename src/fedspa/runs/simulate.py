@@ -112,7 +112,8 @@ def simulate(
                     raise Stopped(folder.path, len(done), config.federation.rounds)
             job.model.load(simulation.server.state.model)
             seconds = begun.seconds + time.monotonic() - started
-            summary = summarise(job, done, books, seconds, books.epsilon_total())
+            by_class = simulation.server.accuracy_by_class()
+            summary = summarise(job, done, books, seconds, by_class, books.epsilon_total())
         folder.finish(summary, job.model.module)
     return RunResult(summary, done, job.model.module, folder.path)
 

@@ -12,18 +12,27 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
 from fedspa.runs.statement import warnings
 
-_UNBOUNDED = "no guarantee over all runs in the ledger: it holds participations in cpsgd without one against the server"
+_UNBOUNDED = (
+    "no guarantee over all runs in the ledger: it holds participations without one against the server (in cpsgd, or "
+    "with a clip value read off the data)"
+)
 
 
 def summarise(
-    job: Job, history: Sequence[RoundMetrics], books: Books, seconds: float, epsilon_total: float | None = None
+    job: Job,
+    history: Sequence[RoundMetrics],
+    books: Books,
+    seconds: float,
+    accuracy_by_class: Sequence[float | None],
+    epsilon_total: float | None = None,
 ) -> dict[str, Any]:
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 
     `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
-    earlier runs of a ledger that outlives it, against a server that saw every update. `uplink_bytes` is what an agent
-    sent in the whole run (mean over all agents), `payload_bytes` one upload. `epsilon` is None, too, where cpSGD has no
-    guarantee. `adversary` says against whom it holds; `bits` and `trials` are cpSGD's.
+    earlier runs of a ledger that outlives it, against a server that saw every update. `epsilon` is None, too, where
+    cpSGD has no guarantee. `uplink_bytes` is what an agent sent in the whole run (mean over all agents),
+    `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out records.
+    `adversary` says against whom ε holds; `bits` and `trials` are cpSGD's.
     """
     config = job.config
     uploads = sum(metrics.agents for metrics in history)
@@ -33,6 +42,7 @@ def summarise(
         "algorithm": config.algorithm.name,
         "accuracy_best": max(metrics.accuracy for metrics in history),
         "accuracy_last": history[-1].accuracy,
+        "accuracy_by_class": list(accuracy_by_class),
         **promised(job.plan, books.guarantee, config.privacy.noise),
         "epsilon_total": None if unbounded else epsilon_total,
         "uplink_bytes": sent / config.federation.agents,

@@ -25,6 +25,7 @@ from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
 from fedspa.mechanism.streams import derive_key
+from fedspa.privacy.plan import Clipping
 
 NOT_BUILT = "its compiled part was not built (reinstall where a C compiler is found, for example gcc)"
 
@@ -59,11 +60,31 @@ class NativeEngine:
         self._dimension = sum(p.numel() for p in module.parameters())
         self._nets: dict[tuple[int, ...], int] = {}
 
+    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
+        """The sum of the examples' clipped gradients in whole numbers (cpSGD)."""
+        start, (x, y) = self._start(theta), _records(x, y)
+        order = library.Task(
+            x=x.data_ptr(),
+            y=y.data_ptr(),
+            records=len(y),
+            batch=len(y),
+            active=self._dimension,
+            clip=library.CLIPPINGS[clip],
+            clip_value=clip_value,
+        )
+        total, zeroed = torch.empty(self._dimension, dtype=torch.int64), c_int64(0)
+        net = self._net(tuple(x.shape[1:]))
+        code = self._library.fedspa_sum(
+            net, self._level, start.data_ptr(), order, total.data_ptr(), ctypes.byref(zeroed)
+        )
+        _check(code)
+        return total, zeroed.value
+
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
-        start = theta.detach().to("cpu", torch.float32).contiguous()
-        if start.numel() != self._dimension:
-            raise ConfigError(f"theta has {start.numel()} values; the model has {self._dimension} parameters")
-        nets = [self._net(task) for task in tasks]
+        start = self._start(theta)
+        if any(task.exact for task in tasks):
+            raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
+        nets = [self._net(tuple(task.x.shape[1:])) for task in tasks]
         stop = c_int32(0)
         with ThreadPoolExecutor(max_workers=min(self._threads, max(1, len(tasks)))) as pool:
             futures = [pool.submit(self._one, start, net, task, stop) for net, task in zip(nets, tasks)]
@@ -75,11 +96,14 @@ class NativeEngine:
                 raise
         return [replace(result, delta=result.delta.to(theta.device, theta.dtype)) for result in results]
 
-    def _net(self, task: LocalTask) -> int:
+    def _start(self, theta: Tensor) -> Tensor:
+        start = theta.detach().to("cpu", torch.float32).contiguous()
+        if start.numel() != self._dimension:
+            raise ConfigError(f"theta has {start.numel()} values; the model has {self._dimension} parameters")
+        return start
+
+    def _net(self, shape: tuple[int, ...]) -> int:
         """The library's net for records of this shape, built once."""
-        if task.exact:
-            raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
-        shape = tuple(task.x.shape[1:])
         if shape not in self._nets:
             try:
                 layers = describe(self._module, shape)
@@ -99,10 +123,7 @@ class NativeEngine:
         records, plan = len(task.y), task.plan
         if task.sampling == "fixed" and task.batch > records:
             raise PrivacyError(f"{task.batch} of {records} cannot be drawn without replacement; lower the batch")
-        if len(task.x) != records:
-            raise DataError(f"{len(task.x)} records have {records} labels; there must be one each")
-        x = task.x.detach().to("cpu", torch.float32).contiguous()
-        y = task.y.to("cpu", torch.int64).contiguous()
+        x, y = _records(task.x, task.y)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
         active = self._dimension if coordinates is None else coordinates.numel()
         if plan is not None and plan.active != active:
@@ -141,10 +162,21 @@ class NativeEngine:
             *(net, self._level, theta.data_ptr(), order),
             *(delta.data_ptr(), ctypes.byref(clip), ctypes.byref(zeroed), ctypes.byref(stop)),
         )
-        if code == library.MEMORY:
-            raise MemoryError("the native engine could not allocate its buffers")
-        if code == library.LABEL:
-            raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
-        if code == library.STOPPED:
-            raise KeyboardInterrupt("local training was stopped half-way: there is no update")
+        _check(code)
         return LocalResult(delta, clip.value if plan is not None else 0.0, zeroed.value)
+
+
+def _records(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """As the library reads them."""
+    if len(x) != len(y):
+        raise DataError(f"{len(x)} records have {len(y)} labels; there must be one each")
+    return x.detach().to("cpu", torch.float32).contiguous(), y.to("cpu", torch.int64).contiguous()
+
+
+def _check(code: int) -> None:
+    if code == library.MEMORY:
+        raise MemoryError("the native engine could not allocate its buffers")
+    if code == library.LABEL:
+        raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+    if code == library.STOPPED:
+        raise KeyboardInterrupt("local training was stopped half-way: there is no update")

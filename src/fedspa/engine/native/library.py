@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
 
-_ABI = 2
+_ABI = 3
 LEVELS = ("plain", "avx2", "avx512")
 Level = Literal["plain", "avx2", "avx512"]
 
@@ -91,6 +91,8 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     task = POINTER(Task)
     outputs = (c_void_p, POINTER(c_double), POINTER(c_int64), POINTER(c_int32))
     loaded.fedspa_train.argtypes = [c_void_p, c_int64, c_void_p, task, *outputs]
+    loaded.fedspa_sum.restype = c_int64
+    loaded.fedspa_sum.argtypes = [c_void_p, c_int64, c_void_p, task, c_void_p, POINTER(c_int64)]
     loaded.fedspa_words.restype = None
     loaded.fedspa_words.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_uint64)]
     loaded.fedspa_gaussian.restype = None

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedspa.errors import FedspaError
-from fedspa.federation.participation import cap_for
-from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
-from fedspa.privacy.event import BinomialEvent
-from fedspa.privacy.plan import Plan
+from fedspa.errors import FedspaError, PrivacyError
+from fedspa.privacy.binomial_plan import AnyPlan
+from fedspa.privacy.event import GaussianEvent
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import Guarantee, promised
+from fedspa.runs.plans import cap_of, plan_of
 from fedspa.runs.report.read import Run
 
 Price = Callable[[int], float | None]
@@ -47,11 +46,10 @@ def promise(run: Run) -> Promise | None:
     config = run.config
     if config is None or not config.private:
         return None
-    federation = config.federation
-    cap = cap_for(federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap)
+    cap = cap_of(config)
     counts = Counter(entry.agent for entry in run.books.entries)
     active = _active(run)
-    plan = _plan(run, active, cap)
+    plan = _plan(run, active)
     if plan is None:
         if run.summary is None or run.summary["delta"] is None:
             return None
@@ -99,43 +97,19 @@ def _active(run: Run) -> int | None:
     return None if share is None else round(share * dimension)
 
 
-def _plan(run: Run, active: int | None, cap: int) -> AnyPlan | None:
+def _plan(run: Run, active: int | None) -> AnyPlan | None:
     """The plan of this run; None without a ledger of its own, which alone knows the public number of records."""
     config, event = run.config, run.books.event
     if config is None or event is None or run.dimension is None:
         return None
-    privacy = config.privacy
+    rule = config.privacy.clip_rule
     try:
-        if isinstance(event, BinomialEvent):
-            return BinomialPlan(
-                dimension=event.dimension,
-                clip=privacy.clip,
-                clip_value=privacy.clip_value,
-                bits=event.bits,
-                trials=event.trials,
-                rotation=event.rotation,
-                adversary=privacy.adversary,
-                agents=config.federation.agents,
-                batch=event.batch,
-                records=event.records,
-                participations=cap,
-                delta=privacy.delta,
+        if isinstance(event, GaussianEvent) and event.clip_from_data and rule != "median":
+            raise PrivacyError(
+                f"the ledger says that the clip value was read off the data, the config clip_rule = {rule!r}: rely on "
+                "no ε of this page"
             )
-        return Plan(
-            dimension=run.dimension,
-            active=active if active is not None else run.dimension,
-            clip=privacy.clip,
-            clip_value=privacy.clip_value,
-            sampling=event.sampling,
-            batch=event.batch,
-            records=event.records,
-            local_steps=event.steps,
-            participations=cap,
-            noise_multiplier=event.noise_multiplier,
-            neighbours=privacy.neighbours or ("add-remove" if event.sampling == "poisson" else "replace-one"),
-            delta=privacy.delta,
-            clip_rule=privacy.clip_rule,
-        )
+        return plan_of(config, event, run.dimension, active if active is not None else run.dimension)
     except FedspaError as error:
         run.problems.append(f"config and ledger do not make a plan: {error}")
         return None

@@ -140,9 +140,29 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
         ("z", f"{plan.noise_multiplier:.4g}", "noise multiplier: noise on that sum over the bound of one example"),
         *sigma,
         ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
+        ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
         ("δ", f"{plan.delta:g}", "of the guarantee"),
         ("neighbours", plan.neighbours, "neighbouring relation"),
     ]
+
+
+def by_class(run: Run) -> tuple[list[str], list[list[str]]] | None:
+    """Header and row: the last model's accuracy on the server's records of each class. None where it is not known."""
+    found = None if run.summary is None else run.summary.get("accuracy_by_class")
+    if not isinstance(found, list) or not all(_is_share(value) for value in found):
+        return None
+    cells = ["–" if value is None else f"{value:.1%}" for value in found]
+    return ["class", *map(str, range(len(cells)))], [["accuracy", *cells]]
+
+
+def _is_share(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and 0 <= value <= 1)
+
+
+def _arithmetic(run: Run) -> str:
+    if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an older or unfinished run
+        return "–"
+    return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
 
 
 def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:

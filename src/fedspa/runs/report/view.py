@@ -38,6 +38,7 @@ class RunView:
     agents: Figure | None
     ledger: list[dict[str, Any]]
     ledger_note: str
+    by_class: tuple[list[str], list[list[str]]] | None
     plan: list[tuple[str, str, str]]
     config: list[tuple[str, list[Cell]]]
 
@@ -85,6 +86,7 @@ def _run(run: Run, held: Promise | None, name: str, number: int) -> RunView:
         agents=figure,
         ledger=tables.ledger(run, held, agents),
         ledger_note=tables.ledger_note(run),
+        by_class=tables.by_class(run),
         plan=tables.plan_table(run, held),
         config=[]
         if config is None

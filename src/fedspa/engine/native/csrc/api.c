@@ -35,6 +35,11 @@ int64_t fedspa_train(const struct fedspa_net *net, int64_t level, const float *t
     return pick(level)->train(net, theta, task, delta, clip, zeroed, stop);
 }
 
+int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
+                   int64_t *sum, int64_t *zeroed) {
+    return pick(level)->sum(net, theta, task, sum, zeroed);
+}
+
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words) {
     struct stream stream;
     uint64_t room[66];

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 2
+#define FEDSPA_ABI 3
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -57,6 +57,11 @@ void fedspa_net_free(struct fedspa_net *net);
  * zero. `stop` is polled between steps. */
 int64_t fedspa_train(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
                      float *delta, double *clip, int64_t *zeroed, const volatile int32_t *stop);
+
+/* sum: the clipped gradients of all records of a task, d whole numbers with 2^24 to the clip value. Of the task it reads
+ * records, clip and clip value. */
+int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
+                   int64_t *sum, int64_t *zeroed);
 
 /* Parts on their own, for tests and benchmarks. */
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words);

@@ -7,11 +7,12 @@
 #endif
 #define LEVEL 1
 #define TRAIN train_avx2
+#define SUM sum_avx2
 #define GAUSSIAN gaussian_avx2
 #include "levels.h"
 #include "step.h"
 
-const struct level fedspa_level_avx2 = {TRAIN, GAUSSIAN};
+const struct level fedspa_level_avx2 = {TRAIN, SUM, GAUSSIAN};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

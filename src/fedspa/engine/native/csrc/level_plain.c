@@ -9,8 +9,9 @@
 #endif
 #define LEVEL 0
 #define TRAIN train_plain
+#define SUM sum_plain
 #define GAUSSIAN gaussian_plain
 #include "levels.h"
 #include "step.h"
 
-const struct level fedspa_level_plain = {TRAIN, GAUSSIAN};
+const struct level fedspa_level_plain = {TRAIN, SUM, GAUSSIAN};

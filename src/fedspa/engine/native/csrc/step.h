@@ -63,13 +63,10 @@ static void prepare_weights(struct work *w, const struct op *op) {
     else pack_weights(op, w->theta, packed);
 }
 
-/* Moves the units so far to the total, which has room for all; what it held before a step's first move is old. */
+/* Moves the units so far to the total, which has room for all. */
 PHASE void fold(struct work *w) {
     for (int64_t i = 0; i < w->net->layout; i += LANES) /* PAD behind the layout */
-        for (int j = 0; j < LANES; j++) { /* padding stays 0 */
-            const int32_t units = w->units[i + j] & w->active[i + j];
-            w->total[i + j] = (w->folded ? w->total[i + j] : 0) + units;
-        }
+        for (int j = 0; j < LANES; j++) w->total[i + j] += w->units[i + j];
     memset(w->units, 0, 4 * (size_t)w->net->layout);
     w->folded = 1;
     w->pending = 0;
@@ -78,6 +75,7 @@ PHASE void fold(struct work *w) {
 /* An empty sum. */
 static void clear(struct work *w, const struct fedspa_task *task) {
     memset(task->clip == CLIP_NONE ? (void *)w->sum : w->units, 0, 4 * (size_t)w->net->layout);
+    if (w->folded) memset(w->total, 0, 8 * (size_t)w->net->layout);
     w->pending = w->folded = 0;
 }
 
@@ -116,81 +114,44 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
 /* theta -= step_size * sum / B on the active coordinates. */
 PHASE void descend(struct work *w, const struct fedspa_task *task) {
     const double step = task->step_size / (double)task->batch;
-    if (4 * task->active > w->net->dimension) {
-        for (int64_t i = 0; i < w->net->layout; i += 8) { /* padding is not active */
-            const D8 sums = __builtin_convertvector(keep_active(load_half(w->sum + i), w->active + i), D8);
-            const D8 next = __builtin_convertvector(load_half(w->theta + i), D8) - step * sums;
-            store_half(w->theta + i, __builtin_convertvector(next, H));
-        }
-        return;
-    }
-    for (int64_t j = 0; j < task->active; j++) {
+    for (int64_t j = 0; j < task->active;) {
         const int32_t at = w->place[j];
-        w->theta[at] = (float)(w->theta[at] - step * w->sum[at]);
-    }
-}
-
-/* theta -= step * (units + deviation * noise), for the noise of coordinates `from` to `to`. */
-INLINE void move(struct work *w, int64_t from, int64_t to, const double *noise, double step, double deviation) {
-    float *restrict theta = w->theta;
-    const int32_t *restrict units = w->units;
-    const double *restrict total = w->folded ? w->total : NULL;
-    for (int64_t j = from; j < to;) {
-        const int32_t at = w->place[j];
-        const double *value = noise + j - from;
-        if (w->straight[j] && j + 8 <= to) { /* the common case at p = 1 */
-            D8 sums = __builtin_convertvector(*(const I8U *)(units + at), D8);
-            if (total) sums += *(const D8U *)(total + at);
-            D8 noisy = sums + deviation * *(const D8U *)value;
-            D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
-            store_half(theta + at, __builtin_convertvector(next, H));
+        if (w->straight[j]) {
+            const D8 sums = __builtin_convertvector(load_half(w->sum + at), D8);
+            const D8 next = __builtin_convertvector(load_half(w->theta + at), D8) - step * sums;
+            store_half(w->theta + at, __builtin_convertvector(next, H));
             j += 8;
         } else {
-            theta[at] = (float)(theta[at] - step * (units[at] + (total ? total[at] : 0) + deviation * *value));
+            w->theta[at] = (float)(w->theta[at] - step * w->sum[at]);
             j++;
         }
     }
 }
 
-/* The same over the whole layout, once all noise is there. */
-PHASE void move_all(struct work *w, double step, double deviation) {
-    for (int64_t i = 0; i < w->net->layout; i += 8) {
-        const H units = keep_active(load_half((const float *)w->units + i), w->active + i);
-        D8 sums = __builtin_convertvector((I8)units, D8);
-        if (w->folded) sums += *(const D8U *)(w->total + i);
-        const D8 noisy = sums + deviation * *(const D8U *)(w->placed + i);
-        const D8 next = __builtin_convertvector(load_half(w->theta + i), D8) - step * noisy;
-        store_half(w->theta + i, __builtin_convertvector(next, H));
-    }
-}
-
-/* Noise of coordinates `from` to `to` to where they lie. */
-INLINE void place_noise(struct work *w, int64_t from, int64_t to, const double *noise) {
-    for (int64_t j = from; j < to; j++) w->placed[w->place[j]] = noise[j - from];
-}
-
-/* As descend, with clipped gradients and noise, both in units until the noise has been added. */
+/* The same with clipped gradients and noise, both in units until the noise has been added. */
 PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value) {
     const double step = task->step_size / (double)task->batch * clip_value / CLIP_UNITS;
     const double deviation = task->noise_per_clip * CLIP_UNITS;
-    double first[GAUSS_STEP], second[GAUSS_STEP];
+    float *restrict theta = w->theta;
+    const int32_t *restrict units = w->units;
+    const double *restrict values = w->noise, *restrict total = w->total;
     for (int64_t start = 0; start < task->active; start += GAUSS_BLOCK) {
-        const int64_t left = task->active - start, n = left < GAUSS_BLOCK ? left : GAUSS_BLOCK, half = (n + 1) / 2;
-        for (int64_t i = 0; i < half; i += GAUSS_STEP) {
-            const int64_t count = half - i < GAUSS_STEP ? half - i : GAUSS_STEP;
-            const int64_t a = start + i, b = a + half, end = b + count < start + n ? b + count : start + n;
-            gauss_pairs(noise, half, i, count, first, second);
-            if (w->placed) {
-                place_noise(w, a, a + count, first);
-                place_noise(w, b, end, second);
+        int64_t left = task->active - start, n = left < GAUSS_BLOCK ? left : GAUSS_BLOCK;
+        gauss_block(noise, n + n % 2, w->noise, w->words);
+        for (int64_t j = 0; j < n;) {
+            int32_t at = w->place[start + j];
+            if (w->straight[start + j]) { /* the common case at p = 1 */
+                D8 sums = *(const D8U *)(total + at) + __builtin_convertvector(*(const I8U *)(units + at), D8);
+                D8 noisy = sums + deviation * *(const D8U *)(values + j);
+                D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
+                store_half(theta + at, __builtin_convertvector(next, H));
+                j += 8;
             } else {
-                move(w, a, a + count, first, step, deviation);
-                move(w, b, end, second, step, deviation);
+                theta[at] = (float)(theta[at] - step * (total[at] + units[at] + deviation * values[j]));
+                j++;
             }
         }
-        noise->position += (uint64_t)(2 * half);
     }
-    if (w->placed) move_all(w, step, deviation);
 }
 
 /* What a private clip stays within: the bounds of a plan's clip value (privacy/plan.py). */
@@ -198,10 +159,10 @@ PHASE void release(struct work *w, const struct fedspa_task *task, struct stream
 #define LARGEST_CLIP 1e10
 
 /* Geometric step of the private clip towards its quantile. */
-static double next_clip(const struct fedspa_task *task, struct stream *noise, double clip_value, double centred) {
-    double pair[2];
-    gauss_block(noise, 2, pair);
-    double share = 0.5 + (centred + task->count_noise * pair[0]) / (double)task->batch;
+static double next_clip(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value,
+                        double centred) {
+    gauss_block(noise, 2, w->noise, w->words);
+    double share = 0.5 + (centred + task->count_noise * w->noise[0]) / (double)task->batch;
     double moved = clip_value * exp(-task->clip_rate * (share - task->clip_quantile));
     return moved < SMALLEST_CLIP ? SMALLEST_CLIP : moved > LARGEST_CLIP ? LARGEST_CLIP : moved;
 }
@@ -212,21 +173,49 @@ static void place_parameters(struct work *w, const struct fedspa_task *task, con
         w->place[j] = w->net->place[task->coordinates ? task->coordinates[j] : j];
         w->active[w->place[j]] = -1;
     }
-    int64_t straight = 0;
     for (int64_t j = 0; j + 8 <= task->active; j++) {
-        int beside = 1;
+        int beside = j % GAUSS_BLOCK + 8 <= GAUSS_BLOCK; /* a vector of noise does not cross its block */
         for (int i = 1; i < 8; i++) beside &= w->place[j + i] == w->place[j] + i;
-        straight += w->straight[j] = (uint8_t)beside;
+        w->straight[j] = (uint8_t)beside;
     }
-    /* Where most coordinates are active and lie apart, a pass over all is faster than one place after the other. */
-    if (task->clip != CLIP_NONE && 4 * task->active > w->net->dimension && 2 * straight < task->active)
-        w->placed = take(w, 8 * (w->net->layout + PAD));
+}
+
+static int labels_fit(const struct fedspa_net *net, const struct fedspa_task *task) {
+    for (int64_t i = 0; i < task->records; i++)
+        if (task->y[i] < 0 || task->y[i] >= net->classes) return 0;
+    return 1;
+}
+
+/* A step's sum of clipped gradients; returns its part of the centred share. */
+static double add_batch(struct work *w, const struct fedspa_task *task, int64_t batch, double clip_value) {
+    double centred = 0;
+    clear(w, task);
+    for (int i = 0; i < w->net->count; i++)
+        if (w->net->ops[i].kind == OP_ROWS && !w->net->ops[i].linear) prepare_weights(w, w->net->ops + i);
+    for (int64_t e = 0; e < batch; e += w->chunk)
+        centred += add_chunk(w, task, w->chosen + e, (int)(batch - e < w->chunk ? batch - e : w->chunk), clip_value);
+    return centred;
+}
+
+static int64_t SUM(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, int64_t *sum,
+                   int64_t *zeroed) {
+    if (!labels_fit(net, task)) return FEDSPA_LABEL;
+    struct work w;
+    const int made = work_new(&w, net, task);
+    if (made) {
+        place_parameters(&w, task, theta);
+        for (int64_t i = 0; i < task->records; i++) w.chosen[i] = i;
+        add_batch(&w, task, task->records, task->clip_value);
+        for (int64_t i = 0; i < net->dimension; i++) sum[i] = (int64_t)w.total[net->place[i]] + w.units[net->place[i]];
+        *zeroed = w.zeroed;
+    }
+    work_free(&w);
+    return made ? FEDSPA_OK : FEDSPA_MEMORY;
 }
 
 static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, float *delta,
                      double *clip, int64_t *zeroed, const volatile int32_t *stop) {
-    for (int64_t i = 0; i < task->records; i++)
-        if (task->y[i] < 0 || task->y[i] >= net->classes) return FEDSPA_LABEL;
+    if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
     if (!work_new(&w, net, task)) {
         work_free(&w);
@@ -236,29 +225,16 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
     stream_open(&sampling, task->sampling_key, LEVEL, 0);
     stream_open(&noise, task->noise_key, LEVEL, 0);
     place_parameters(&w, task, theta);
-    if (!cut_rows(&w)) {
-        work_free(&w);
-        return FEDSPA_MEMORY;
-    }
     double clip_value = task->clip_value;
     int64_t step = 0;
     for (; step < task->steps && !*stop; step++) {
         int64_t batch = task->sampling == SAMPLE_POISSON
                             ? draw_poisson(&sampling, task->rate, task->records, w.chosen, w.sampling_words)
                             : draw_fixed(&sampling, task->batch, task->records, w.chosen, w.sampling_words, w.seen);
-        double centred = 0;
-        clear(&w, task);
-        for (int i = 0; i < net->count; i++)
-            if (net->ops[i].kind == OP_ROWS && !net->ops[i].linear)
-                prepare_weights(&w, net->ops + i);
-        const int64_t chunks = (batch + w.chunk - 1) / w.chunk; /* of about the same size */
-        for (int64_t c = 0; c < chunks; c++) {
-            const int64_t from = c * batch / chunks, to = (c + 1) * batch / chunks;
-            centred += add_chunk(&w, task, w.chosen + from, (int)(to - from), clip_value);
-        }
+        const double centred = add_batch(&w, task, batch, clip_value);
         if (task->clip == CLIP_NONE) descend(&w, task);
         else release(&w, task, &noise, clip_value);
-        if (task->clip != CLIP_NONE && task->quantile) clip_value = next_clip(task, &noise, clip_value, centred);
+        if (task->clip != CLIP_NONE && task->quantile) clip_value = next_clip(&w, task, &noise, clip_value, centred);
     }
     for (int64_t j = 0; j < task->active; j++)
         delta[j] = w.theta[w.place[j]] - theta[task->coordinates ? task->coordinates[j] : j];
@@ -270,11 +246,12 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
 
 static void GAUSSIAN(const uint8_t *key, int64_t position, int64_t count, double *values) {
     struct stream stream;
+    uint64_t words[GAUSS_BLOCK + PAD];
     double block[GAUSS_BLOCK];
     stream_open(&stream, key, LEVEL, (uint64_t)position);
     for (int64_t start = 0; start < count; start += GAUSS_BLOCK) {
         int64_t n = count - start < GAUSS_BLOCK ? count - start : GAUSS_BLOCK;
-        gauss_block(&stream, n + n % 2, block);
+        gauss_block(&stream, n + n % 2, block, words);
         memcpy(values + start, block, 8 * (size_t)n);
     }
 }

@@ -1,33 +1,27 @@
-"""docs/accuracy.md shows the kept results, and these come from the configs as they are."""
+"""docs/accuracy.md and README.md show the kept results, and these come from the configs as they are."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import accuracy
 from fedspa.runs.config import load
 
 ROOT = Path(__file__).parents[2]
 
 
-def _benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_table_is_the_kept_results() -> None:
-    assert _benchmark().markdown() in (ROOT / "docs" / "accuracy.md").read_text("utf-8")
+    assert accuracy.markdown() in (ROOT / "docs" / "accuracy.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", _benchmark().ROWS)
+def test_the_readmes_rows_are_the_kept_results() -> None:
+    assert f"|---|\n{accuracy.front()}\n\n" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", accuracy.ROWS)
 def test_kept_results_are_those_of_their_config(name: str) -> None:
     kept = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text("utf-8"))
     config = load(ROOT / "experiments" / f"{name}.toml")

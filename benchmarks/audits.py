@@ -1,0 +1,44 @@
+"""`fedspa audit` of each config of docs/accuracy.md, kept as one JSON:
+
+python benchmarks/audits.py --data DIR --json experiments/results/audits.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from accuracy import ROWS
+from provenance import ROOT, stamp
+
+
+def audit(name: str, data: Path) -> dict[str, Any]:
+    """Its JSON, whether the claim held or not."""
+    arguments = ["--config", f"experiments/{name}.toml", "--set", f"data.dir={json.dumps(str(data.resolve()))}"]
+    command = [sys.executable, "-m", "fedspa", "audit", *arguments, "--json"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if found.returncode > 1:
+        raise SystemExit(found.stderr)
+    report: dict[str, Any] = json.loads(found.stdout)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the files of MNIST and CIFAR-10")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    origin, audits = stamp(), {}
+    for name in ROWS:
+        audits[name] = audit(name, arguments.data)
+        print(f"{name}: {'holds' if audits[name]['holds'] else 'does not hold'}", flush=True)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"provenance": origin, "audits": audits}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
