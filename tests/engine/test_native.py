@@ -253,6 +253,32 @@ def test_the_fast_transform_of_convolutions_five_wide(
     check_convolution(level, nn.Conv2d(inputs, outputs, (height, 5), stride=(stride, 1)), pooled, shape)
 
 
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("clip", ["coordinate", "l2", None])
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.01])
+def test_whole_vectors_of_channels(level: library.Level, clip: Clipping | None, share: float) -> None:
+    """64 channels between two convolutions: their pixels lie apart, and gradients are cut by channels and by mask."""
+    generator = torch.Generator().manual_seed(4)
+    module = nn.Sequential(
+        *(nn.Conv2d(2, 64, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(64, 32, 3), nn.ReLU(), nn.Conv2d(32, 16, 1)),
+        *(nn.Tanh(), nn.Conv2d(16, 8, 4, padding=1), nn.Flatten(), nn.Linear(72, 3)),
+    )
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / math.sqrt(p[0].numel() if p.dim() > 1 else 4))
+    x, y = records(module, (2, 14, 14), 9, 4)
+    theta = FlatModel(module).flatten()
+    d = len(theta)
+    k = int(share * d)
+    mask = torch.randperm(d, generator=generator)[:k].sort().values if k < d else None
+    bound = gradient_scale(module, x, y, clip or "coordinate") / 2
+    plan = Plan(d, k, clip, bound, "fixed", 9, 9, 1, 1, 1e-3, "replace-one", 1e-3) if clip else None
+    task = LocalTask(x, y, mask, 1.0, "fixed", 9, 1, 9 * 2.0**12, plan, KEY)
+    ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
+    truth = ReferenceEngine(module).train(theta, [task])[0].delta
+    assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * bound + 1e-6 * float(truth.abs().max()) / 2.0**12
+
+
 def test_records_near_a_kink_are_rare() -> None:
     module = small_net()
     x = torch.randn(2000, 1, 12, 12, generator=torch.Generator().manual_seed(1))
@@ -350,6 +376,20 @@ def test_the_thread_count_changes_no_bit(level: library.Level) -> None:
     for threads in (1, 2, 5):
         together = NativeEngine(small_net(), threads, level).train(theta, tasks)
         assert all(same(a, b) for a, b in zip(alone, together))
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+def test_memory_of_earlier_agents_changes_no_bit(level: library.Level) -> None:
+    """An engine's agents work in the same memory one after the other, whatever the one before left there."""
+    theta = FlatModel(small_net()).flatten()
+    mask = torch.arange(1, len(theta), 9)
+    one = small_task(clip="l2", rule="quantile", mask=mask, steps=2)
+    tasks = [
+        *(small_task(steps=3), one, replace(one, plan=None), small_task(clip="l2"), small_task(steps=3)),
+        *(replace(one, x=one.x * math.nan), one, replace(one, coordinates=None, plan=None), small_task(mask=mask)),
+    ]
+    alone = [NativeEngine(small_net(), 1, level).train(theta, [task])[0] for task in tasks]
+    assert all(same(a, b) for a, b in zip(alone, NativeEngine(small_net(), 1, level).train(theta, tasks)))
 
 
 @pytest.mark.parametrize("clip", ["coordinate", "l2"])

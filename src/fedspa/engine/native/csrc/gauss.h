@@ -10,6 +10,7 @@
 #include "stream.h"
 
 #define GAUSS_BLOCK 8192
+#define GAUSS_STEP 512 /* pairs that are made at a time: words and values stay in the nearest cache */
 
 /* int64 to double, rounded once: both halves are exact, and only their sum rounds. AVX2 has no instruction for it. */
 INLINE D to_double(L w) {
@@ -82,23 +83,24 @@ INLINE void sine_cosine(D t, D *sine, D *cosine) {
     *cosine = (D)(b ^ (((quarter + 1) & 2) << 62));
 }
 
-/* One block of n values, n even and at most GAUSS_BLOCK. `words` has room for GAUSS_BLOCK + PAD. */
-PHASE void gauss_block(struct stream *stream, int64_t n, double *values, uint64_t *words) {
-    const int64_t *word = (const int64_t *)stream_words(stream, n, words);
-    const int64_t *angle = word + n / 2;
-    int64_t half = n / 2, i = 0;
+/* Pairs number i to i + count (GAUSS_STEP at most) of a block with `half` of them, whose words start at the stream's
+ * position. */
+PHASE void gauss_pairs(const struct stream *stream, int64_t half, int64_t i, int64_t count, double *first,
+                       double *second) {
+    uint64_t radius_words[GAUSS_STEP + 2], angle_words[GAUSS_STEP + 2];
+    const uint64_t at = stream->position + (uint64_t)i;
+    const uint64_t *radius = stream_words_at(stream, at, count, radius_words);
+    const uint64_t *angle = stream_words_at(stream, at + (uint64_t)half, count, angle_words);
     const int64_t step = LANES / 2;
-    for (; i < half; i += step) {
-        int64_t at = i + step <= half ? i : half - step; /* the last vector overlaps the one before it */
+    for (int64_t j = 0; j < count; j += step) {
+        const int64_t few = count - j < step ? count - j : step;
         L radii = {0}, angles = {0};
-        int64_t few = half < step ? half : step;
-        if (half < step) {
-            at = 0;
-            memcpy(&radii, word, 8 * (size_t)few);
-            memcpy(&angles, angle, 8 * (size_t)few);
+        if (few == step) {
+            radii = *(const LU *)(radius + j);
+            angles = *(const LU *)(angle + j);
         } else {
-            radii = *(const LU *)(word + at);
-            angles = *(const LU *)(angle + at);
+            memcpy(&radii, radius + j, 8 * (size_t)few);
+            memcpy(&angles, angle + j, 8 * (size_t)few);
         }
         L top = (L)((uint64_t __attribute__((vector_size(4 * LANES))))radii >> 1);
         D u = to_double(top) * 0x1p-63 + 0x1p-64;
@@ -106,14 +108,22 @@ PHASE void gauss_block(struct stream *stream, int64_t n, double *values, uint64_
         sine_cosine(to_double(angles) * 0x1p-63, &s, &c);
         c = r * c;
         s = r * s;
-        if (half < step) {
-            memcpy(values, &c, 8 * (size_t)few);
-            memcpy(values + half, &s, 8 * (size_t)few);
+        if (few == step) {
+            *(DU *)(first + j) = c;
+            *(DU *)(second + j) = s;
         } else {
-            *(DU *)(values + at) = c;
-            *(DU *)(values + half + at) = s;
+            memcpy(first + j, &c, 8 * (size_t)few);
+            memcpy(second + j, &s, 8 * (size_t)few);
         }
     }
+}
+
+/* One block of n values, n even and at most GAUSS_BLOCK. */
+static void gauss_block(struct stream *stream, int64_t n, double *values) {
+    const int64_t half = n / 2;
+    for (int64_t i = 0; i < half; i += GAUSS_STEP)
+        gauss_pairs(stream, half, i, half - i < GAUSS_STEP ? half - i : GAUSS_STEP, values + i, values + half + i);
+    stream->position += (uint64_t)n;
 }
 
 #endif

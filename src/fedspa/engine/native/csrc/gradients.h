@@ -6,63 +6,65 @@
 #include <math.h>
 
 #include "lists.h"
+#include "pieces.h"
 
 enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_LOOK, GRADIENT_NORM };
 
-/* The sum of an example's deltas in a list: vectors of items, of which only the deltas count. */
-INLINE float sum_deltas(const struct item *item, const struct item *end) {
-    const int step = LANES / 2;
-    float rest = 0;
-    if (end - item < step) {
-        for (; item < end; item++) rest += item->delta;
-        return rest;
-    }
-    V sum = {0};
-    I odd;
-    for (int j = 0; j < LANES; j++) odd[j] = -(j % 2);
-    for (; item + step <= end; item += step) sum += (V)(load_int(&item->at) & odd);
-    for (; item < end; item++) rest += item->delta;
-    return sum_lanes(sum) + rest;
-}
-
-static void bias_row(struct work *w, int i, const struct list *l, int64_t place, int what, float bound) {
+/* Piece p of a row. */
+INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l, int what, float bound) {
     const struct op *op = w->net->ops + i;
-    for (int g = 0, item = 0; g < l->groups; item = l->end[g++]) {
-        const float v = sum_deltas(l->items + item, l->items + l->end[g]);
-        if (what == GRADIENT_ADD) w->sum[place] += v;
-        else if (what == GRADIENT_ADD_SCALED) w->units[place] += to_unit(w->factor[l->example[g]] * v);
-        else {
-            if (what == GRADIENT_NORM && w->kept[i])
-                w->kept[i][l->example[g] * kept_floats(op) + place - op->weights] = v;
-            if (!w->active[place]) continue;
-            struct look *look = w->looks + l->example[g];
-            look->squares += (double)v * v;
-            look->nonzero += v != 0;
-            look->above += __builtin_fabsf(v) > bound;
-            look->broken |= v - v != 0;
-        }
-    }
-}
-
-static void one_row(struct work *w, int i, int r, const struct list *l, int what, float bound) {
-    const struct op *op = w->net->ops + i;
+    const struct pieces *pieces = w->pieces + i;
+    const struct piece *piece = pieces->piece + (int64_t)r * pieces->stride + p;
+    if (piece->count == 0) return;
     const float *x = w->unit[i];
     const int64_t row = op->weights + (int64_t)r * op->row_length;
-    const int one_each = l->count == l->groups;
+    const struct piece_functions *use = piece_of(op, piece->count);
     float *kept = w->kept[i];
-    for (int s = 0, n; s < segments_of(op); s += n) {
-        n = piece_length(op, segments_of(op) - s, PIECE);
-        const int64_t at = row + (int64_t)s * LANES;
-        const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
-        const struct piece_functions *use = piece_of(op, n);
-        if (what == GRADIENT_ADD) use->add(x, l, segment, w->sum + at);
-        else if (what == GRADIENT_ADD_SCALED && one_each) use->scaled_products(x, l, segment, w->units + at, w->factor);
-        else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, segment, w->units + at, w->factor);
-        else if (what == GRADIENT_LOOK) use->look(x, l, segment, w->active + at, bound, w->looks);
-        else
-            use->norm(x, l, segment, w->active + at, w->looks, kept ? kept + at - op->weights : NULL, kept_floats(op));
+    if (what == GRADIENT_ADD) use->add(x, l, piece, w->sum + row);
+    else if (what == GRADIENT_ADD_SCALED && l->count == l->groups)
+        use->scaled_products(x, l, piece, w->units + row, w->factor);
+    else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, piece, w->units + row, w->factor);
+    else if (what == GRADIENT_LOOK) use->look(x, l, piece, w->active + row, bound, w->looks);
+    else use->norm(x, l, piece, w->active + row, w->looks, kept ? kept + row - op->weights : NULL, kept_floats(op));
+}
+
+/* The sums that a piece is added to are far away by the time they are needed again. */
+INLINE void fetch_sums(const struct work *w, int i, int r, int p) {
+    const struct op *op = w->net->ops + i;
+    if (r >= op->rows) return;
+    const struct piece *piece = w->pieces[i].piece + (int64_t)r * w->pieces[i].stride + p;
+    const int32_t *row = w->units + op->weights + (int64_t)r * op->row_length;
+    for (int j = 0; j < piece->count; j++) __builtin_prefetch(row + piece->to[j], 1);
+}
+
+/* The biases' gradients: an example's deltas summed over its pixels, a vector of channels at a time. What a vector holds
+ * behind the last channel goes to the padding. */
+PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *out = w->net->buffers + i + 1;
+    const int units = out->height * out->width;
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        for (int r = 0; r < op->rows; r += LANES) {
+            const float *delta = w->delta[i + 1] + e * out->example + r, *unit = w->unit[i + 1] + e * out->example + r;
+            const int64_t at = op->bias + r;
+            V sum = {0};
+            for (int u = 0; u < units; u++) {
+                const V d = load(delta + w->at[i][u]);
+                sum += op->relu ? (V)((I)d & (load(unit + w->at[i][u]) > 0)) : d;
+            }
+            if (what == GRADIENT_ADD) store(w->sum + at, load(w->sum + at) + sum);
+            else if (what == GRADIENT_ADD_SCALED)
+                store_int(w->units + at, load_int(w->units + at) + to_units(splat(w->factor[e]) * sum));
+            else {
+                struct look *look = w->looks + e;
+                if (what == GRADIENT_NORM && w->kept[i]) store(w->kept[i] + e * kept_floats(op) + at - op->weights, sum);
+                sum = (V)((I)sum & load_int(w->active + at));
+                if (what == GRADIENT_NORM) look->squares += sum_doubles(add_squares((D){0}, sum));
+                else look_at(look, 1, &sum, bound);
+            }
+        }
     }
-    if (op->bias >= 0) bias_row(w, i, l, op->bias + r, what, bound);
 }
 
 /* A linear layer's gradient is the product of its deltas and its inputs, so where every weight is active its squares
@@ -103,6 +105,29 @@ PHASE void add_kept(struct work *w, int i, int n) {
     }
 }
 
+/* The weights of one operation, some examples: a block of rows after the other, and within it piece by piece. */
+static void block_gradients(struct work *w, int i, int from, int to, int what, float bound) {
+    const struct op *op = w->net->ops + i;
+#if LEVEL == 2
+    const struct buffer *out = w->net->buffers + i + 1;
+    const int many = out->height * out->width >= LANES / 2 && op->pool_h * op->pool_w <= LANES;
+#else
+    const int many = 0;
+#endif
+    for (int first = 0, rows = many ? LISTS : LIST_BLOCK; first < op->rows; first += rows) {
+#if LEVEL == 2
+        if (many) build_many_lists(w, i, first, from, to);
+        else
+#endif
+        build_lists(w, i, first, from, to);
+        for (int p = 0; p < w->pieces[i].each; p++)
+            for (int r = 0; r < rows && first + r < op->rows; r++) {
+                if (what == GRADIENT_ADD_SCALED) fetch_sums(w, i, first + r + 2, p);
+                if (w->lists[r].count > 0) one_piece(w, i, first + r, p, w->lists + r, what, bound);
+            }
+    }
+}
+
 /* `what` happens to the gradients of the examples that are not left out. */
 static void gradients(struct work *w, int n, int what, float bound) {
     for (int i = w->net->count - 1; i >= 0; i--) {
@@ -117,21 +142,9 @@ static void gradients(struct work *w, int n, int what, float bound) {
             continue;
         }
         if (what == GRADIENT_NORM && w->kept[i]) memset(w->kept[i], 0, 4 * (size_t)(n * kept_floats(op)));
-#if LEVEL == 2
-        const int many = w->net->buffers[i + 1].height * w->net->buffers[i + 1].width >= LANES / 2 &&
-                         op->pool_h * op->pool_w <= LANES;
-#else
-        const int many = 0;
-#endif
-        for (int first = 0, rows = many ? LISTS : LIST_BLOCK; first < op->rows; first += rows) {
-#if LEVEL == 2
-            if (many) build_many_lists(w, i, first, n);
-            else
-#endif
-            build_lists(w, i, first, n);
-            for (int r = 0; r < rows && first + r < op->rows; r++)
-                if (w->lists[r].count > 0) one_row(w, i, first + r, w->lists + r, what, bound);
-        }
+        if (op->bias >= 0) bias_gradients(w, i, n, what, bound);
+        for (int e = 0, examples = w->pieces[i].examples; e < n; e += examples)
+            block_gradients(w, i, e, n - e < examples ? n : e + examples, what, bound);
     }
 }
 

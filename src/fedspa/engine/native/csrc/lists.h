@@ -18,9 +18,9 @@ INLINE void end_example(struct work *w, int rows, int e, struct item *const *nex
     }
 }
 
-/* The deltas of up to LIST_BLOCK rows from `first` on, as lists. Every item is written and counted only if it is alive:
+/* The deltas of up to LIST_BLOCK rows from `first` on, of the examples `from` to `to`, as lists. Every item is written and counted only if it is alive:
  * a branch on it would be mispredicted half the time. */
-PHASE void build_lists(struct work *w, int i, int first, int n) {
+PHASE void build_lists(struct work *w, int i, int first, int from, int to) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int rows = op->rows - first < LIST_BLOCK ? op->rows - first : LIST_BLOCK, units = out->height * out->width;
@@ -31,7 +31,7 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
         w->lists[r].groups = w->lists[r].count = 0;
         next[r] = w->lists[r].items;
     }
-    for (int e = 0; e < n; e++) {
+    for (int e = from; e < to; e++) {
         if (w->factor[e] == 0) continue;
         const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * units * op->rows_padded + first : FIRST_PIXEL;
         for (int u = 0; u < units; u++) {
@@ -67,7 +67,7 @@ INLINE void store_items(struct item *to, __mmask16 alive, __m512i at, __m512i de
 }
 
 /* The same for up to LISTS rows: 16 units by 16 rows are turned over, and a row's living ones pushed together. */
-PHASE void build_many_lists(struct work *w, int i, int first, int n) {
+PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int rows = op->rows - first < LISTS ? op->rows - first : LISTS, units = out->height * out->width;
@@ -77,7 +77,7 @@ PHASE void build_many_lists(struct work *w, int i, int first, int n) {
         w->lists[r].groups = w->lists[r].count = 0;
         next[r] = w->lists[r].items;
     }
-    for (int e = 0; e < n; e++) {
+    for (int e = from; e < to; e++) {
         if (w->factor[e] == 0) continue;
         const float *delta = w->delta[i + 1] + e * out->example + first, *unit = w->unit[i + 1] + e * out->example + first;
         for (int u = 0; u < units; u += LANES) {
@@ -141,19 +141,19 @@ INLINE void sort_channels(const struct op *op, int from, int to, const float *de
 }
 
 /* For every pixel of the chunk with a delta in some channel: those channels, as items whose `at` is a row of weights.
- * Rows `from` to `to` only. Returns the number of pixels. */
-static int64_t build_spots(struct work *w, int i, int from, int to, int n) {
+ * Rows `from` to `to` and examples `first` to `end` only. Returns the number of pixels. */
+static int64_t build_spots(struct work *w, int i, int from, int to, int first, int end) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int window = op->pool_h * op->pool_w;
     struct item *room = w->spot_items; /* of a unit: for each pixel of its window as many items as there are rows */
     struct spot *spot = w->spots;
-    for (int e = 0; e < n; e++) {
+    for (int e = first; e < end; e++) {
         if (w->factor[e] == 0) continue;
         const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded : NULL;
         for (int y = 0; y < out->height; y++)
             for (int x = 0; x < out->width; x++, arg += op->pool ? op->rows_padded : 0, room += window * op->rows) {
-                const int64_t at = e * out->example + out->origin + (int64_t)y * out->row + x * out->channels;
+                const int64_t at = e * out->example + w->at[i][y * out->width + x];
                 const float *delta = w->delta[i + 1] + at, *unit = w->unit[i + 1] + at;
                 struct item **next = w->next;
                 for (int p = 0; p < window; p++) next[p] = room + p * op->rows;

@@ -11,11 +11,13 @@
 #include <stdint.h>
 
 #include "fedspa_native.h"
+#include "memory.h"
 
 #define PAD 16 /* floats; the widest vector of any level */
 
 struct buffer {
     int channels, height, width, pad_h, pad_w;
+    int pixel;       /* floats from one pixel to the next: its channels, and where that keeps caches from clashing more */
     int row;         /* floats from one image row to the next, border included */
     int origin;      /* where pixel (0, 0) starts */
     int64_t example; /* floats from one example to the next; at least 2 PAD of them never hold a value */
@@ -49,6 +51,7 @@ struct fedspa_net {
     int64_t layout;      /* floats of the row layout */
     int64_t packed;      /* floats of all packed weights */
     int32_t *place;
+    struct memory_pool *pool;
 };
 
 #endif

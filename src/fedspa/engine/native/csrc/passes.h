@@ -80,12 +80,12 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
 
 /* The deltas of the operation's input, from those of its output: a pixel's channels together, so that its window is
  * read and written once; and one piece of some rows after the other, so that their weights stay near. */
-PHASE void spread(struct work *w, int i, int n) {
+PHASE void spread(struct work *w, int i, int first, int end) {
     const struct op *op = w->net->ops + i;
     const int near = (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES;
     const int piece = near ? LONG_PIECE : SPREAD_PIECE, rows = near ? op->rows : SPREAD_ROWS;
     for (int from = 0; from < op->rows; from += rows) {
-        const int64_t spots = build_spots(w, i, from, op->rows - from < rows ? op->rows : from + rows, n);
+        const int64_t spots = build_spots(w, i, from, op->rows - from < rows ? op->rows : from + rows, first, end);
         for (int s = 0, length; s < segments_of(op); s += length) {
             const float *weights = w->theta + op->weights + (int64_t)s * LANES;
             const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
@@ -103,7 +103,8 @@ static void propagate(struct work *w, int n) {
         const struct buffer *in = w->net->buffers + i, *out = in + 1;
         memset(w->delta[i], 0, 4 * (size_t)(n * in->example));
         if (op->kind == OP_ROWS) {
-            spread(w, i, n);
+            const int block = examples_to_spread(in, w->chunk);
+            for (int e = 0; e < n; e += block) spread(w, i, e, n - e < block ? n : e + block);
             continue;
         }
         for (int e = 0; e < n; e++) {

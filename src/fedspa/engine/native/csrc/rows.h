@@ -23,13 +23,6 @@ struct list {
     int32_t *end, *example;
 };
 
-/* A pixel with deltas in some of its channels, and its window in the input's deltas. */
-struct spot {
-    const struct item *items;
-    float *window;
-    int count;
-};
-
 /* What a look at an example's whole gradient says, on its active coordinates. */
 struct look {
     double squares;        /* for l2; not finite where a coordinate is not */
@@ -37,21 +30,18 @@ struct look {
     int broken;            /* a NaN or an infinity */
 };
 
-/* A row is cut into vectors (`segment`: where each starts within a window), and these into pieces. Longer pieces walk
- * the list less often; two accumulators a vector must fit the registers. */
+/* A row is cut into vectors (`from`: where each starts within a window, `to`: and within the row), and these into
+ * pieces. Longer pieces walk the list less often; two accumulators a vector must fit the registers. */
 #if LEVEL == 2
 #define PIECE 12
 #else
 #define PIECE 6
 #endif
 
-/* Backward walks the weights of many rows: shorter pieces where those of all rows would not fit the nearest cache. */
-#define SPREAD_PIECE 6
-#define SPREAD_ROWS 64
-/* Where they do fit, it needs one accumulator a vector only, and takes longer pieces. */
-#define LONG_PIECE 24
-#define SPREAD_UNROLLED(N, I) _Pragma("GCC unroll 24") for (int I = 0; I < N; I++)
-#define NEAR_BYTES (28 << 10)
+struct piece {
+    int32_t count;
+    const int32_t *from, *to; /* with pairs two of `from` a vector */
+};
 
 #define FEW 6
 #define FEW_PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
@@ -73,167 +63,144 @@ INLINE V load_window(const int paired, const float *p, const int32_t *segment, i
     return load(p + segment[j]);
 }
 
-/* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run it belongs to. */
-INLINE void store_window(const int paired, float *p, const int32_t *segment, int j, V v) {
-#if LEVEL == 2
-    if (paired) {
-        store_half(p + segment[2 * j], (H)_mm512_castps512_ps256((__m512)v));
-        store_half(p + segment[2 * j + 1], (H)_mm512_extractf32x8_ps((__m512)v, 1));
-        return;
-    }
-#endif
-    (void)paired;
-    store(p + segment[j], v);
-}
-
 /* sum += the list's gradient. */
-INLINE void add_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, float *sum) {
+INLINE void add_piece(const int n, const int paired, const float *x, const struct list *l, const struct piece *s,
+                      float *sum) {
+    const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
-    UNROLLED(n, j) acc[j] = load(sum + j * LANES);
+    UNROLLED(n, j) acc[j] = load(sum + to[j]);
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
         V d = splat(l->items[i].delta);
-        UNROLLED(n, j) acc[j] += d * load_window(paired, p, segment, j);
+        UNROLLED(n, j) acc[j] += d * load_window(paired, p, from, j);
     }
-    UNROLLED(n, j) store(sum + j * LANES, acc[j]);
+    UNROLLED(n, j) store(sum + to[j], acc[j]);
 }
 
 /* One example's piece. Every pass over an example's gradient must see the same bits, or the norm would be that of
  * another vector than the one that is scaled by it: where a sum over pixels cancels, two ways to round it differ by as
  * much as its terms are large. */
-INLINE const struct item *sum_example(const int n, const int paired, const float *x, const struct item *item, const struct item *end,
-                                      const int32_t *segment, V *acc) {
+INLINE const struct item *sum_example(const int n, const int paired, const float *x, const struct item *item,
+                                      const struct item *end, const int32_t *from, V *acc) {
     UNROLLED(n, j) acc[j] = (V){0};
     for (; item < end; item++) {
         const float *p = x + item->at;
         V d = splat(item->delta);
-        UNROLLED(n, j) acc[j] = multiply_add(d, load_window(paired, p, segment, j), acc[j]);
+        UNROLLED(n, j) acc[j] = multiply_add(d, load_window(paired, p, from, j), acc[j]);
     }
     return item;
 }
 
 /* sum += each example's gradient times its factor, in units. */
-INLINE void add_scaled_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment, int32_t *sum,
-                             const float *factor) {
+INLINE void add_scaled_piece(const int n, const int paired, const float *x, const struct list *l,
+                             const struct piece *s, int32_t *sum, const float *factor) {
+    const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
     I total[PIECE];
-    UNROLLED(n, j) total[j] = load_int(sum + j * LANES);
+    UNROLLED(n, j) total[j] = load_int(sum + to[j]);
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
-        item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
+        item = sum_example(n, paired, x, item, l->items + l->end[g], from, acc);
         V f = splat(factor[l->example[g]]);
         UNROLLED(n, j) total[j] += to_units(f * acc[j]);
     }
-    UNROLLED(n, j) store_int(sum + j * LANES, total[j]);
+    UNROLLED(n, j) store_int(sum + to[j], total[j]);
 }
 
 /* The same where each example has one pixel: its piece is one rounded product. */
-INLINE void add_scaled_products(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment,
-                                int32_t *sum, const float *factor) {
+INLINE void add_scaled_products(const int n, const int paired, const float *x, const struct list *l,
+                                const struct piece *s, int32_t *sum, const float *factor) {
+    const int32_t *from = s->from, *to = s->to;
     I total[PIECE];
-    UNROLLED(n, j) total[j] = load_int(sum + j * LANES);
+    UNROLLED(n, j) total[j] = load_int(sum + to[j]);
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
         V d = splat(l->items[i].delta), f = splat(factor[l->example[i]]);
-        UNROLLED(n, j) total[j] += to_units(f * (d * load_window(paired, p, segment, j)));
+        UNROLLED(n, j) total[j] += to_units(f * (d * load_window(paired, p, from, j)));
     }
-    UNROLLED(n, j) store_int(sum + j * LANES, total[j]);
+    UNROLLED(n, j) store_int(sum + to[j], total[j]);
+}
+
+INLINE void look_at(struct look *look, const int n, const V *gradient, float bound) {
+    I nonzero = {0}, above = {0}, broken = {0};
+    UNROLLED(n, j) {
+        broken |= (gradient[j] - gradient[j]) != 0;
+        nonzero -= gradient[j] != 0;
+        above -= (V)((I)gradient[j] & 0x7fffffff) > bound;
+    }
+    for (int j = 0; j < LANES; j++) {
+        look->nonzero += nonzero[j];
+        look->above += above[j];
+        look->broken |= broken[j];
+    }
 }
 
 /* Counts how many coordinates of each example's gradient are how large, and adds nothing. `active`: all bits where a
  * coordinate is active, else none. */
-INLINE void look_at_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment,
+INLINE void look_at_piece(const int n, const int paired, const float *x, const struct list *l, const struct piece *s,
                           const int32_t *active, float bound, struct look *looks) {
+    const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
         struct look *look = looks + l->example[g];
-        item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
-        I nonzero = {0}, above = {0}, broken = {0};
-        UNROLLED(n, j) {
-            acc[j] = (V)((I)acc[j] & load_int(active + j * LANES));
-            broken |= (acc[j] - acc[j]) != 0;
-            nonzero -= acc[j] != 0;
-            above -= (V)((I)acc[j] & 0x7fffffff) > bound;
-        }
-        for (int j = 0; j < LANES; j++) {
-            look->nonzero += nonzero[j];
-            look->above += above[j];
-            look->broken |= broken[j];
-        }
+        item = sum_example(n, paired, x, item, l->items + l->end[g], from, acc);
+        UNROLLED(n, j) acc[j] = (V)((I)acc[j] & load_int(active + to[j]));
+        look_at(look, n, acc, bound);
     }
 }
 
 /* Adds up each example's squares. Where there is room (`keep`, with `stride` floats an example) the gradient is kept:
  * those very bits are scaled later. */
-INLINE void norm_piece(const int n, const int paired, const float *x, const struct list *l, const int32_t *segment,
+INLINE void norm_piece(const int n, const int paired, const float *x, const struct list *l, const struct piece *s,
                        const int32_t *active, struct look *looks, float *keep, int64_t stride) {
+    const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
-        item = sum_example(n, paired, x, item, l->items + l->end[g], segment, acc);
-        if (keep) UNROLLED(n, j) store(keep + l->example[g] * stride + j * LANES, acc[j]);
+        item = sum_example(n, paired, x, item, l->items + l->end[g], from, acc);
+        if (keep) UNROLLED(n, j) store(keep + l->example[g] * stride + to[j], acc[j]);
         D squares = {0};
-        UNROLLED(n, j) squares = add_squares(squares, (V)((I)acc[j] & load_int(active + j * LANES)));
+        UNROLLED(n, j) squares = add_squares(squares, (V)((I)acc[j] & load_int(active + to[j])));
         looks[l->example[g]].squares += sum_doubles(squares);
     }
-}
-
-/* One pixel's part of backward: the deltas of its channels times their rows of weights, added to its window. */
-INLINE void spread_piece(const int n, const int paired, const float *weights, const struct item *items, int count,
-                         const int32_t *segment, float *window) {
-    V acc[LONG_PIECE];
-    SPREAD_UNROLLED(n, j) acc[j] = load_window(paired, window, segment, j);
-    for (int i = 0; i < count; i++) {
-        const float *row = weights + items[i].at;
-        V d = splat(items[i].delta);
-        SPREAD_UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
-    }
-    SPREAD_UNROLLED(n, j) store_window(paired, window, segment, j, acc[j]);
 }
 
 #define ROW_FUNCTIONS(N) ROW_VERSIONS(N, 0, )
 #define PAIRED_FUNCTIONS(N) ROW_VERSIONS(N, 1, paired_)
 #define ROW_VERSIONS(N, PAIRED, PREFIX)                                                                                \
-    static void PREFIX##add_##N(const float *x, const struct list *l, const int32_t *s, float *sum) {                  \
+    static void PREFIX##add_##N(const float *x, const struct list *l, const struct piece *s, float *sum) {             \
         add_piece(N, PAIRED, x, l, s, sum);                                                                            \
     }                                                                                                                  \
-    static void PREFIX##add_scaled_##N(const float *x, const struct list *l, const int32_t *s, int32_t *sum,           \
+    static void PREFIX##add_scaled_##N(const float *x, const struct list *l, const struct piece *s, int32_t *sum,      \
                                        const float *f) {                                                               \
         add_scaled_piece(N, PAIRED, x, l, s, sum, f);                                                                  \
     }                                                                                                                  \
-    static void PREFIX##scaled_products_##N(const float *x, const struct list *l, const int32_t *s, int32_t *sum,      \
+    static void PREFIX##scaled_products_##N(const float *x, const struct list *l, const struct piece *s, int32_t *sum, \
                                             const float *f) {                                                          \
         add_scaled_products(N, PAIRED, x, l, s, sum, f);                                                               \
     }                                                                                                                  \
-    static void PREFIX##look_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active,        \
+    static void PREFIX##look_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active,   \
                                  float c, struct look *looks) {                                                        \
         look_at_piece(N, PAIRED, x, l, s, active, c, looks);                                                           \
     }                                                                                                                  \
-    static void PREFIX##norm_##N(const float *x, const struct list *l, const int32_t *s, const int32_t *active,        \
+    static void PREFIX##norm_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active,   \
                                  struct look *looks, float *keep, int64_t stride) {                                    \
         norm_piece(N, PAIRED, x, l, s, active, looks, keep, stride);                                                   \
-    }                                                                                                                  \
-    static void PREFIX##spread_##N(const float *weights, const struct item *items, int count, const int32_t *s,        \
-                                   float *window) {                                                                    \
-        spread_piece(N, PAIRED, weights, items, count, s, window);                                                     \
     }
-
-typedef void (*spread_function)(const float *, const struct item *, int, const int32_t *, float *);
 
 /* What can be done with a piece of a row, of one length. */
 struct piece_functions {
-    void (*add)(const float *, const struct list *, const int32_t *, float *);
-    void (*add_scaled)(const float *, const struct list *, const int32_t *, int32_t *, const float *);
-    void (*scaled_products)(const float *, const struct list *, const int32_t *, int32_t *, const float *);
-    void (*look)(const float *, const struct list *, const int32_t *, const int32_t *, float, struct look *);
-    void (*norm)(const float *, const struct list *, const int32_t *, const int32_t *, struct look *, float *, int64_t);
-    spread_function spread;
+    void (*add)(const float *, const struct list *, const struct piece *, float *);
+    void (*add_scaled)(const float *, const struct list *, const struct piece *, int32_t *, const float *);
+    void (*scaled_products)(const float *, const struct list *, const struct piece *, int32_t *, const float *);
+    void (*look)(const float *, const struct list *, const struct piece *, const int32_t *, float, struct look *);
+    void (*norm)(const float *, const struct list *, const struct piece *, const int32_t *, struct look *, float *,
+                 int64_t);
 };
 
-#define VERSIONS(N, PREFIX)                                                                                            \
-    {PREFIX##add_##N,  PREFIX##add_scaled_##N, PREFIX##scaled_products_##N,                                            \
-     PREFIX##look_##N, PREFIX##norm_##N,       PREFIX##spread_##N},
+#define VERSIONS(N, PREFIX) \
+    {PREFIX##add_##N, PREFIX##add_scaled_##N, PREFIX##scaled_products_##N, PREFIX##look_##N, PREFIX##norm_##N},
 #define ROW_ENTRY(N) VERSIONS(N, )
 #define PAIRED_ENTRY(N) VERSIONS(N, paired_)
 
@@ -244,19 +211,11 @@ FEW_PIECES(PAIRED_FUNCTIONS)
 static const struct piece_functions PAIRED_PIECES[] = {FEW_PIECES(PAIRED_ENTRY)};
 #endif
 
-#if LEVEL == 2
-#define LONG_FUNCTION(N)                                                                                               \
-    static void spread_##N(const float *weights, const struct item *items, int count, const int32_t *s,                \
-                           float *window) {                                                                            \
-        spread_piece(N, 0, weights, items, count, s, window);                                                          \
-    }
-LONG_FUNCTION(16)
-LONG_FUNCTION(20)
-LONG_FUNCTION(24)
-#endif
-
 /* A run of at most 8 floats in the widest vectors: those hold two. */
 INLINE int is_paired(const struct op *op) { return op->run_padded < LANES; }
+
+/* Vectors in a piece at most. */
+INLINE int longest_piece(const struct op *op) { return is_paired(op) ? FEW : PIECE; }
 
 INLINE const struct piece_functions *piece_of(const struct op *op, int length) {
 #if LEVEL == 2
@@ -264,25 +223,6 @@ INLINE const struct piece_functions *piece_of(const struct op *op, int length) {
 #endif
     (void)op;
     return ROW_PIECES + length - 1;
-}
-
-/* Vectors in the next piece, of `left` and at most `most`. */
-INLINE int piece_length(const struct op *op, int left, int most) {
-    if (is_paired(op) && most > FEW) most = FEW;
-    return left < most ? left : most;
-}
-
-/* Backward for the next piece, of `left` vectors and at most `most`; `length` says how many it takes. */
-INLINE spread_function spread_of(const struct op *op, int left, int most, int *length) {
-#if LEVEL == 2
-    if (most == LONG_PIECE && !is_paired(op)) {
-        if (left >= 24) return *length = 24, spread_24;
-        if (left >= 20) return *length = 20, spread_20;
-        if (left >= 16) return *length = 16, spread_16;
-    }
-#endif
-    *length = piece_length(op, left, most < PIECE ? most : PIECE);
-    return piece_of(op, *length)->spread;
 }
 
 #endif

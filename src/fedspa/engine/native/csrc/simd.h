@@ -30,6 +30,7 @@ typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef int32_t IU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float H __attribute__((vector_size(32))); /* half of the widest vector: 8 channels */
 typedef float HU __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t I8 __attribute__((vector_size(32)));
 typedef int32_t I8U __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double D8 __attribute__((vector_size(64)));
 typedef double D8U __attribute__((vector_size(64), aligned(8), may_alias));
@@ -42,6 +43,7 @@ INLINE V load(const float *p) { return *(const VU *)p; }
 INLINE void store(float *p, V v) { *(VU *)p = v; }
 INLINE H load_half(const float *p) { return *(const HU *)p; }
 INLINE void store_half(float *p, H v) { *(HU *)p = v; }
+INLINE H keep_active(H v, const int32_t *active) { return (H)((I8)v & *(const I8U *)active); }
 INLINE V splat(float x) { return x - (V){0}; }
 INLINE I splat_int(int32_t x) { return x - (I){0}; }
 INLINE void store_int(int32_t *p, I v) { *(IU *)p = v; }

@@ -6,6 +6,7 @@
 
 #include "gradients.h"
 #include "passes.h"
+#include "update.h"
 
 /* The greatest float32 that is not above the plan's bound. */
 static float bound_below(double clip_value) {
@@ -63,10 +64,13 @@ static void prepare_weights(struct work *w, const struct op *op) {
     else pack_weights(op, w->theta, packed);
 }
 
-/* Moves the units so far to the total, which has room for all. */
+/* Moves the units so far to the total, which has room for all; what it held before a step's first move is old. */
 PHASE void fold(struct work *w) {
     for (int64_t i = 0; i < w->net->layout; i += LANES) /* PAD behind the layout */
-        for (int j = 0; j < LANES; j++) w->total[i + j] += w->units[i + j];
+        for (int j = 0; j < LANES; j++) { /* padding stays 0 */
+            const int32_t units = w->units[i + j] & w->active[i + j];
+            w->total[i + j] = (w->folded ? w->total[i + j] : 0) + units;
+        }
     memset(w->units, 0, 4 * (size_t)w->net->layout);
     w->folded = 1;
     w->pending = 0;
@@ -75,7 +79,6 @@ PHASE void fold(struct work *w) {
 /* An empty sum. */
 static void clear(struct work *w, const struct fedspa_task *task) {
     memset(task->clip == CLIP_NONE ? (void *)w->sum : w->units, 0, 4 * (size_t)w->net->layout);
-    if (w->folded) memset(w->total, 0, 8 * (size_t)w->net->layout);
     w->pending = w->folded = 0;
 }
 
@@ -111,73 +114,36 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
     return centred;
 }
 
-/* theta -= step_size * sum / B on the active coordinates. */
-PHASE void descend(struct work *w, const struct fedspa_task *task) {
-    const double step = task->step_size / (double)task->batch;
-    for (int64_t j = 0; j < task->active;) {
-        const int32_t at = w->place[j];
-        if (w->straight[j]) {
-            const D8 sums = __builtin_convertvector(load_half(w->sum + at), D8);
-            const D8 next = __builtin_convertvector(load_half(w->theta + at), D8) - step * sums;
-            store_half(w->theta + at, __builtin_convertvector(next, H));
-            j += 8;
-        } else {
-            w->theta[at] = (float)(w->theta[at] - step * w->sum[at]);
-            j++;
-        }
-    }
-}
-
-/* The same with clipped gradients and noise, both in units until the noise has been added. */
-PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value) {
-    const double step = task->step_size / (double)task->batch * clip_value / CLIP_UNITS;
-    const double deviation = task->noise_per_clip * CLIP_UNITS;
-    float *restrict theta = w->theta;
-    const int32_t *restrict units = w->units;
-    const double *restrict values = w->noise, *restrict total = w->total;
-    for (int64_t start = 0; start < task->active; start += GAUSS_BLOCK) {
-        int64_t left = task->active - start, n = left < GAUSS_BLOCK ? left : GAUSS_BLOCK;
-        gauss_block(noise, n + n % 2, w->noise, w->words);
-        for (int64_t j = 0; j < n;) {
-            int32_t at = w->place[start + j];
-            if (w->straight[start + j]) { /* the common case at p = 1 */
-                D8 sums = *(const D8U *)(total + at) + __builtin_convertvector(*(const I8U *)(units + at), D8);
-                D8 noisy = sums + deviation * *(const D8U *)(values + j);
-                D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
-                store_half(theta + at, __builtin_convertvector(next, H));
-                j += 8;
-            } else {
-                theta[at] = (float)(theta[at] - step * (total[at] + units[at] + deviation * values[j]));
-                j++;
-            }
-        }
-    }
-}
-
 /* What a private clip stays within: the bounds of a plan's clip value (privacy/plan.py). */
 #define SMALLEST_CLIP 1e-10
 #define LARGEST_CLIP 1e10
 
 /* Geometric step of the private clip towards its quantile. */
-static double next_clip(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value,
-                        double centred) {
-    gauss_block(noise, 2, w->noise, w->words);
-    double share = 0.5 + (centred + task->count_noise * w->noise[0]) / (double)task->batch;
+static double next_clip(const struct fedspa_task *task, struct stream *noise, double clip_value, double centred) {
+    double pair[2];
+    gauss_block(noise, 2, pair);
+    double share = 0.5 + (centred + task->count_noise * pair[0]) / (double)task->batch;
     double moved = clip_value * exp(-task->clip_rate * (share - task->clip_quantile));
     return moved < SMALLEST_CLIP ? SMALLEST_CLIP : moved > LARGEST_CLIP ? LARGEST_CLIP : moved;
 }
 
-static void place_parameters(struct work *w, const struct fedspa_task *task, const float *theta) {
+/* The parameters in rows, and what follows from the mask. Is there memory for it? */
+static int place_parameters(struct work *w, const struct fedspa_task *task, const float *theta) {
     for (int64_t i = 0; i < w->net->dimension; i++) w->theta[w->net->place[i]] = theta[i];
     for (int64_t j = 0; j < task->active; j++) {
         w->place[j] = w->net->place[task->coordinates ? task->coordinates[j] : j];
         w->active[w->place[j]] = -1;
     }
+    int64_t straight = 0;
     for (int64_t j = 0; j + 8 <= task->active; j++) {
-        int beside = j % GAUSS_BLOCK + 8 <= GAUSS_BLOCK; /* a vector of noise does not cross its block */
+        int beside = 1;
         for (int i = 1; i < 8; i++) beside &= w->place[j + i] == w->place[j] + i;
-        w->straight[j] = (uint8_t)beside;
+        straight += w->straight[j] = (uint8_t)beside;
     }
+    /* Where most coordinates are active and lie apart, a pass over all is faster than one place after the other. */
+    if (task->clip != CLIP_NONE && 4 * task->active > w->net->dimension && 2 * straight < task->active)
+        w->placed = take(w, 8 * (w->net->layout + PAD));
+    return cut_rows(w);
 }
 
 static int labels_fit(const struct fedspa_net *net, const struct fedspa_task *task) {
@@ -192,8 +158,11 @@ static double add_batch(struct work *w, const struct fedspa_task *task, int64_t 
     clear(w, task);
     for (int i = 0; i < w->net->count; i++)
         if (w->net->ops[i].kind == OP_ROWS && !w->net->ops[i].linear) prepare_weights(w, w->net->ops + i);
-    for (int64_t e = 0; e < batch; e += w->chunk)
-        centred += add_chunk(w, task, w->chosen + e, (int)(batch - e < w->chunk ? batch - e : w->chunk), clip_value);
+    const int64_t chunks = (batch + w->chunk - 1) / w->chunk; /* of about the same size */
+    for (int64_t c = 0; c < chunks; c++) {
+        const int64_t from = c * batch / chunks, to = (c + 1) * batch / chunks;
+        centred += add_chunk(w, task, w->chosen + from, (int)(to - from), clip_value);
+    }
     return centred;
 }
 
@@ -201,12 +170,14 @@ static int64_t SUM(const struct fedspa_net *net, const float *theta, const struc
                    int64_t *zeroed) {
     if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
-    const int made = work_new(&w, net, task);
+    const int made = work_new(&w, net, task) && place_parameters(&w, task, theta);
     if (made) {
-        place_parameters(&w, task, theta);
         for (int64_t i = 0; i < task->records; i++) w.chosen[i] = i;
         add_batch(&w, task, task->records, task->clip_value);
-        for (int64_t i = 0; i < net->dimension; i++) sum[i] = (int64_t)w.total[net->place[i]] + w.units[net->place[i]];
+        for (int64_t i = 0; i < net->dimension; i++) {
+            const int32_t at = net->place[i];
+            sum[i] = w.units[at] + (w.folded ? (int64_t)w.total[at] : 0);
+        }
         *zeroed = w.zeroed;
     }
     work_free(&w);
@@ -217,14 +188,13 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
                      double *clip, int64_t *zeroed, const volatile int32_t *stop) {
     if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
-    if (!work_new(&w, net, task)) {
+    if (!work_new(&w, net, task) || !place_parameters(&w, task, theta)) {
         work_free(&w);
         return FEDSPA_MEMORY;
     }
     struct stream sampling, noise;
     stream_open(&sampling, task->sampling_key, LEVEL, 0);
     stream_open(&noise, task->noise_key, LEVEL, 0);
-    place_parameters(&w, task, theta);
     double clip_value = task->clip_value;
     int64_t step = 0;
     for (; step < task->steps && !*stop; step++) {
@@ -234,7 +204,7 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
         const double centred = add_batch(&w, task, batch, clip_value);
         if (task->clip == CLIP_NONE) descend(&w, task);
         else release(&w, task, &noise, clip_value);
-        if (task->clip != CLIP_NONE && task->quantile) clip_value = next_clip(&w, task, &noise, clip_value, centred);
+        if (task->clip != CLIP_NONE && task->quantile) clip_value = next_clip(task, &noise, clip_value, centred);
     }
     for (int64_t j = 0; j < task->active; j++)
         delta[j] = w.theta[w.place[j]] - theta[task->coordinates ? task->coordinates[j] : j];
@@ -246,12 +216,11 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
 
 static void GAUSSIAN(const uint8_t *key, int64_t position, int64_t count, double *values) {
     struct stream stream;
-    uint64_t words[GAUSS_BLOCK + PAD];
     double block[GAUSS_BLOCK];
     stream_open(&stream, key, LEVEL, (uint64_t)position);
     for (int64_t start = 0; start < count; start += GAUSS_BLOCK) {
         int64_t n = count - start < GAUSS_BLOCK ? count - start : GAUSS_BLOCK;
-        gauss_block(&stream, n + n % 2, block, words);
+        gauss_block(&stream, n + n % 2, block);
         memcpy(values + start, block, 8 * (size_t)n);
     }
 }

@@ -7,11 +7,16 @@ void stream_open(struct stream *stream, const uint8_t *key, int level, uint64_t 
     stream->position = position;
 }
 
-const uint64_t *stream_words(struct stream *stream, int64_t count, uint64_t *words) {
-    int64_t skip = (int64_t)(stream->position % 2); /* a cipher block is two words */
-    aes_blocks(&stream->key, stream->position / 2, (skip + count + 1) / 2, (uint8_t *)words);
-    stream->position += (uint64_t)count;
+const uint64_t *stream_words_at(const struct stream *stream, uint64_t position, int64_t count, uint64_t *words) {
+    int64_t skip = (int64_t)(position % 2); /* a cipher block is two words */
+    aes_blocks(&stream->key, position / 2, (skip + count + 1) / 2, (uint8_t *)words);
     return words + skip;
+}
+
+const uint64_t *stream_words(struct stream *stream, int64_t count, uint64_t *words) {
+    const uint64_t *found = stream_words_at(stream, stream->position, count, words);
+    stream->position += (uint64_t)count;
+    return found;
 }
 
 int64_t stream_room(int64_t records, int64_t batch) {

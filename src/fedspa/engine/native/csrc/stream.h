@@ -13,6 +13,9 @@ struct stream {
 
 void stream_open(struct stream *stream, const uint8_t *key, int level, uint64_t position);
 
+/* `count` words from number `position` of the key on; those of the stream itself stay where they are. */
+const uint64_t *stream_words_at(const struct stream *stream, uint64_t position, int64_t count, uint64_t *words);
+
 /* The next `count` words. `words` needs room for count + 2: whole cipher blocks are written. */
 const uint64_t *stream_words(struct stream *stream, int64_t count, uint64_t *words);
 

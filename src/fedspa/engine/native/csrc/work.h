@@ -2,24 +2,30 @@
 #ifndef FEDSPA_WORK_H
 #define FEDSPA_WORK_H
 
-#include <stdlib.h>
-
 #include "conv.h"
 #include "gauss.h"
 #include "net.h"
-#include "rows.h"
+#include "spread.h"
 #include "strip.h"
 #include "winograd.h"
 
 #define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
 #define LISTS 16                  /* or as many, where vectors of units are turned over */
-#define CHUNK_BYTES (1 << 20)     /* examples that go through the net together: about what a core's cache holds, */
+#define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: as many as make weights worth fetching, */
 #define CHUNK 48                  /* and no more than this */
-#define SCRATCH_BYTES (128 << 10) /* convolution outputs between convolution and pooling */
+#define SCRATCH_BYTES (192 << 10) /* convolution outputs between convolution and pooling */
+#define SPREAD_BYTES (288 << 10)  /* derivatives that backward adds to again and again */
 
 #define KEPT_BYTES (2 << 20)      /* gradients of a chunk's examples that l2 clipping keeps from its first pass */
 
 _Static_assert(CHUNK <= UNITS_ROOM, "a chunk's units must fit their integers");
+
+/* The pieces of an operation's rows, `each` a row. */
+struct pieces {
+    int each, stride; /* stride: from a row's pieces to the next row's */
+    int examples;     /* that go through all pieces together */
+    struct piece *piece;
+};
 
 struct work {
     const struct fedspa_net *net;
@@ -33,6 +39,7 @@ struct work {
     int32_t **arg, **segment; /* per operation */
     int32_t **at, **window;   /* per operation and unit: its place in the example's output, and its window's in the input */
     int32_t **pixel;          /* per operation: from a window's first pixel to each of those that pooling picks from */
+    struct pieces *pieces;    /* per operation */
     struct list lists[LISTS];
     struct spot *spots;
     struct item *spot_items, **next;
@@ -43,24 +50,18 @@ struct work {
     int32_t *place, *active;
     int all_active;
     uint8_t *straight;        /* do eight parameters lie side by side from here on? */
-    double *noise;
-    uint64_t *words, *sampling_words;
+    double *placed;           /* a step's noise where its coordinates lie, or NULL where it goes there at once */
+    uint64_t *sampling_words;
     int64_t *chosen;
     uint8_t *seen;
-    void **blocks;            /* everything allocated, to be freed at the end */
-    int block_count, failed;
+    struct memory *memory;    /* where all of it lies */
+    int failed;
 };
 
 static void *take(struct work *w, int64_t bytes) {
-    /* Zeroed, and rounded up to whole cache lines; an empty request still gets a line. */
-    size_t size = ((size_t)bytes + 127) / 64 * 64;
-    void *p = w->failed ? NULL : aligned_alloc(64, size);
-    if (!p) {
-        w->failed = 1;
-        return NULL;
-    }
-    memset(p, 0, size);
-    return w->blocks[w->block_count++] = p;
+    void *block = w->failed ? NULL : memory_take(w->memory, bytes);
+    if (!block) w->failed = 1;
+    return block;
 }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -90,16 +91,20 @@ static int64_t examples_per_scratch(const struct op *op, int64_t chunk) {
     return fit < 1 ? 1 : fit > chunk ? chunk : fit;
 }
 
+static int examples_to_spread(const struct buffer *in, int chunk) {
+    int64_t fit = SPREAD_BYTES / (4 * in->example);
+    return (int)(fit < 1 ? 1 : fit > chunk ? chunk : fit);
+}
+
 static void work_free(struct work *w) {
-    for (int i = 0; i < w->block_count; i++) free(w->blocks[i]);
-    free(w->blocks);
+    if (w->memory) memory_return(w->net->pool, w->memory);
 }
 
 static int work_new(struct work *w, const struct fedspa_net *net, const struct fedspa_task *task) {
     memset(w, 0, sizeof *w);
     w->net = net;
-    w->blocks = calloc(128 + 8 * (size_t)net->count, sizeof *w->blocks);
-    if (!w->blocks) return 0;
+    w->memory = memory_borrow(net->pool);
+    if (!w->memory) return 0;
     const int64_t chunk = w->chunk = chunk_size(net, task->records);
     w->all_active = task->active == net->dimension;
     w->theta = take(w, 4 * (net->layout + PAD));
@@ -115,6 +120,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->arg = take(w, net->count * (int64_t)sizeof *w->arg);
     w->segment = take(w, net->count * (int64_t)sizeof *w->segment);
     w->pixel = take(w, net->count * (int64_t)sizeof *w->pixel);
+    w->pieces = take(w, net->count * (int64_t)sizeof *w->pieces);
     w->at = take(w, net->count * (int64_t)sizeof *w->at);
     w->window = take(w, net->count * (int64_t)sizeof *w->window);
     w->kept = take(w, net->count * (int64_t)sizeof *w->kept);
@@ -123,8 +129,6 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->straight = take(w, task->active);
     w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
     w->factor = take(w, 4 * chunk);
-    w->noise = take(w, 8 * (GAUSS_BLOCK + PAD));
-    w->words = take(w, 8 * (GAUSS_BLOCK + PAD));
     w->sampling_words = take(w, 3 * 8 * stream_room(task->records, task->batch));
     w->chosen = take(w, 8 * (task->records + 1));
     w->seen = take(w, task->records);
@@ -141,19 +145,20 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         w->segment[i] = take(w, 4 * count);
         for (int s = 0; s < count && !w->failed; s++) {
             const int run = s * step / op->run_padded, past = run >= op->runs; /* the second half of the last pair */
-            w->segment[i][s] = (run - past) * b->row + (past ? op->run_padded : s * step % op->run_padded);
+            const int within = past ? op->run_padded : s * step % op->run_padded;
+            w->segment[i][s] = (run - past) * b->row + within / b->channels * b->pixel + within % b->channels;
         }
         const int window = op->pool_h * op->pool_w;
         w->pixel[i] = take(w, 4 * larger(window, PAD));
         for (int p = 0; p < window && !w->failed; p++)
-            w->pixel[i][p] = p / op->pool_w * op->stride_h * b->row + p % op->pool_w * op->stride_w * b->channels;
+            w->pixel[i][p] = p / op->pool_w * op->stride_h * b->row + p % op->pool_w * op->stride_w * b->pixel;
         w->at[i] = take(w, 4 * (units + PAD));
         w->window[i] = take(w, 4 * (units + PAD));
         for (int u = 0; u < units && !w->failed; u++) {
             const int y = u / b[1].width, x = u % b[1].width;
-            w->at[i][u] = b[1].origin + y * b[1].row + x * b[1].channels;
+            w->at[i][u] = b[1].origin + y * b[1].row + x * b[1].pixel;
             w->window[i][u] = (y * op->pool_stride_h - op->pool_pad_h) * op->stride_h * b->row +
-                              (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * b->channels;
+                              (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * b->pixel;
         }
         const int64_t kept = 4 * kept_floats(op) * chunk;
         if (!op->linear && kept <= room_to_keep) { /* a linear layer's gradient is one product: not worth keeping */
@@ -162,8 +167,9 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         }
         windows = larger(windows, window);
         if (i > 0) { /* the first operation's input needs no deltas */
-            spots = larger(spots, units * chunk * window);
-            spot_items = larger(spot_items, units * chunk * window * op->rows);
+            const int64_t block = examples_to_spread(b, (int)chunk);
+            spots = larger(spots, units * block * window);
+            spot_items = larger(spot_items, units * block * window * op->rows);
         }
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);

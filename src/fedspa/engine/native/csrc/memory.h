@@ -1,0 +1,30 @@
+/* The blocks that one training works in. They go back to the net at its end and serve the next agent: to ask the
+ * operating system for fresh pages costs as much as several local steps.
+ */
+#ifndef FEDSPA_MEMORY_H
+#define FEDSPA_MEMORY_H
+
+#include <stdint.h>
+
+struct memory {
+    struct memory *next;
+    void **block;
+    int64_t *size;
+    int count, used, room;
+};
+
+/* What no training uses at the moment. */
+struct memory_pool {
+    struct memory *spare;
+    char lock;
+};
+
+/* NULL where there is no memory. Every borrowed one must be given back. */
+struct memory *memory_borrow(struct memory_pool *pool);
+void memory_return(struct memory_pool *pool, struct memory *memory);
+void memory_free(struct memory_pool *pool);
+
+/* The next block, on a cache line of its own and with all bytes 0, or NULL. An empty request still gets a line. */
+void *memory_take(struct memory *memory, int64_t bytes);
+
+#endif
