@@ -214,6 +214,22 @@ def test_clipped_sums_agree_with_the_reference(level: library.Level, clip: Clipp
     assert float((units * (bound / CLIP_UNITS) - truth).abs().max()) <= 1e-5 * bound + 1e-6 * float(truth.abs().max())
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(net=nets(), count=st.sampled_from([0, 1, 7, 40]), level=st.sampled_from(library.LEVELS))
+def test_logits_are_torchs(net: tuple[nn.Sequential, tuple[int, ...]], count: int, level: library.Level) -> None:
+    module, shape = net
+    x = torch.randn(count, *shape, generator=torch.Generator().manual_seed(count))
+    engine, theta = NativeEngine(module, 1, level), FlatModel(module).flatten()
+    found = engine.logits(theta, x)
+    with torch.no_grad():
+        truth = module.double()(x.double())
+    module.float()
+    assert found.shape == truth.shape
+    assert torch.allclose(found.double(), truth, rtol=1e-5, atol=1e-5 * float(truth.abs().max() if count else 1))
+    if count > 1:  # a record's logits are its own
+        assert torch.equal(engine.logits(theta, x[1:]), found[1:])
+
+
 def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool, shape: tuple[int, int]) -> None:
     """One step of a net around a convolution with a given forward pass, within 1e-5 of the clip value."""
     inputs = convolution.in_channels

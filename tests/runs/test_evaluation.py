@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -65,3 +66,14 @@ def test_a_model_that_diverged_has_no_finite_loss() -> None:
     theta = torch.full_like(made.model.flatten(), float("nan"))
     _, loss = Evaluation(made, theta.device)(theta)
     assert loss != loss
+
+
+def test_what_overflows_is_told_as_torch_tells_it() -> None:
+    made = job("native", 2)
+    theta = made.model.flatten() * 1e40
+    with torch.no_grad():
+        logits = made.model.logits(theta, made.data.test_x)
+    assert not logits.isfinite().all()
+    accuracy, loss = Evaluation(made, theta.device)(theta)
+    assert math.isnan(loss)
+    assert accuracy == (logits.argmax(1) == made.data.test_y).double().mean().item()

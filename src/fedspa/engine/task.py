@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -61,4 +61,13 @@ class Engine(Protocol):
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         """Run every task from the same θ. Does not change θ."""
+        ...
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """A back end with a forward pass of its own."""
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """The model's outputs at θ, a row a record; safe to call from several threads."""
         ...

@@ -80,6 +80,14 @@ class NativeEngine:
         _check(code)
         return total, zeroed.value
 
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """The model's outputs at θ. Any number of threads may call it at once."""
+        start, x = self._start(theta), x.detach().to("cpu", torch.float32).contiguous()
+        net = self._net(tuple(x.shape[1:]))
+        found = torch.empty(len(x), self._library.fedspa_classes(net), dtype=torch.float32)
+        _check(self._library.fedspa_logits(net, self._level, start.data_ptr(), x.data_ptr(), len(x), found.data_ptr()))
+        return found
+
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         start = self._start(theta)
         if any(task.exact for task in tasks):

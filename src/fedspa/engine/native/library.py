@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
 
-_ABI = 3
+_ABI = 4
 LEVELS = ("plain", "avx2", "avx512")
 Level = Literal["plain", "avx2", "avx512"]
 
@@ -87,12 +87,16 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     loaded.fedspa_net_new.argtypes = [POINTER(Layer), c_int64, POINTER(c_int64), c_int64]
     loaded.fedspa_net_free.restype = None
     loaded.fedspa_net_free.argtypes = [c_void_p]
+    loaded.fedspa_classes.restype = c_int64
+    loaded.fedspa_classes.argtypes = [c_void_p]
     loaded.fedspa_train.restype = c_int64
     task = POINTER(Task)
     outputs = (c_void_p, POINTER(c_double), POINTER(c_int64), POINTER(c_int32))
     loaded.fedspa_train.argtypes = [c_void_p, c_int64, c_void_p, task, *outputs]
     loaded.fedspa_sum.restype = c_int64
     loaded.fedspa_sum.argtypes = [c_void_p, c_int64, c_void_p, task, c_void_p, POINTER(c_int64)]
+    loaded.fedspa_logits.restype = c_int64
+    loaded.fedspa_logits.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]
     loaded.fedspa_words.restype = None
     loaded.fedspa_words.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_uint64)]
     loaded.fedspa_gaussian.restype = None

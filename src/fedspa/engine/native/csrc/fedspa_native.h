@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 3
+#define FEDSPA_ABI 4
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -52,6 +52,7 @@ int64_t fedspa_best_level(void);
 struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t count, const int64_t *input,
                                   int64_t dimension);
 void fedspa_net_free(struct fedspa_net *net);
+int64_t fedspa_classes(const struct fedspa_net *net);
 
 /* delta: k values; clip: the clip value after the last step; zeroed: sampled examples, over all steps, that counted as
  * zero. `stop` is polled between steps. */
@@ -62,6 +63,10 @@ int64_t fedspa_train(const struct fedspa_net *net, int64_t level, const float *t
  * records, clip and clip value. */
 int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
                    int64_t *sum, int64_t *zeroed);
+
+/* logits: one row of the net's outputs for each of `count` records. */
+int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *theta, const float *x, int64_t count,
+                      float *logits);
 
 /* Parts on their own, for tests and benchmarks. */
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words);

@@ -8,11 +8,12 @@
 #define LEVEL 1
 #define TRAIN train_avx2
 #define SUM sum_avx2
+#define LOGITS logits_avx2
 #define GAUSSIAN gaussian_avx2
 #include "levels.h"
 #include "step.h"
 
-const struct level fedspa_level_avx2 = {TRAIN, SUM, GAUSSIAN};
+const struct level fedspa_level_avx2 = {TRAIN, SUM, LOGITS, GAUSSIAN};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -8,11 +8,12 @@
 #define LEVEL 2
 #define TRAIN train_avx512
 #define SUM sum_avx512
+#define LOGITS logits_avx512
 #define GAUSSIAN gaussian_avx512
 #include "levels.h"
 #include "step.h"
 
-const struct level fedspa_level_avx512 = {TRAIN, SUM, GAUSSIAN};
+const struct level fedspa_level_avx512 = {TRAIN, SUM, LOGITS, GAUSSIAN};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

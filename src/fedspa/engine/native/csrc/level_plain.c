@@ -10,8 +10,9 @@
 #define LEVEL 0
 #define TRAIN train_plain
 #define SUM sum_plain
+#define LOGITS logits_plain
 #define GAUSSIAN gaussian_plain
 #include "levels.h"
 #include "step.h"
 
-const struct level fedspa_level_plain = {TRAIN, SUM, GAUSSIAN};
+const struct level fedspa_level_plain = {TRAIN, SUM, LOGITS, GAUSSIAN};

@@ -201,6 +201,8 @@ struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t cou
     return NULL;
 }
 
+int64_t fedspa_classes(const struct fedspa_net *net) { return net->classes; }
+
 void fedspa_net_free(struct fedspa_net *net) {
     if (!net) return;
     if (net->pool) memory_free(net->pool);

@@ -152,12 +152,16 @@ static int labels_fit(const struct fedspa_net *net, const struct fedspa_task *ta
     return 1;
 }
 
+static void prepare_all_weights(struct work *w) {
+    for (int i = 0; i < w->net->count; i++)
+        if (w->net->ops[i].kind == OP_ROWS && !w->net->ops[i].linear) prepare_weights(w, w->net->ops + i);
+}
+
 /* A step's sum of clipped gradients; returns its part of the centred share. */
 static double add_batch(struct work *w, const struct fedspa_task *task, int64_t batch, double clip_value) {
     double centred = 0;
     clear(w, task);
-    for (int i = 0; i < w->net->count; i++)
-        if (w->net->ops[i].kind == OP_ROWS && !w->net->ops[i].linear) prepare_weights(w, w->net->ops + i);
+    prepare_all_weights(w);
     const int64_t chunks = (batch + w->chunk - 1) / w->chunk; /* of about the same size */
     for (int64_t c = 0; c < chunks; c++) {
         const int64_t from = c * batch / chunks, to = (c + 1) * batch / chunks;
@@ -179,6 +183,26 @@ static int64_t SUM(const struct fedspa_net *net, const float *theta, const struc
             sum[i] = w.units[at] + (w.folded ? (int64_t)w.total[at] : 0);
         }
         *zeroed = w.zeroed;
+    }
+    work_free(&w);
+    return made ? FEDSPA_OK : FEDSPA_MEMORY;
+}
+
+static int64_t LOGITS(const struct fedspa_net *net, const float *theta, const float *x, int64_t count, float *logits) {
+    const struct fedspa_task task = {.x = x, .records = count, .active = net->dimension};
+    const int64_t size = net->buffers[net->count].example;
+    struct work w;
+    const int made = work_new(&w, net, &task) && place_parameters(&w, &task, theta);
+    if (made) {
+        prepare_all_weights(&w);
+        for (int64_t i = 0; i < count; i++) w.chosen[i] = i;
+        for (int64_t start = 0; start < count; start += w.chunk) {
+            const int n = (int)(count - start < w.chunk ? count - start : w.chunk);
+            load_examples(&w, &task, w.chosen + start, n);
+            forward(&w, n);
+            for (int e = 0; e < n; e++, logits += net->classes)
+                memcpy(logits, w.unit[net->count] + e * size, 4 * (size_t)net->classes);
+        }
     }
     work_free(&w);
     return made ? FEDSPA_OK : FEDSPA_MEMORY;
