@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -78,6 +79,37 @@ def test_a_ledger_can_be_shown_verified_and_exported(call: Call, tmp_path: Path)
     code, _, err = call(f"ledger show {file}")
     assert code == 2
     assert err.count("\n") == 1
+
+
+def test_a_runs_ledger_is_shown_under_the_runs_own_terms(call: Call, tmp_path: Path) -> None:
+    """Not at another δ, where the same spend has another ε; what is asked for goes first."""
+    run = json.loads(call(f"run --json --out here {QUICK} --set privacy.delta=1e-4")[1])
+    (agent, *_) = json.loads(call("ledger show here/ledger.sqlite --json")[1])["agents"]
+    assert (agent["epsilon"], agent["delta"], agent["neighbours"]) == (run["epsilon"], 1e-4, "add-remove")
+    (agent, *_) = json.loads(call("ledger show here/ledger.sqlite --json --delta 1e-3")[1])["agents"]
+    assert agent["epsilon"] < run["epsilon"]
+    (agent, *_) = json.loads(call("ledger show here/ledger.sqlite --json --neighbours replace-one")[1])["agents"]
+    assert agent["epsilon"] == run["epsilon_replace_one"]
+    (tmp_path / "here" / "config.toml").unlink()
+    (agent, *_) = json.loads(call("ledger show here/ledger.sqlite --json")[1])["agents"]
+    assert (agent["delta"], agent["neighbours"]) == (1e-3, "add-remove")
+
+
+def test_greek_letters_do_not_end_a_command_where_there_are_none(tmp_path: Path) -> None:
+    words = ["privacy", *SETTING.split(), "--noise", "30"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "fedspa", *words], env=environment, capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u03b4 = 0.001" in done.stdout
+
+
+def test_a_full_disk_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedspa.privacy.compare.rows", full)
+    code, _, err = call(f"privacy {SETTING} --noise 30")
+    assert (code, err) == (2, "fedspa: no room to write the output; free disk space\n")
 
 
 def test_privacy_prints_every_row_with_its_soundness(call: Call) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 
 import typer
@@ -31,8 +33,17 @@ app.add_typer(ledger.app, name="ledger")
 
 def main() -> None:
     """Exit code 0: done; 1: the answer is no (a check that failed); 2: bad input, in one line; 130: interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        # ε and δ, where the encoding has no letters for them, as \u03b5 and \u03b4: better than an end without result.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except FedspaError as error:
         print(f"fedspa: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"fedspa: no room to write {error.filename or 'the output'}; free disk space", file=sys.stderr)
         sys.exit(2)

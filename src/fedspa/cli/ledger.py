@@ -25,8 +25,10 @@ Relation = Literal["add-remove", "replace-one"]
 @app.command()
 def show(
     file: File,
-    delta: Annotated[float, typer.Option(help="δ at which ε is stated.")] = 1e-3,
-    neighbours: Annotated[Relation, typer.Option(help="Neighbouring relation of ε.")] = "add-remove",
+    delta: Annotated[float | None, typer.Option(help="δ at which ε is stated (the run's beside it, or 1e-3).")] = None,
+    neighbours: Annotated[
+        Relation | None, typer.Option(help="Neighbouring relation of ε (the run's beside it, or add-remove).")
+    ] = None,
     cap: Annotated[float | None, typer.Option(help="ε cap: also print what is left of it.")] = None,
     policy: Annotated[Path | None, typer.Option(help="Take δ, relation and cap from this policy.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only this agent.")] = None,
@@ -44,11 +46,26 @@ def show(
             raise ConfigError("--policy and --cap: give one of them; a policy states its own cap")
         limits = Policy.load(policy)
         delta, neighbours, cap = limits.delta, limits.neighbours, limits.epsilon
+    if delta is None or neighbours is None:
+        of_run = _terms_beside(file)
+        delta, neighbours = delta or of_run[0], neighbours or of_run[1]
     summary = ledger_report.summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent)
     if as_json:
         print(json.dumps(_plain(summary), allow_nan=False))
     else:
         _print(summary)
+
+
+def _terms_beside(file: Path) -> tuple[float, Relation]:
+    """δ and relation of the run in whose folder the ledger lies: what that run stated is then what is shown."""
+    from fedspa.runs.config import load
+    from fedspa.runs.plans import relation
+
+    try:
+        privacy = load(file.parent / "config.toml").privacy
+    except ConfigError:  # it lies in no run's folder
+        return 1e-3, "add-remove"
+    return privacy.delta, relation(privacy, privacy.sampling)
 
 
 @app.command()

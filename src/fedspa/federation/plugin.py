@@ -38,7 +38,10 @@ def resolve(name: str, *, key: str, error: type[FedspaError]) -> Callable[..., o
     try:
         found: object = importlib.import_module(module_name)
     except (Exception, SystemExit) as cause:  # the user's module may raise anything, and a script without a guard exits
-        raise error(f"{key} = {name!r}: cannot import {module_name!r} ({one_line(cause)})") from cause
+        top = module_name.partition(".")[0]
+        unknown = isinstance(cause, ModuleNotFoundError) and cause.name == top
+        way_out = f"; start fedspa in the folder that holds {top}, or install it" if unknown else ""
+        raise error(f"{key} = {name!r}: cannot import {module_name!r} ({one_line(cause)}){way_out}") from cause
     for part in path.split("."):
         try:
             found = getattr(found, part)

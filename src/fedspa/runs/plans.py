@@ -46,7 +46,7 @@ def plan_of(config: Config, event: Event, dimension: int, active: int) -> AnyPla
         local_steps=event.steps,
         participations=cap,
         noise_multiplier=event.noise_multiplier,
-        neighbours=_relation(privacy, event.sampling),
+        neighbours=relation(privacy, event.sampling),
         delta=privacy.delta,
         clip_rule=privacy.clip_rule,
     )
@@ -77,7 +77,8 @@ def calibrated_plan(config: Config, dimension: int, active: int, records: int) -
     return plan if privacy.epsilon is None else calibrated(plan, privacy.epsilon)
 
 
-def _relation(privacy: Privacy, sampling: Sampling) -> Neighbours:
+def relation(privacy: Privacy, sampling: Sampling) -> Neighbours:
+    """The neighbouring relation that is asked for, or the one that fits the sampling."""
     return privacy.neighbours or ("add-remove" if sampling == "poisson" else "replace-one")
 
 
@@ -101,6 +102,6 @@ def _calibrated(config: Config, records: int) -> float:
         records=records,
         steps=algorithm.local_steps,
         participations=cap,
-        neighbours=_relation(privacy, privacy.sampling),
+        neighbours=relation(privacy, privacy.sampling),
         accountant=privacy.accountant,
     )
