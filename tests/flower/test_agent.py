@@ -397,6 +397,13 @@ def test_a_site_makes_the_runs_features_from_its_own_records(clinic):
         read_site({**clinic.node, "features": "pixels"}, {}).records(0)
 
 
+def test_other_features_than_the_runs_are_refused_before_anything_is_paid(clinic):
+    """`aligned` records have the shape of plain ones: nothing else would tell them apart."""
+    assert refusal(clinic, replace(ASKED, features="aligned")) == "terms"
+    assert refusal(read_site({**clinic.node, "features": "aligned"}, {}), ASKED) == "terms"
+    assert spent(clinic) == 0
+
+
 @pytest.mark.parametrize("dimension", [651, 2**31 - 1])
 def test_terms_of_another_dimension_are_not_priced(clinic, monkeypatch, dimension):
     """cpSGD's ε takes long, and memory, at a d that the server made up."""

@@ -119,6 +119,11 @@ def _judge(site: Site, announcement: Announcement) -> None:
     _judge_plan(site, announcement)
     if announcement.classes != site.classes:
         raise Refusal("terms", f"the run has {announcement.classes} classes, this site {site.classes}")
+    if announcement.features != site.features:
+        ours, theirs = (f'"{name}"' if name else "none" for name in (site.features, announcement.features))
+        raise Refusal(
+            "terms", f"the run's data.features are {theirs}, this site's {ours}: set features in the node-config"
+        )
 
 
 def _judge_plan(site: Site, announcement: Announcement) -> None:

@@ -63,6 +63,11 @@ class Site:
         return int(_federation(self.config.model_dump_json())[0].classes)
 
     @property
+    def features(self) -> str:
+        """The map that its records go through before training; "" for none."""
+        return str(self.node.get("features") or "") if self.config is None else self.config.data.features or ""
+
+    @property
     def simulated(self) -> bool:
         return self.config is not None
 

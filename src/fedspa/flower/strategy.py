@@ -195,6 +195,7 @@ class FedSpa(Strategy):
                 algorithm=config.algorithm.name,
                 model=config.model.name,
                 classes=self.job.data.classes,
+                features=config.data.features or "",
                 coding=self.job.coding,
                 mask_seed=self._seed(terms, number),
                 noise=None if terms.plan is None else config.privacy.noise,

@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord
 
 from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.errors import FedspaError, PrivacyError
+from fedspa.federation.features import NAMES
 from fedspa.mechanism.mask import DIMENSION_LIMIT
 from fedspa.mechanism.philox import SEED_BYTES
 from fedspa.mechanism.sparsify import MaskMode
@@ -35,6 +36,7 @@ _KEYS: Final[dict[str, type]] = {
     "algorithm": str,
     "model": str,
     "classes": int,
+    "features": str,
     "dimension": int,
     "active": int,
     "mask": str,
@@ -76,6 +78,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "algorithm": tuple(ALGORITHMS),
     "mask": get_args(MaskMode),
     "coding": get_args(Coding),
+    "features": ("", *NAMES),
     "sampling": get_args(Sampling),
     "clip": get_args(Clipping),
     "clip_rule": get_args(ClipRule),
@@ -94,7 +97,8 @@ class Announcement:
     """`terms` for all, and what is this agent's alone: its mask seed, and its number in the federation.
 
     `run` is drawn by the server at random once a run. `number` is only used in simulations, where it says which agent
-    is played; a deployed agent has a name of its own. `noise` is None where nothing is private.
+    is played; a deployed agent has a name of its own. `features` is the run's data.features, "" for none. `noise` is
+    None where nothing is private.
     """
 
     run: str
@@ -102,6 +106,7 @@ class Announcement:
     algorithm: str
     model: str
     classes: int
+    features: str
     coding: Coding
     mask_seed: bytes
     noise: NoiseMode | None
@@ -117,6 +122,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "algorithm": announcement.algorithm,
         "model": announcement.model,
         "classes": announcement.classes,
+        "features": announcement.features,
         "coding": announcement.coding,
         "mask_seed": announcement.mask_seed,
         "private": plan is not None,
@@ -159,7 +165,8 @@ def from_record(record: ConfigRecord) -> Announcement:
         raise TermsError(f"algorithm {values['algorithm']!r} with private = {private}")
     layers = _layers(values)
     return Announcement(
-        **{key: values[key] for key in ("run", "number", "algorithm", "model", "classes", "coding", "mask_seed")},
+        **{key: values[key] for key in ("run", "number", "algorithm", "model", "classes", "features")},
+        **{key: values[key] for key in ("coding", "mask_seed")},
         noise=values.get("noise"),
         terms=Terms(
             round=values["round"],
