@@ -1,4 +1,4 @@
-/* Forward convolution: a tile of 12 pixels by one or two vectors of output channels stays in registers over the whole
+/* Forward convolution: a tile of up to 12 pixels by one or two vectors of output channels stays in registers over the whole
  * window. Pixels come as three groups of four neighbours; the groups may lie anywhere, in other rows or other examples.
  */
 #ifndef FEDSPA_CONV_H
@@ -10,7 +10,7 @@
 #define GROUP 4
 
 /* Weights are packed as panels of channels: [panel][window][channels of the panel]. */
-enum { PANEL_TWO, PANEL_ONE, PANEL_HALF };
+enum { PANEL_TWO, PANEL_ONE, PANEL_HALF, PANEL_QUARTER };
 
 INLINE int panel_at(int rows, int start, int *width) {
     int left = rows - start;
@@ -24,54 +24,63 @@ INLINE int panel_at(int rows, int start, int *width) {
     return *width = LANES, PANEL_ONE;
 }
 
-/* Twelve accumulators are spelled out by macro: the compiler keeps them in registers only where every index is a
- * constant. `v` is the vector of weights, one scalar of the input is spread over it. */
-#define EACH_PIXEL(DO) \
-    DO(0, a0[k]) DO(1, a0[k + s1]) DO(2, a0[k + s2]) DO(3, a0[k + s3]) \
-    DO(4, a1[k]) DO(5, a1[k + s1]) DO(6, a1[k + s2]) DO(7, a1[k + s3]) \
-    DO(8, a2[k]) DO(9, a2[k + s1]) DO(10, a2[k + s2]) DO(11, a2[k + s3])
+/* Accumulators are spelled out by macro: the compiler keeps them in registers only where every index is a constant. One
+ * scalar of the input is spread over the vectors of weights. */
+#define EACH_PIXEL_1(DO) DO(0, a0[k]) DO(1, a0[k + s1]) DO(2, a0[k + s2]) DO(3, a0[k + s3])
+#define EACH_PIXEL_2(DO) EACH_PIXEL_1(DO) DO(4, a1[k]) DO(5, a1[k + s1]) DO(6, a1[k + s2]) DO(7, a1[k + s3])
+#define EACH_PIXEL_3(DO) EACH_PIXEL_2(DO) DO(8, a2[k]) DO(9, a2[k + s1]) DO(10, a2[k + s2]) DO(11, a2[k + s3])
 
-#define TILE(NAME, TYPE, LOAD, STORE, WIDTH, COUNT)                                                                   \
+#define TILE(NAME, TYPE, LOAD, STORE, WIDTH, COUNT, GROUPS)                                                            \
     PHASE void NAME(const float *const *in, int64_t spacing, int runs, int64_t run, int64_t row, const float *w,       \
-                     float *const *out, int64_t out_spacing) {                                                         \
-        TYPE acc[12][COUNT];                                                                                           \
-        UNROLLED(12, p) for (int v = 0; v < COUNT; v++) acc[p][v] = (TYPE){0};                                         \
-        const float *a0 = in[0], *a1 = in[1], *a2 = in[2];                                                             \
+                    float *const *out, int64_t out_spacing) {                                                          \
+        TYPE acc[GROUPS * GROUP][COUNT];                                                                               \
+        UNROLLED(GROUPS * GROUP, p) for (int v = 0; v < COUNT; v++) acc[p][v] = (TYPE){0};                             \
+        const float *a0 = in[0], *a1 = in[GROUPS / 2], *a2 = in[GROUPS - 1]; /* those beyond GROUPS are not read */    \
         const int64_t s1 = spacing, s2 = 2 * spacing, s3 = 3 * spacing;                                                \
         for (int r = 0; r < runs; r++, a0 += row, a1 += row, a2 += row)                                                \
             for (int64_t k = 0; k < run; k++, w += WIDTH * COUNT) {                                                    \
                 TYPE w0 = LOAD(w), w1 = COUNT > 1 ? LOAD(w + WIDTH * (COUNT - 1)) : w0;                                \
-                EACH_PIXEL(TILE_STEP_##COUNT)                                                                          \
+                EACH_PIXEL_##GROUPS(TILE_STEP_##COUNT)                                                                 \
             }                                                                                                          \
-        UNROLLED(12, p)                                                                                                \
+        UNROLLED(GROUPS * GROUP, p)                                                                                    \
             for (int v = 0; v < COUNT; v++)                                                                            \
                 STORE(out[p / GROUP] + (p % GROUP) * out_spacing + v * WIDTH, acc[p][v]);                              \
     }
+
+#define TILES(NAME, TYPE, LOAD, STORE, WIDTH, COUNT)       \
+    TILE(NAME##_1, TYPE, LOAD, STORE, WIDTH, COUNT, 1)     \
+    TILE(NAME##_2, TYPE, LOAD, STORE, WIDTH, COUNT, 2)     \
+    TILE(NAME##_3, TYPE, LOAD, STORE, WIDTH, COUNT, 3)     \
+    static const tile_function NAME[] = {NAME##_1, NAME##_2, NAME##_3};
 
 #define TILE_STEP_1(P, X) acc[P][0] += w0 * (X);
 #define TILE_STEP_2(P, X) \
     acc[P][0] += w0 * (X); \
     acc[P][1] += w1 * (X);
 
+typedef void (*tile_function)(const float *const *, int64_t, int, int64_t, int64_t, const float *, float *const *,
+                              int64_t);
+
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-but-set-variable"
 #pragma GCC diagnostic ignored "-Wunused-variable"
-TILE(tile_one, V, load, store, LANES, 1)
+TILES(tile_one, V, load, store, LANES, 1)
 #if LEVEL == 2
-TILE(tile_two, V, load, store, LANES, 2)
-TILE(tile_half, H, load_half, store_half, 8, 1)
+TILES(tile_two, V, load, store, LANES, 2)
+TILES(tile_half, H, load_half, store_half, 8, 1)
 #endif
 #pragma GCC diagnostic pop
 
-INLINE void tile(int panel, const float *const *in, int64_t spacing, int runs, int64_t run, int64_t row,
+/* One tile of 1, 2 or 3 groups. */
+INLINE void tile(int panel, int groups, const float *const *in, int64_t spacing, int runs, int64_t run, int64_t row,
                  const float *w, float *const *out, int64_t out_spacing) {
 #if LEVEL == 2
-    if (panel == PANEL_TWO) tile_two(in, spacing, runs, run, row, w, out, out_spacing);
-    else if (panel == PANEL_HALF) tile_half(in, spacing, runs, run, row, w, out, out_spacing);
-    else
-#endif
-    tile_one(in, spacing, runs, run, row, w, out, out_spacing);
+    const tile_function *use = panel == PANEL_TWO ? tile_two : panel == PANEL_HALF ? tile_half : tile_one;
+#else
+    const tile_function *use = tile_one;
     (void)panel;
+#endif
+    use[groups - 1](in, spacing, runs, run, row, w, out, out_spacing);
 }
 
 PHASE void pack_weights(const struct op *op, const float *theta, float *packed) {
@@ -105,15 +114,16 @@ PHASE void conv_forward(const struct op *op, const struct buffer *buffer, const 
         for (int64_t first = 0; first < total; first += 3) {
             const float *a[3];
             float *c[3];
-            for (int j = 0; j < 3; j++) {
-                int64_t g = first + j < total ? first + j : total - 1; /* a short last tile repeats a group */
+            const int count = total - first < 3 ? (int)(total - first) : 3;
+            for (int j = 0; j < count; j++) {
+                const int64_t g = first + j;
                 int64_t example = g / groups;
                 int y = (int)(g % groups) / across, x = (int)(g % groups) % across * GROUP;
                 if (x + GROUP > width) x = width - GROUP; /* the last group of a row overlaps the one before it */
                 a[j] = in + example * buffer->example + (int64_t)y * op->stride_h * buffer->row + x * spacing;
                 c[j] = scratch + example * size + ((int64_t)y * width + x) * op->rows_padded + start;
             }
-            tile(panel, a, spacing, op->runs, op->run, buffer->row, packed, c, op->rows_padded);
+            tile(panel, count, a, spacing, op->runs, op->run, buffer->row, packed, c, op->rows_padded);
         }
         packed += (int64_t)panel_width * op->runs * op->run;
     }

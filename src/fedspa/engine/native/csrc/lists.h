@@ -146,6 +146,7 @@ static int64_t build_spots(struct work *w, int i, int from, int to, int first, i
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int window = op->pool_h * op->pool_w;
+    const int together = spread_two_of(op) ? op->pool_w : window, below_at = together < window ? together * op->rows : 0;
     struct item *room = w->spot_items; /* of a unit: for each pixel of its window as many items as there are rows */
     struct spot *spot = w->spots;
     for (int e = first; e < end; e++) {
@@ -159,10 +160,11 @@ static int64_t build_spots(struct work *w, int i, int from, int to, int first, i
                 for (int p = 0; p < window; p++) next[p] = room + p * op->rows;
                 sort_channels(op, from, to, delta, unit, arg, next);
                 float *start = w->delta[i] + e * in->example + w->window[i][y * out->width + x];
-                for (int p = 0; p < window; p++) {
-                    const int count = (int)(next[p] - room) - p * op->rows;
-                    *spot = (struct spot){room + p * op->rows, start + w->pixel[i][p], count};
-                    spot += count > 0;
+                for (int p = 0; p < together; p++) {
+                    const struct item *items = room + p * op->rows, *below = items + below_at;
+                    const int count = (int)(next[p] - items), below_count = below_at ? (int)(next[p + together] - below) : 0;
+                    *spot = (struct spot){items, below, start + w->pixel[i][p], count, below_count};
+                    spot += count + below_count > 0;
                 }
             }
     }

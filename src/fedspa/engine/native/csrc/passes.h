@@ -15,8 +15,12 @@ PHASE void load_examples(struct work *w, const struct fedspa_task *task, const i
     for (int e = 0; e < n; e++) {
         const float *from = task->x + chosen[e] * size;
         float *to = w->unit[0] + e * b->example + b->origin;
+        if ((b->channels == 1 && b->pad_w == 0) || plane == 1) {
+            memcpy(to, from, 4 * (size_t)size);
+            continue;
+        }
         for (int y = 0; y < b->height; y++, to += b->row) {
-            if (b->channels == 1 || plane == 1) {
+            if (b->channels == 1) {
                 memcpy(to, from + (int64_t)y * b->width, 4 * (size_t)b->width * (size_t)b->channels);
                 continue;
             }
@@ -82,16 +86,22 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
  * read and written once; and one piece of some rows after the other, so that their weights stay near. */
 PHASE void spread(struct work *w, int i, int first, int end) {
     const struct op *op = w->net->ops + i;
-    const int near = (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES;
+    const int near = spread_near(op);
+    const spread_function two = spread_two_of(op);
     const int piece = near ? LONG_PIECE : SPREAD_PIECE, rows = near ? op->rows : SPREAD_ROWS;
     for (int from = 0; from < op->rows; from += rows) {
         const int64_t spots = build_spots(w, i, from, op->rows - from < rows ? op->rows : from + rows, first, end);
+        if (two) {
+            for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
+                two(w->theta + op->weights, spot, w->segment[i]);
+            continue;
+        }
         for (int s = 0, length; s < segments_of(op); s += length) {
             const float *weights = w->theta + op->weights + (int64_t)s * LANES;
             const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
             const spread_function use = spread_of(op, segments_of(op) - s, piece, &length);
             for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
-                use(weights, spot->items, spot->count, segment, spot->window);
+                use(weights, spot, segment);
         }
     }
 }

@@ -30,6 +30,8 @@ typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef int32_t IU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float H __attribute__((vector_size(32))); /* half of the widest vector: 8 channels */
 typedef float HU __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Q __attribute__((vector_size(16))); /* a quarter: 4 channels */
+typedef float QU __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t I8 __attribute__((vector_size(32)));
 typedef int32_t I8U __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double D8 __attribute__((vector_size(64)));
@@ -43,6 +45,7 @@ INLINE V load(const float *p) { return *(const VU *)p; }
 INLINE void store(float *p, V v) { *(VU *)p = v; }
 INLINE H load_half(const float *p) { return *(const HU *)p; }
 INLINE void store_half(float *p, H v) { *(HU *)p = v; }
+INLINE void store_quarter(float *p, Q v) { *(QU *)p = v; }
 INLINE H keep_active(H v, const int32_t *active) { return (H)((I8)v & *(const I8U *)active); }
 INLINE V splat(float x) { return x - (V){0}; }
 INLINE I splat_int(int32_t x) { return x - (I){0}; }
@@ -218,7 +221,11 @@ INLINE int any_wild(const float *p, int64_t n) {
     int found = 0;
     for (; i < n; i++) found |= !(__builtin_fabsf(p[i]) < LARGE);
     I wild = ~((V)largest < LARGE);
+#if LEVEL == 2
+    found |= _mm512_movepi32_mask((__m512i)wild) != 0;
+#else
     for (int j = 0; j < LANES; j++) found |= wild[j];
+#endif
     return found != 0;
 }
 

@@ -8,9 +8,9 @@
 
 /* A pixel with deltas in some of its channels, and its window in the input's deltas. */
 struct spot {
-    const struct item *items;
+    const struct item *items, *below; /* below: of the pixel one row further down, where the two go together */
     float *window;
-    int count;
+    int count, below_count;
 };
 
 /* Backward walks the weights of many rows: shorter pieces where those of all rows would not fit the nearest cache. */
@@ -20,6 +20,8 @@ struct spot {
 #define LONG_PIECE 24
 #define SPREAD_UNROLLED(N, I) _Pragma("GCC unroll 24") for (int I = 0; I < N; I++)
 #define NEAR_BYTES (28 << 10)
+
+INLINE int spread_near(const struct op *op) { return (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES; }
 
 /* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run it belongs to. */
 INLINE void store_window(const int paired, float *p, const int32_t *segment, int j, V v) {
@@ -35,8 +37,11 @@ INLINE void store_window(const int paired, float *p, const int32_t *segment, int
 }
 
 /* One pixel's part of backward: the deltas of its channels times their rows of weights, added to its window. */
-INLINE void spread_piece(const int n, const int paired, const float *weights, const struct item *items, int count,
-                         const int32_t *segment, float *window) {
+INLINE void spread_piece(const int n, const int paired, const float *weights, const struct spot *spot,
+                         const int32_t *segment) {
+    const struct item *items = spot->items;
+    const int count = spot->count;
+    float *window = spot->window;
     V acc[LONG_PIECE];
     SPREAD_UNROLLED(n, j) acc[j] = load_window(paired, window, segment, j);
     for (int i = 0; i < count; i++) {
@@ -47,14 +52,33 @@ INLINE void spread_piece(const int n, const int paired, const float *weights, co
     SPREAD_UNROLLED(n, j) store_window(paired, window, segment, j, acc[j]);
 }
 
-typedef void (*spread_function)(const float *, const struct item *, int, const int32_t *, float *);
+/* The same for two pixels, one above the other, of a kernel with `runs` of `length` vectors: all but a row of their
+ * windows is the same. */
+INLINE void spread_two(const int runs, const int length, const float *weights, const struct spot *spot,
+                       const int32_t *segment) {
+    const int n = runs * length;
+    V acc[LONG_PIECE];
+    SPREAD_UNROLLED(n + length, j) acc[j] = load(spot->window + segment[j]);
+    for (int i = 0; i < spot->count; i++) {
+        const float *row = weights + spot->items[i].at;
+        V d = splat(spot->items[i].delta);
+        SPREAD_UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
+    }
+    for (int i = 0; i < spot->below_count; i++) {
+        const float *row = weights + spot->below[i].at;
+        V d = splat(spot->below[i].delta);
+        SPREAD_UNROLLED(n, j) acc[j + length] += d * load(row + j * LANES);
+    }
+    SPREAD_UNROLLED(n + length, j) store(spot->window + segment[j], acc[j]);
+}
+
+typedef void (*spread_function)(const float *, const struct spot *, const int32_t *);
 
 #define SPREAD_FUNCTION(N) SPREAD_VERSION(N, 0, )
 #define PAIRED_SPREAD_FUNCTION(N) SPREAD_VERSION(N, 1, paired_)
 #define SPREAD_VERSION(N, PAIRED, PREFIX)                                                                              \
-    static void PREFIX##spread_##N(const float *weights, const struct item *items, int count, const int32_t *s,        \
-                                   float *window) {                                                                    \
-        spread_piece(N, PAIRED, weights, items, count, s, window);                                                     \
+    static void PREFIX##spread_##N(const float *weights, const struct spot *spot, const int32_t *segment) {            \
+        spread_piece(N, PAIRED, weights, spot, segment);                                                               \
     }
 #define SPREAD_ENTRY(N) spread_##N,
 #define PAIRED_SPREAD_ENTRY(N) paired_spread_##N,
@@ -67,7 +91,30 @@ static const spread_function PAIRED_SPREADS[] = {FEW_PIECES(PAIRED_SPREAD_ENTRY)
 SPREAD_FUNCTION(16)
 SPREAD_FUNCTION(20)
 SPREAD_FUNCTION(24)
+
+#define SPREAD_TWO(RUNS, LENGTH)                                                                                       \
+    static void spread_two_##RUNS##_##LENGTH(const float *weights, const struct spot *spot, const int32_t *segment) {  \
+        spread_two(RUNS, LENGTH, weights, spot, segment);                                                              \
+    }
+SPREAD_TWO(3, 1) SPREAD_TWO(3, 2) SPREAD_TWO(3, 3) SPREAD_TWO(3, 4) SPREAD_TWO(3, 5) SPREAD_TWO(3, 6)
+SPREAD_TWO(5, 1) SPREAD_TWO(5, 2) SPREAD_TWO(5, 3) SPREAD_TWO(5, 4)
+static const spread_function THREE_RUNS[] = {spread_two_3_1, spread_two_3_2, spread_two_3_3,
+                                             spread_two_3_4, spread_two_3_5, spread_two_3_6};
+static const spread_function FIVE_RUNS[] = {spread_two_5_1, spread_two_5_2, spread_two_5_3, spread_two_5_4};
 #endif
+
+/* Backward for two pixels together, or NULL where that is not possible: both picked from by one unit, their windows a
+ * row apart, all weights near. */
+INLINE spread_function spread_two_of(const struct op *op) {
+#if LEVEL == 2
+    const int length = op->run_padded / LANES;
+    if (op->pool_h != 2 || op->pool_pad_h > 0 || op->stride_h != 1 || is_paired(op) || !spread_near(op)) return NULL;
+    if (op->runs == 3 && length <= 6) return THREE_RUNS[length - 1];
+    if (op->runs == 5 && length <= 4) return FIVE_RUNS[length - 1];
+#endif
+    (void)op;
+    return NULL;
+}
 
 /* Backward for the next piece, of `left` vectors and at most `most`; `length` says how many it takes. */
 INLINE spread_function spread_of(const struct op *op, int left, int most, int *length) {

@@ -22,6 +22,7 @@ static const float STRIP_DATA[STRIP_POINTS][STRIP_POINTS] = {
 
 INLINE int strip_panel_at(int rows, int start, int *width) {
 #if LEVEL == 2
+    if (rows - start <= LANES / 4) return *width = LANES / 4, PANEL_QUARTER;
     if (rows - start <= LANES / 2) return *width = LANES / 2, PANEL_HALF;
 #else
     (void)rows, (void)start;
@@ -87,7 +88,8 @@ PHASE void strip_weights(const struct op *op, const float *theta, float *packed,
 #endif
             for (int c = 0; c < channels; c++, packed += STRIP_POINTS * width) {
                 if (width == LANES) strip_points(space + c * LANES, (int64_t)channels * LANES, LANES, packed);
-                else strip_points(space + c * LANES, (int64_t)channels * LANES, LANES / 2, packed);
+                else if (width == LANES / 2) strip_points(space + c * LANES, (int64_t)channels * LANES, LANES / 2, packed);
+                else strip_points(space + c * LANES, (int64_t)channels * LANES, LANES / 4, packed);
             }
         }
     }
@@ -123,6 +125,14 @@ INLINE void strip_input(const struct op *op, const struct buffer *buffer, const 
 #define EACH_POINT_MORE(DO)
 #endif
 
+/* Eight points back to four pixels. */
+#define STRIP_PIXELS(TYPE, STORE, M0, M1, M2, M3, M4, M5, M6, M7, TO, SPACING)           \
+    TYPE s1 = M1 + M2, d1 = M1 - M2, s2 = M3 + M4, d2 = M3 - M4, s3 = M5 + M6, d3 = M5 - M6; \
+    STORE(TO, M0 + (s1 + (s2 + s3)));                                                    \
+    STORE(TO + SPACING, (d1 + 2 * d2) + 0.5f * d3);                                      \
+    STORE(TO + 2 * SPACING, (s1 + 4 * s2) + 0.25f * s3);                                 \
+    STORE(TO + 3 * SPACING, (d1 + 8 * d2) + (0.125f * d3 + M7));
+
 #define STRIP_STEP(P)                      \
     v = LOAD_WEIGHTS(w + P * width);       \
     KEEP(v);                               \
@@ -148,12 +158,8 @@ INLINE void strip_input(const struct op *op, const struct buffer *buffer, const 
             UNROLLED(POINTS_AT_ONCE, p) UNROLLED(3, j) m[first + p][j] = acc[p][j];                                    \
         }                                                                                                              \
         UNROLLED(3, j) {                                                                                               \
-            TYPE s1 = m[1][j] + m[2][j], d1 = m[1][j] - m[2][j], s2 = m[3][j] + m[4][j], d2 = m[3][j] - m[4][j];       \
-            TYPE s3 = m[5][j] + m[6][j], d3 = m[5][j] - m[6][j];                                                       \
-            STORE(out[j], m[0][j] + (s1 + (s2 + s3)));                                                                 \
-            STORE(out[j] + out_spacing, (d1 + 2 * d2) + 0.5f * d3);                                                    \
-            STORE(out[j] + 2 * out_spacing, (s1 + 4 * s2) + 0.25f * s3);                                               \
-            STORE(out[j] + 3 * out_spacing, (d1 + 8 * d2) + (0.125f * d3 + m[7][j]));                                  \
+            STRIP_PIXELS(TYPE, STORE, m[0][j], m[1][j], m[2][j], m[3][j], m[4][j], m[5][j], m[6][j], m[7][j], out[j],  \
+                         out_spacing)                                                                                  \
         }                                                                                                              \
     }
 
@@ -164,6 +170,30 @@ STRIP_TILE(strip_tile_one, V, store, LANES)
 #define LOAD_WEIGHTS load_half
 STRIP_TILE(strip_tile_half, H, store_half, 8)
 #undef LOAD_WEIGHTS
+
+/* Four channels: a vector holds them at four points. */
+PHASE void strip_tile_quarter(const float *const *in, int runs, int channels, int64_t row, const float *w,
+                              float *const *out, int64_t out_spacing) {
+    V acc[3][2] = {{{0}}};
+    const __m512i low = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    const __m512i high = _mm512_set_epi32(7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4);
+    for (int r = 0; r < runs; r++)
+        for (int64_t c = 0; c < (int64_t)channels * STRIP_POINTS; c += STRIP_POINTS, w += 2 * LANES) {
+            V first = load(w), second = load(w + LANES);
+            KEEP(first);
+            KEEP(second);
+            UNROLLED(3, j) {
+                const __m512 points = _mm512_castps256_ps512((__m256)load_half(in[j] + r * row + c));
+                acc[j][0] += first * (V)_mm512_permutexvar_ps(low, points);
+                acc[j][1] += second * (V)_mm512_permutexvar_ps(high, points);
+            }
+        }
+    UNROLLED(3, j) {
+        Q m[STRIP_POINTS];
+        memcpy(m, acc[j], sizeof m);
+        STRIP_PIXELS(Q, store_quarter, m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], out[j], out_spacing)
+    }
+}
 #endif
 
 /* As conv_forward; `space` holds the examples' transformed inputs. */
@@ -190,7 +220,8 @@ PHASE void strip_forward(const struct op *op, const struct buffer *buffer, const
                 } else a[j] = a[j - 1], c[j] = c[j - 1];
             }
 #if LEVEL == 2
-            if (panel == PANEL_HALF) strip_tile_half(a, op->runs, channels, row, packed, c, op->rows_padded);
+            if (panel == PANEL_QUARTER) strip_tile_quarter(a, op->runs, channels, row, packed, c, op->rows_padded);
+            else if (panel == PANEL_HALF) strip_tile_half(a, op->runs, channels, row, packed, c, op->rows_padded);
             else
 #endif
             strip_tile_one(a, op->runs, channels, row, packed, c, op->rows_padded);

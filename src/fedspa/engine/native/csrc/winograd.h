@@ -117,13 +117,12 @@ PHASE void winograd_forward(const struct op *op, const struct buffer *buffer, co
             for (int64_t first = 0; first < tiles; first += 3 * GROUP) {
                 const float *a[3];
                 float *c[3];
+                const int64_t groups = (tiles - first + GROUP - 1) / GROUP; /* the last may reach past the end: junk */
                 for (int j = 0; j < 3; j++) {
-                    /* A group past the end repeats the last; one that reaches past it computes windows of junk. */
-                    int64_t t = first + j * GROUP < tiles ? first + j * GROUP : (tiles - 1) / GROUP * GROUP;
-                    a[j] = space + p * point + t * channels;
-                    c[j] = products + p * product + t * panel_width;
+                    a[j] = space + p * point + (first + j * GROUP) * channels;
+                    c[j] = products + p * product + (first + j * GROUP) * panel_width;
                 }
-                tile(panel, a, channels, 1, channels, 0, packed, c, panel_width);
+                tile(panel, groups < 3 ? (int)groups : 3, a, channels, 1, channels, 0, packed, c, panel_width);
             }
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t y = t % per_example / across, x = t % per_example % across;

@@ -142,12 +142,14 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         const int64_t units = (int64_t)b[1].height * b[1].width;
         if (op->pool) w->arg[i] = take(w, 4 * units * op->rows_padded * chunk);
         const int per_vector = is_paired(op) ? 2 : 1, step = LANES / per_vector, count = segments_of(op) * per_vector;
-        w->segment[i] = take(w, 4 * count);
+        const int more = per_vector == 1 ? op->run_padded / LANES : 0; /* of a run below the last (spread.h) */
+        w->segment[i] = take(w, 4 * (count + more));
         for (int s = 0; s < count && !w->failed; s++) {
             const int run = s * step / op->run_padded, past = run >= op->runs; /* the second half of the last pair */
             const int within = past ? op->run_padded : s * step % op->run_padded;
             w->segment[i][s] = (run - past) * b->row + within / b->channels * b->pixel + within % b->channels;
         }
+        for (int s = 0; s < more && !w->failed; s++) w->segment[i][count + s] = w->segment[i][count - more + s] + b->row;
         const int window = op->pool_h * op->pool_w;
         w->pixel[i] = take(w, 4 * larger(window, PAD));
         for (int p = 0; p < window && !w->failed; p++)
