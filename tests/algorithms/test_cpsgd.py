@@ -96,6 +96,17 @@ def test_the_native_engine_sends_what_generic_sends(clip: Clipping, rotation: bo
     assert others <= 1
 
 
+@pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+def test_threads_change_no_bit_and_no_order() -> None:
+    module = net()
+    theta, agents = FlatModel(module).flatten(), [agent(number) for number in range(7)]
+    found = [list(CPSGD.respond(theta, TERMS, agents, NativeEngine(module, threads))) for threads in (1, 3)]
+    for one, other in zip(*found, strict=True):
+        assert isinstance(one, IntegerUpdate)
+        assert isinstance(other, IntegerUpdate)
+        assert np.array_equal(one.numbers, other.numbers)
+
+
 def clipped_mean(who: Agent) -> Tensor:
     engine = ReferenceEngine(net())
     theta = FlatModel(net()).flatten().to(torch.float64)

@@ -12,7 +12,9 @@ paper's figures count the noise of all agents, which needs secure aggregation.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -33,9 +35,16 @@ logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that
 
 
 def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
-    """The answers of all agents of a round."""
-    for agent in agents:
-        yield _answer(theta, terms, agent, engine)
+    """The answers of all agents of a round, made ahead in as many threads as the engine has: few are held at a time."""
+    threads = engine.threads if isinstance(engine, ClippedSums) else 1
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[Future[IntegerUpdate]] = deque()
+        for agent in agents:
+            ahead.append(pool.submit(_answer, theta, terms, agent, engine))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> IntegerUpdate:

@@ -36,7 +36,11 @@ class Gradients(Protocol):
 
 @runtime_checkable
 class ClippedSums(Protocol):
-    """What a back end supplies that hands out no single gradients: it clips and adds up by itself, in whole numbers."""
+    """What a back end supplies that hands out no single gradients: it clips and adds up by itself, in whole numbers,
+    for `threads` callers at once."""
+
+    @property
+    def threads(self) -> int: ...
 
     def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
         """The sum of the examples' clipped gradients, d whole numbers with `CLIP_UNITS` to the clip value, and how many

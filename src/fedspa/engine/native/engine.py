@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_double, c_int32, c_int64
 from dataclasses import replace
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +56,11 @@ class NativeEngine:
             raise ConfigError(f"run.engine = 'native' is not possible here: {NOT_BUILT}")
         self._library = loaded
         self._module = module
-        self._threads = threads
+        self.threads = threads
         self._level = LEVELS.index(level or library.best_level())
         self._dimension = sum(p.numel() for p in module.parameters())
         self._nets: dict[tuple[int, ...], int] = {}
+        self._building = Lock()
 
     def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
         """The sum of the examples' clipped gradients in whole numbers (cpSGD)."""
@@ -94,7 +96,7 @@ class NativeEngine:
             raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
         nets = [self._net(tuple(task.x.shape[1:])) for task in tasks]
         stop = c_int32(0)
-        with ThreadPoolExecutor(max_workers=min(self._threads, max(1, len(tasks)))) as pool:
+        with ThreadPoolExecutor(max_workers=min(self.threads, max(1, len(tasks)))) as pool:
             futures = [pool.submit(self._one, start, net, task, stop) for net, task in zip(nets, tasks)]
             try:
                 results = [future.result() for future in futures]
@@ -111,21 +113,25 @@ class NativeEngine:
         return start
 
     def _net(self, shape: tuple[int, ...]) -> int:
-        """The library's net for records of this shape, built once."""
-        if shape not in self._nets:
-            try:
-                layers = describe(self._module, shape)
-            except Unsupported as why:
-                raise ConfigError(f"run.engine = 'native' is not possible for this model: {why}") from why
-            sides = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
-            net = self._library.fedspa_net_new(
-                (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension
-            )
-            if not net:
-                raise ConfigError("run.engine = 'native' could not lay out this model; use run.engine = 'generic'")
-            weakref.finalize(self, self._library.fedspa_net_free, net)
-            self._nets[shape] = net
-        return self._nets[shape]
+        """The library's net for records of this shape, built once, whichever thread asks first."""
+        with self._building:
+            if shape not in self._nets:
+                self._nets[shape] = self._build(shape)
+            return self._nets[shape]
+
+    def _build(self, shape: tuple[int, ...]) -> int:
+        try:
+            layers = describe(self._module, shape)
+        except Unsupported as why:
+            raise ConfigError(f"run.engine = 'native' is not possible for this model: {why}") from why
+        sides = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
+        net: int = self._library.fedspa_net_new(
+            (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension
+        )
+        if not net:
+            raise ConfigError("run.engine = 'native' could not lay out this model; use run.engine = 'generic'")
+        weakref.finalize(self, self._library.fedspa_net_free, net)
+        return net
 
     def _one(self, theta: Tensor, net: int, task: LocalTask, stop: c_int32) -> LocalResult:
         records, plan = len(task.y), task.plan
