@@ -40,3 +40,11 @@ def test_a_peer_that_fails_is_no_result(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(peers.PEERS, "failing", (str(script), (), "Failing"))
     with pytest.raises(SystemExit, match="out of luck"):
         peers.one_job("failing", tmp_path, sys.executable)
+
+
+def test_what_a_peer_says_is_found_among_what_its_helpers_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "loud.py"
+    script.write_text("""print('(worker) up {"round_s": [1.5], "accuracy": 0.5}(worker) {down}')""", "utf-8")
+    monkeypatch.setitem(peers.PEERS, "loud", (str(script), (), "Loud"))
+    said = peers.one_job("loud", tmp_path, sys.executable)
+    assert (said["round_s"], said["accuracy"]) == ([1.5], 0.5)
