@@ -4,6 +4,8 @@ import fedspa
 
 result = fedspa.run({"privacy": {"epsilon": 2.0}})
 print(result.summary["accuracy_last"], result.summary["epsilon"])
+
+Whatever is wrong with what a run was given is a `fedspa.FedspaError` of one line.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedspa.errors import FedspaError
     from fedspa.federation.datasets import Dataset, from_arrays
     from fedspa.runs.config import Config, load
     from fedspa.runs.simulate import RunResult
@@ -20,13 +23,14 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Config": ("fedspa.runs.config", "Config"),
     "Dataset": ("fedspa.federation.datasets", "Dataset"),
+    "FedspaError": ("fedspa.errors", "FedspaError"),
     "RunResult": ("fedspa.runs.simulate", "RunResult"),
     "from_arrays": ("fedspa.federation.datasets", "from_arrays"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.runs.simulate", "simulate"),
 }
 
-__all__ = ["Config", "Dataset", "RunResult", "from_arrays", "load", "run"]
+__all__ = ["Config", "Dataset", "FedspaError", "RunResult", "from_arrays", "load", "run"]
 __version__ = "0.1.0"
 
 

@@ -334,6 +334,26 @@ def test_tokens_that_are_no_words_are_refused() -> None:
             StackedEngine(net, "cpu", tf32=False).train(theta, [task])
 
 
+class Tokens(nn.Module):
+    """As a run needs it: records are float32, so the model makes them whole numbers itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(WORDS, 3), nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.out(self.embedding(x.long()).flatten(1))
+        return logits
+
+
+def test_a_model_that_makes_its_records_tokens_itself() -> None:
+    net = Tokens()
+    engine, theta = StackedEngine(net, "cpu", tf32=False), FlatModel(net).flatten()
+    x, y = torch.randint(WORDS, (5, 2)).float(), torch.randint(CLASSES, (5,))
+    ours, truth = (torch.cat(list(each.rows(theta, x, y, None))) for each in (engine, GenericEngine(net)))
+    assert torch.allclose(ours, truth, atol=1e-6)
+
+
 def test_it_hands_out_each_examples_gradient() -> None:
     """For algorithms that clip and code gradients themselves."""
     net = small_net()

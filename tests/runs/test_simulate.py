@@ -202,6 +202,26 @@ def test_integers_on_the_wire_change_the_model_little(tmp_path: Path) -> None:
     assert losses["int"] == pytest.approx(losses["f32"], rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"module": nn.Linear(7, 2)}, r"the module cannot take the data's records, of shape \(5,\)"),
+        ({"module": nn.Linear(5, 1)}, r"the module must give one score a class, shape \(batch, 2\): .* gave \(3, 1\)"),
+        ({"module": nn.Sequential(nn.Linear(5, 3))}, r"gave \(3, 3\)"),
+        ({"module": nn.LSTM(5, 2)}, "gave tuple"),
+        ({"module": nn.Linear}, r"module is a type; it must be a torch\.nn\.Module"),
+        ({"data": (1, 2, 3, 4)}, r"data is a tuple; make it by fedspa\.from_arrays"),
+    ],
+)
+def test_what_is_given_in_python_is_checked_in_a_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    x, y = torch.randn(40, 5), torch.arange(40) % 2
+    own = {"data": fedspa.from_arrays(x, y, x, y, name="mine"), **given}
+    with pytest.raises(fedspa.FedspaError, match=said) as caught:
+        fedspa.run(small(tmp_path / "run", federation={"agents": 2, "per_round": 2}), **own)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_own_module_and_data(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 5, generator=generator)

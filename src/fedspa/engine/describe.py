@@ -72,6 +72,8 @@ def _chain(module: nn.Module) -> list[nn.Module]:
             raise Unsupported(f"'{node.name}' makes the model more than a plain chain of layers")
         elif node.op == "call_module":
             layers.append(modules[str(node.target)])
+        elif node.target == "long" and node.op == "call_method" and not layers:
+            pass  # records are float32, and an Embedding wants whole numbers: it takes them as they are here
         else:
             layers.append(_functional(node))
         previous = node

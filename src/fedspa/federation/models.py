@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspa.errors import ConfigError
 from fedspa.federation import plugin
@@ -135,20 +135,26 @@ def _accepts(function: Callable[..., object], *arguments: object) -> bool:
 def _check(model: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
     if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
         raise ConfigError(f"model.name = {name!r} has no trainable parameters: there is nothing to learn")
-    batch, training = 3, model.training
+    training = model.training
     model.eval()
     try:
-        with torch.no_grad():
-            output = model(torch.zeros(batch, *shape))
-    except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
-        raise ConfigError(
-            f"model.name = {name!r} cannot take the records of data.name, of shape {shape} ({plugin.one_line(cause)})"
-        ) from cause
+        check_scores(model, torch.zeros(3, *shape), classes, f"model.name = {name!r}")
     finally:
         model.train(training)
-    if not isinstance(output, torch.Tensor) or output.shape != (batch, classes):
-        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+
+
+def check_scores(forward: Callable[[Tensor], object], x: Tensor, classes: int, what: str) -> None:
+    """Raise where `forward` does not give each of the records x a score a class; `what` names the model."""
+    try:
+        with torch.no_grad():
+            output = forward(x)
+    except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
+        shape = tuple(x.shape[1:])
         raise ConfigError(
-            f"model.name = {name!r} must give one score a class, shape (batch, {classes}): "
-            f"for a batch of {batch} it gave {got}"
+            f"{what} cannot take the data's records, of shape {shape} ({plugin.one_line(cause)})"
+        ) from cause
+    if not isinstance(output, Tensor) or output.shape != (len(x), classes):
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(
+            f"{what} must give one score a class, shape (batch, {classes}): for a batch of {len(x)} it gave {got}"
         )

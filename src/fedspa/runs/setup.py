@@ -16,7 +16,7 @@ from fedspa.engine.choose import choose, reason
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.task import Engine
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, DataError
 from fedspa.federation import models
 from fedspa.federation.datasets import Dataset, load
 from fedspa.federation.features import Features
@@ -55,7 +55,7 @@ class Job:
 
 def prepare(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Job:
     """Load, deal out, build and calibrate. `data` and `module` stand in for what the config names."""
-    data = data if data is not None else records_of(config)
+    data, given = data if data is not None else records_of(config), module
     holdings = partition(
         data.train_y.numpy(),
         config.federation.agents,
@@ -68,8 +68,12 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
         module = models.build(config.model.name, input_shape, data.classes, config.run.seed)
         if config.model.init == "oriented":
             oriented(module, config.run.seed)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module, built and ready")
     module = module.to(_device(config.run.device))
     model = FlatModel(module)
+    if given is not None:
+        _try_scores(model, input_shape, data.classes)
     algorithm = ALGORITHMS[config.algorithm.name]
     # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(config.algorithm.layer_shares, model.sizes)
@@ -108,6 +112,10 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
 
 def records_of(config: Config, data: Dataset | None = None) -> Dataset:
     """The records that the config names, or those given, as its features and with its share held out."""
+    if data is not None and not isinstance(data, Dataset):
+        raise DataError(
+            f"data is a {type(data).__name__}; make it by fedspa.from_arrays(train_x, train_y, test_x, test_y, name=…)"
+        )
     named, alone = config.data, config.privacy.noise == "exact"
     if data is None and named.features is not None:
         return _mapped(named.name, named.dir, named.features, named.holdout, alone)
@@ -118,6 +126,13 @@ def records_of(config: Config, data: Dataset | None = None) -> Dataset:
 @lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
 def _mapped(name: str, folder: str, features: Features, holdout: float, alone: bool) -> Dataset:
     return view(load(name, Path(folder)), features, holdout, alone=alone)
+
+
+def _try_scores(model: FlatModel, input_shape: tuple[int, ...], classes: int) -> None:
+    """Three blank records through a module that no config named."""
+    theta = model.flatten()
+    blank = torch.zeros(3, *input_shape, device=theta.device)
+    models.check_scores(lambda x: model.logits(theta, x), blank, classes, "the module")
 
 
 def _try_gradients(model: FlatModel, input_shape: tuple[int, ...]) -> None:
