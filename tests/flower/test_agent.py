@@ -178,6 +178,13 @@ def test_a_delta_that_promises_nothing_serves_nobody(clinic):
     assert spent(clinic) == 0
 
 
+def test_a_simulated_agent_with_a_policy_serves_nothing_that_is_not_private(node):
+    plain = replace(ASKED, algorithm="fedavg", coding="f32", noise=None, terms=replace(ASKED.terms, plan=None))
+    theirs = SIMULATION | {"algorithm.name": "fedavg", "algorithm.compression": 1.0}
+    guarded = read_site({"simulation": True, "policy": node["policy"]}, theirs)
+    assert refusal(guarded, plain) == "not-private"
+
+
 def test_the_policy_speaks_before_any_record_is_looked_at(clinic, tmp_path):
     (tmp_path / "records.npz").unlink()
     lax = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, noise_multiplier=0.5)))

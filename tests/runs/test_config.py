@@ -66,6 +66,8 @@ def test_overrides_take_toml_values_and_bare_words_and_can_unset() -> None:
         (["privacy.accountant=theorem-1"], ["privacy.accountant", "fixed"]),
         (["algorithm.name=dp-fed"], ["algorithm.compression", "dp-fed", "1.0"]),
         (["algorithm.name=fedavg", "algorithm.compression=1", "algorithm.coding=int"], ["algorithm.coding", "f32"]),
+        (["algorithm.name=fedavg", "algorithm.compression=1", "run.ledger=l.sqlite"], ["run.ledger", "no ledger"]),
+        (["algorithm.name=fedavg", "algorithm.compression=1", "run.policy=p.toml"], ["run.policy", "no policy"]),
         (["compression=0.1"], ["--set", "section.key=value"]),
         (["algorithm.compression"], ["--set", "section.key=value"]),
     ],

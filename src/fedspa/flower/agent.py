@@ -128,7 +128,7 @@ def _judge(site: Site, announcement: Announcement) -> None:
 
 def _judge_plan(site: Site, announcement: Announcement) -> None:
     plan = announcement.terms.plan
-    if site.simulated and (site.policy is None or plan is None):
+    if site.simulated and site.policy is None:
         return
     if plan is None:
         raise PolicyRefusal("not-private", f"{announcement.algorithm} promises no privacy")

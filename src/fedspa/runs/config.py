@@ -177,6 +177,12 @@ class Config(Section):
                 raise ValueError(
                     "algorithm.coding is 'int', whose step is a share of the noise; fedavg has none: f32, f16"
                 )
+            for key, path in (("ledger", self.run.ledger), ("policy", self.run.policy)):
+                if path is not None:
+                    raise ValueError(
+                        f"run.{key} is {path!r}; fedavg releases what no ledger can count and no policy allows: leave "
+                        f"it out (--set run.{key}=none)"
+                    )
             return self
         if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
             both = "neither" if privacy.epsilon is None else "both"
