@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fedspa
+from fedspa.paper.provenance import hardware
 from fedspa.runs.config import load
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with the files of the data that the config names")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for fedspa run")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--hardware", default=platform.processor() or platform.machine(), help="noted in the JSON")
+    parser.add_argument("--hardware", default=hardware("cpu"), help="noted in the JSON")
     arguments = parser.parse_args()
     overrides = list(arguments.set)
     if arguments.data is not None:

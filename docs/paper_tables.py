@@ -46,7 +46,23 @@ def _curve(name: str) -> str:
     if found is None:
         return "\nNot run yet.\n\n"
     picture = f"![Accuracy against ε, {name}](figures/tradeoff-{name}.svg)"
-    return f"\n{picture}\n\n{tradeoff.markdown(found)}\n\n{_origin(found)}\n\n"
+    return f"\n{picture}\n\n{tradeoff.markdown(found)}\n\n{_best(found)}\n\n{_origin(found)}\n\n"
+
+
+def _best(found: Mapping[str, Any]) -> str:
+    """Which p does best at each ε, and how much it matters: what the paper's figure is about."""
+    by_epsilon: dict[float, list[tuple[float, float]]] = {}
+    for point in found["points"]:
+        if point["status"] == "done":
+            by_epsilon.setdefault(point["epsilon_target"], []).append(
+                (point["accuracy_last"]["mean"], point["compression"])
+            )
+    best = [f"{max(points)[1]:.2g} at ε = {epsilon:g}" for epsilon, points in sorted(by_epsilon.items())]
+    spreads = [max(points)[0] - min(points)[0] for points in by_epsilon.values()]
+    return (
+        f"The best p is {', '.join(best)}; between the best and the worst p lie {min(spreads):.1f} to "
+        f"{max(spreads):.1f} points."
+    )
 
 
 def _origin(found: Mapping[str, Any]) -> str:

@@ -52,6 +52,23 @@ def test_pictures_show_the_kept_data(name: str) -> None:
     assert plot.fingerprint(found) in (ROOT / "docs" / "figures" / f"{name}.svg").read_text("utf-8")
 
 
+@pytest.mark.parametrize("name", [name for name in KEPT if name.startswith("tradeoff")])
+def test_the_best_p_does_not_go_from_small_to_large(name: str) -> None:
+    """As the page says of every curve."""
+    found = paper_tables.result(name)
+    assert found is not None
+    targets = sorted({point["epsilon_target"] for point in found["points"]})
+    least, most = (
+        max(
+            (point["accuracy_last"]["mean"], point["compression"])
+            for point in found["points"]
+            if point["epsilon_target"] == epsilon
+        )[1]
+        for epsilon in (targets[0], targets[-1])
+    )
+    assert least >= most
+
+
 def test_every_statement_about_the_paper_has_its_test() -> None:
     defined = set(
         re.findall(r"^def (test_\w+)", (ROOT / "tests" / "paper" / "test_claims.py").read_text("utf-8"), re.M)
