@@ -55,32 +55,54 @@ INLINE D logarithm(D x) {
     return (e * 6.93147180369123816490e-01 + (f + (s * (r * z - f)))) + e * 1.90821492927058770002e-10;
 }
 
-/* sin and cos of πt for t in [-1, 1]: quarter turns taken off exactly, then Taylor on ±π/4 (error below 1e-16). */
-INLINE void sine_cosine(D t, D *sine, D *cosine) {
-    D turned = t * 2.0 + 0x1.8p52; /* rounds to the nearest integer, kept in the low bits */
-    L quarter = (L)turned;
-    D x = (t - (turned - 0x1.8p52) * 0.5) * 3.14159265358979323846;
-    D z = x * x;
-    D s = -7.6471637318198164759e-13 - (D){0};
-    s = s * z + 1.6059043836821614599e-10;
-    s = s * z - 2.5052108385441718775e-08;
-    s = s * z + 2.7557319223985890653e-06;
-    s = s * z - 1.9841269841269841270e-04;
-    s = s * z + 8.3333333333333333333e-03;
-    s = s * z - 1.6666666666666666667e-01;
-    s = x + x * z * s;
-    D c = 4.7794773323873852974e-14 - (D){0};
-    c = c * z - 1.1470745597729724714e-11;
-    c = c * z + 2.0876756987868098979e-09;
-    c = c * z - 2.7557319223985890653e-07;
-    c = c * z + 2.4801587301587301587e-05;
-    c = c * z - 1.3888888888888888889e-03;
-    c = c * z + 4.1666666666666666667e-02;
-    c = (1.0 - 0.5 * z) + z * z * c;
-    L swap = -(quarter & 1); /* an odd number of quarters swaps the two */
+/* By the parity of `quarter`: the one or the other of two, and the other or the one; then their signs. */
+INLINE void turn(L quarter, D s, D c, D *sine, D *cosine) {
+#if LEVEL == 2
+    const __mmask8 odd = _mm512_test_epi64_mask((__m512i)quarter, _mm512_set1_epi64(1));
+    const __m512i sign = _mm512_set1_epi64(INT64_MIN), a = _mm512_slli_epi64((__m512i)quarter, 62);
+    const __m512i b = _mm512_slli_epi64(_mm512_add_epi64((__m512i)quarter, _mm512_set1_epi64(1)), 62);
+    /* x ^ (y & sign) in one instruction */
+    *sine = (D)_mm512_ternarylogic_epi64((__m512i)_mm512_mask_mov_pd((__m512d)s, odd, (__m512d)c), a, sign, 0x78);
+    *cosine = (D)_mm512_ternarylogic_epi64((__m512i)_mm512_mask_mov_pd((__m512d)c, odd, (__m512d)s), b, sign, 0x78);
+#else
+    L swap = -(quarter & 1);
     L a = (swap & (L)c) | (~swap & (L)s), b = (swap & (L)s) | (~swap & (L)c);
     *sine = (D)(a ^ ((quarter & 2) << 62));
     *cosine = (D)(b ^ (((quarter + 1) & 2) << 62));
+#endif
+}
+
+/* sin and cos of πt for t in [-1, 1]: quarter turns taken off exactly, then minimax polynomials on ±π/4 (errors of 2e-17
+ * before rounding). An odd number of quarters swaps the two. */
+INLINE void sine_cosine(D t, D *sine, D *cosine) {
+    D turned = t * 2.0 + 0x1.8p52; /* rounds to the nearest integer, kept in the low bits */
+    D x = (t - (turned - 0x1.8p52) * 0.5) * 3.14159265358979323846;
+    D z = x * x;
+    D s = 1.5918115263265975194e-10 - (D){0};
+    s = s * z - 2.505113165023518147e-08;
+    s = s * z + 2.7557316101617874437e-06;
+    s = s * z - 1.9841269836756772528e-04;
+    s = s * z + 8.3333333333309472945e-03;
+    s = s * z - 1.6666666666666664622e-01;
+    s = x + x * z * s;
+    D c = -1.1382623647474604629e-11 - (D){0};
+    c = c * z + 2.0876146146558611582e-09;
+    c = c * z - 2.7557317271145145962e-07;
+    c = c * z + 2.4801587298764560771e-05;
+    c = c * z - 1.3888888888887396492e-03;
+    c = c * z + 4.1666666666666665388e-02;
+    c = (1.0 - 0.5 * z) + z * z * c;
+    turn((L)turned, s, c, sine, cosine);
+}
+
+/* Two normals of each radius and angle. */
+INLINE void box_muller(L radii, L angles, D *first, D *second) {
+    L top = (L)((uint64_t __attribute__((vector_size(4 * LANES))))radii >> 1);
+    D u = to_double(top) * 0x1p-63 + 0x1p-64;
+    D r = square_root(logarithm(u) * -2.0), s, c;
+    sine_cosine(to_double(angles) * 0x1p-63, &s, &c);
+    *first = r * c;
+    *second = r * s;
 }
 
 /* Pairs number i to i + count (GAUSS_STEP at most) of a block with `half` of them, whose words start at the stream's
@@ -92,29 +114,20 @@ PHASE void gauss_pairs(const struct stream *stream, int64_t half, int64_t i, int
     const uint64_t *radius = stream_words_at(stream, at, count, radius_words);
     const uint64_t *angle = stream_words_at(stream, at + (uint64_t)half, count, angle_words);
     const int64_t step = LANES / 2;
-    for (int64_t j = 0; j < count; j += step) {
-        const int64_t few = count - j < step ? count - j : step;
+    int64_t j = 0;
+    D c, s;
+    for (; j + step <= count; j += step) {
+        box_muller(*(const LU *)(radius + j), *(const LU *)(angle + j), &c, &s);
+        *(DU *)(first + j) = c;
+        *(DU *)(second + j) = s;
+    }
+    if (j < count) {
         L radii = {0}, angles = {0};
-        if (few == step) {
-            radii = *(const LU *)(radius + j);
-            angles = *(const LU *)(angle + j);
-        } else {
-            memcpy(&radii, radius + j, 8 * (size_t)few);
-            memcpy(&angles, angle + j, 8 * (size_t)few);
-        }
-        L top = (L)((uint64_t __attribute__((vector_size(4 * LANES))))radii >> 1);
-        D u = to_double(top) * 0x1p-63 + 0x1p-64;
-        D r = square_root(logarithm(u) * -2.0), s, c;
-        sine_cosine(to_double(angles) * 0x1p-63, &s, &c);
-        c = r * c;
-        s = r * s;
-        if (few == step) {
-            *(DU *)(first + j) = c;
-            *(DU *)(second + j) = s;
-        } else {
-            memcpy(first + j, &c, 8 * (size_t)few);
-            memcpy(second + j, &s, 8 * (size_t)few);
-        }
+        memcpy(&radii, radius + j, 8 * (size_t)(count - j));
+        memcpy(&angles, angle + j, 8 * (size_t)(count - j));
+        box_muller(radii, angles, &c, &s);
+        memcpy(first + j, &c, 8 * (size_t)(count - j));
+        memcpy(second + j, &s, 8 * (size_t)(count - j));
     }
 }
 

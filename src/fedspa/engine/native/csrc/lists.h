@@ -112,21 +112,23 @@ PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) 
 INLINE void sort_channels(const struct op *op, int from, int to, const float *delta, const float *unit,
                           const int32_t *arg, struct item **next) {
 #if LEVEL == 2
-    /* Pixel by pixel, in order: what is written past a pixel's last item is overwritten by the next one's. */
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i length = _mm512_set1_epi32(op->row_length);
-    for (int p = 0; p < op->pool_h * op->pool_w; p++)
-        for (int first = from; first < to; first += LANES) {
-            const __m512 deltas = (__m512)load(delta + first), zero = _mm512_setzero_ps();
-            const int left = to - first;
-            __mmask16 here = left < LANES ? (__mmask16)((1u << left) - 1) : 0xffff;
-            here = _mm512_mask_cmp_ps_mask(here, deltas, zero, _CMP_NEQ_UQ);
-            if (op->relu) here = _mm512_mask_cmp_ps_mask(here, (__m512)load(unit + first), zero, _CMP_GT_OQ);
-            if (arg) here = _mm512_mask_cmpeq_epi32_mask(here, (__m512i)load_int(arg + first), _mm512_set1_epi32(p));
-            const __m512i row = _mm512_mullo_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(first)), length);
+    const int window = op->pool_h * op->pool_w;
+    for (int first = from; first < to; first += LANES) {
+        const __m512 deltas = (__m512)load(delta + first), zero = _mm512_setzero_ps();
+        const int left = to - first;
+        __mmask16 alive = left < LANES ? (__mmask16)((1u << left) - 1) : 0xffff;
+        alive = _mm512_mask_cmp_ps_mask(alive, deltas, zero, _CMP_NEQ_UQ);
+        if (op->relu) alive = _mm512_mask_cmp_ps_mask(alive, (__m512)load(unit + first), zero, _CMP_GT_OQ);
+        const __m512i row = _mm512_mullo_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(first)), length);
+        const __m512i args = arg ? (__m512i)load_int(arg + first) : _mm512_setzero_si512();
+        for (int p = 0; p < window; p++) {
+            const __mmask16 here = _mm512_mask_cmpeq_epi32_mask(alive, args, _mm512_set1_epi32(p));
             store_items(next[p], here, row, (__m512i)deltas);
             next[p] += __builtin_popcount(here);
         }
+    }
 #else
     for (int first = from; first < to; first += 8) {
         const int left = to - first;
@@ -146,22 +148,22 @@ static int64_t build_spots(struct work *w, int i, int from, int to, int first, i
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int window = op->pool_h * op->pool_w;
-    const int together = spread_two_of(op) ? op->pool_w : window, below_at = together < window ? together * op->rows : 0;
-    struct item *room = w->spot_items; /* of a unit: for each pixel of its window as many items as there are rows */
+    const int together = spread_two_of(op) ? op->pool_w : window, below_at = together < window ? together * spot_room(op) : 0;
+    struct item *room = w->spot_items; /* of a unit: for each pixel of its window */
     struct spot *spot = w->spots;
     for (int e = first; e < end; e++) {
         if (w->factor[e] == 0) continue;
         const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded : NULL;
         for (int y = 0; y < out->height; y++)
-            for (int x = 0; x < out->width; x++, arg += op->pool ? op->rows_padded : 0, room += window * op->rows) {
+            for (int x = 0; x < out->width; x++, arg += op->pool ? op->rows_padded : 0, room += window * spot_room(op)) {
                 const int64_t at = e * out->example + w->at[i][y * out->width + x];
                 const float *delta = w->delta[i + 1] + at, *unit = w->unit[i + 1] + at;
                 struct item **next = w->next;
-                for (int p = 0; p < window; p++) next[p] = room + p * op->rows;
+                for (int p = 0; p < window; p++) next[p] = room + p * spot_room(op);
                 sort_channels(op, from, to, delta, unit, arg, next);
                 float *start = w->delta[i] + e * in->example + w->window[i][y * out->width + x];
                 for (int p = 0; p < together; p++) {
-                    const struct item *items = room + p * op->rows, *below = items + below_at;
+                    const struct item *items = room + p * spot_room(op), *below = items + below_at;
                     const int count = (int)(next[p] - items), below_count = below_at ? (int)(next[p + together] - below) : 0;
                     *spot = (struct spot){items, below, start + w->pixel[i][p], count, below_count};
                     spot += count + below_count > 0;

@@ -45,6 +45,7 @@ INLINE V load(const float *p) { return *(const VU *)p; }
 INLINE void store(float *p, V v) { *(VU *)p = v; }
 INLINE H load_half(const float *p) { return *(const HU *)p; }
 INLINE void store_half(float *p, H v) { *(HU *)p = v; }
+INLINE Q load_quarter(const float *p) { return *(const QU *)p; }
 INLINE void store_quarter(float *p, Q v) { *(QU *)p = v; }
 INLINE H keep_active(H v, const int32_t *active) { return (H)((I8)v & *(const I8U *)active); }
 INLINE V splat(float x) { return x - (V){0}; }
@@ -157,9 +158,13 @@ INLINE D add_squares(D sum, V v) {
 }
 
 INLINE double sum_doubles(D v) {
+#if LEVEL == 2
+    return _mm512_reduce_add_pd((__m512d)v);
+#else
     double sum = 0;
     for (int i = 0; i < LANES / 2; i++) sum += v[i];
     return sum;
+#endif
 }
 
 #if LEVEL == 2

@@ -23,6 +23,9 @@ struct spot {
 
 INLINE int spread_near(const struct op *op) { return (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES; }
 
+/* Items that a pixel has room for: those of all rows, and what is written past the last of them. */
+INLINE int spot_room(const struct op *op) { return op->rows + PAD; }
+
 /* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run it belongs to. */
 INLINE void store_window(const int paired, float *p, const int32_t *segment, int j, V v) {
 #if LEVEL == 2
@@ -52,25 +55,36 @@ INLINE void spread_piece(const int n, const int paired, const float *weights, co
     SPREAD_UNROLLED(n, j) store_window(paired, window, segment, j, acc[j]);
 }
 
-/* The same for two pixels, one above the other, of a kernel with `runs` of `length` vectors: all but a row of their
- * windows is the same. */
-INLINE void spread_two(const int runs, const int length, const float *weights, const struct spot *spot,
+#if LEVEL == 2
+/* The same for two pixels, one above the other, of a kernel with `runs` of `length` vectors and, with `tail`, up to four
+ * floats more: all but a row of their windows is the same. */
+INLINE void spread_two(const int runs, const int length, const int tail, const float *weights, const struct spot *spot,
                        const int32_t *segment) {
-    const int n = runs * length;
+    const int stride = length + tail; /* vectors in memory, of which the tail fills a quarter */
     V acc[LONG_PIECE];
-    SPREAD_UNROLLED(n + length, j) acc[j] = load(spot->window + segment[j]);
-    for (int i = 0; i < spot->count; i++) {
-        const float *row = weights + spot->items[i].at;
-        V d = splat(spot->items[i].delta);
-        SPREAD_UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
+    Q rest[6];
+    SPREAD_UNROLLED(runs + 1, r) {
+        SPREAD_UNROLLED(length, j) acc[r * length + j] = load(spot->window + segment[r * stride + j]);
+        if (tail) rest[r] = load_quarter(spot->window + segment[r * stride + length]);
     }
-    for (int i = 0; i < spot->below_count; i++) {
-        const float *row = weights + spot->below[i].at;
-        V d = splat(spot->below[i].delta);
-        SPREAD_UNROLLED(n, j) acc[j + length] += d * load(row + j * LANES);
+    SPREAD_UNROLLED(2, lower) {
+        const struct item *items = lower ? spot->below : spot->items, *end = items + (lower ? spot->below_count : spot->count);
+        for (; items < end; items++) {
+            const float *row = weights + items->at;
+            const V d = splat(items->delta);
+            const Q few = items->delta - (Q){0};
+            SPREAD_UNROLLED(runs, r) {
+                SPREAD_UNROLLED(length, j) acc[(r + lower) * length + j] += d * load(row + (r * stride + j) * LANES);
+                if (tail) rest[r + lower] += few * load_quarter(row + (r * stride + length) * LANES);
+            }
+        }
     }
-    SPREAD_UNROLLED(n + length, j) store(spot->window + segment[j], acc[j]);
+    SPREAD_UNROLLED(runs + 1, r) {
+        SPREAD_UNROLLED(length, j) store(spot->window + segment[r * stride + j], acc[r * length + j]);
+        if (tail) store_quarter(spot->window + segment[r * stride + length], rest[r]);
+    }
 }
+#endif
 
 typedef void (*spread_function)(const float *, const struct spot *, const int32_t *);
 
@@ -92,25 +106,32 @@ SPREAD_FUNCTION(16)
 SPREAD_FUNCTION(20)
 SPREAD_FUNCTION(24)
 
-#define SPREAD_TWO(RUNS, LENGTH)                                                                                       \
-    static void spread_two_##RUNS##_##LENGTH(const float *weights, const struct spot *spot, const int32_t *segment) {  \
-        spread_two(RUNS, LENGTH, weights, spot, segment);                                                              \
+#define SPREAD_TWO(RUNS, LENGTH, TAIL)                                                                                 \
+    static void spread_two_##RUNS##_##LENGTH##_##TAIL(const float *weights, const struct spot *spot,                   \
+                                                      const int32_t *segment) {                                        \
+        spread_two(RUNS, LENGTH, TAIL, weights, spot, segment);                                                        \
     }
-SPREAD_TWO(3, 1) SPREAD_TWO(3, 2) SPREAD_TWO(3, 3) SPREAD_TWO(3, 4) SPREAD_TWO(3, 5) SPREAD_TWO(3, 6)
-SPREAD_TWO(5, 1) SPREAD_TWO(5, 2) SPREAD_TWO(5, 3) SPREAD_TWO(5, 4)
-static const spread_function THREE_RUNS[] = {spread_two_3_1, spread_two_3_2, spread_two_3_3,
-                                             spread_two_3_4, spread_two_3_5, spread_two_3_6};
-static const spread_function FIVE_RUNS[] = {spread_two_5_1, spread_two_5_2, spread_two_5_3, spread_two_5_4};
+#define SPREAD_BOTH(RUNS, LENGTH) SPREAD_TWO(RUNS, LENGTH, 0) SPREAD_TWO(RUNS, LENGTH, 1)
+SPREAD_BOTH(3, 1) SPREAD_BOTH(3, 2) SPREAD_BOTH(3, 3) SPREAD_BOTH(3, 4) SPREAD_BOTH(3, 5) SPREAD_TWO(3, 6, 0)
+SPREAD_BOTH(5, 1) SPREAD_BOTH(5, 2) SPREAD_BOTH(5, 3) SPREAD_TWO(5, 4, 0)
+/* By the vectors of a run, the tail's among them; then by whether there is one. */
+static const spread_function THREE_RUNS[][2] = {
+    {spread_two_3_1_0, NULL},             {spread_two_3_2_0, spread_two_3_1_1}, {spread_two_3_3_0, spread_two_3_2_1},
+    {spread_two_3_4_0, spread_two_3_3_1}, {spread_two_3_5_0, spread_two_3_4_1}, {spread_two_3_6_0, spread_two_3_5_1}};
+static const spread_function FIVE_RUNS[][2] = {{spread_two_5_1_0, NULL},
+                                               {spread_two_5_2_0, spread_two_5_1_1},
+                                               {spread_two_5_3_0, spread_two_5_2_1},
+                                               {spread_two_5_4_0, spread_two_5_3_1}};
 #endif
 
 /* Backward for two pixels together, or NULL where that is not possible: both picked from by one unit, their windows a
  * row apart, all weights near. */
 INLINE spread_function spread_two_of(const struct op *op) {
 #if LEVEL == 2
-    const int length = op->run_padded / LANES;
+    const int length = op->run_padded / LANES, tail = length > 1 && op->run % LANES > 0 && op->run % LANES <= LANES / 4;
     if (op->pool_h != 2 || op->pool_pad_h > 0 || op->stride_h != 1 || is_paired(op) || !spread_near(op)) return NULL;
-    if (op->runs == 3 && length <= 6) return THREE_RUNS[length - 1];
-    if (op->runs == 5 && length <= 4) return FIVE_RUNS[length - 1];
+    if (op->runs == 3 && length <= 6) return THREE_RUNS[length - 1][tail];
+    if (op->runs == 5 && length <= 4) return FIVE_RUNS[length - 1][tail];
 #endif
     (void)op;
     return NULL;

@@ -201,6 +201,7 @@ PHASE void strip_forward(const struct op *op, const struct buffer *buffer, const
                          const float *packed, float *scratch, float *space) {
     const int channels = buffer->channels, across = strips_across(op), width = scratch_width(op);
     const int64_t size = strip_size(op), row = strip_row(op), total = (int64_t)op->used_h * across * examples;
+    const int64_t below = (int64_t)width * op->rows_padded, left_over = size - op->used_h * op->stride_h * row;
     for (int64_t e = 0; e < examples; e++) {
         if (channels == 1) strip_input(op, buffer, 1, in + e * buffer->example, space + e * size);
         else strip_input(op, buffer, channels, in + e * buffer->example, space + e * size);
@@ -209,15 +210,21 @@ PHASE void strip_forward(const struct op *op, const struct buffer *buffer, const
         const int panel = strip_panel_at(op->rows, start, &panel_width);
         int strip = 0, y = 0;
         const float *from = space, *a[3] = {NULL};
-        float *to = scratch, *c[3] = {NULL};
+        float *to = scratch + start, *c[3] = {NULL};
         for (int64_t first = 0; first < total; first += 3) {
             for (int j = 0; j < 3; j++) {
-                if (first + j < total) { /* else a short last tile repeats a strip */
-                    a[j] = from + y * op->stride_h * row + (int64_t)strip * channels * STRIP_POINTS;
-                    c[j] = to + ((int64_t)y * width + strip_start(op, strip)) * op->rows_padded + start;
-                    if (++strip == across) strip = 0, y++;
-                    if (y == op->used_h) y = 0, from += size, to += scratch_size(op);
-                } else a[j] = a[j - 1], c[j] = c[j - 1];
+                if (first + j == total) { /* a short last tile repeats a strip */
+                    a[j] = a[j - 1], c[j] = c[j - 1];
+                    if (j == 1) a[2] = a[1], c[2] = c[1];
+                    break;
+                }
+                a[j] = from;
+                c[j] = to + (int64_t)strip_start(op, strip) * op->rows_padded;
+                from += channels * STRIP_POINTS;
+                if (++strip < across) continue;
+                strip = 0, to += below;
+                from += (op->stride_h - 1) * row;
+                if (++y == op->used_h) y = 0, from += left_over;
             }
 #if LEVEL == 2
             if (panel == PANEL_QUARTER) strip_tile_quarter(a, op->runs, channels, row, packed, c, op->rows_padded);

@@ -171,7 +171,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         if (i > 0) { /* the first operation's input needs no deltas */
             const int64_t block = examples_to_spread(b, (int)chunk);
             spots = larger(spots, units * block * window);
-            spot_items = larger(spot_items, units * block * window * op->rows);
+            spot_items = larger(spot_items, units * block * window * spot_room(op));
         }
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);
