@@ -52,5 +52,21 @@ def front() -> str:
     return "\n".join(lines)
 
 
+def audits() -> str:
+    """What `benchmarks/audits.py` found, a line a config."""
+    lines = [
+        "| config | checks | nearest to its claim | claimed | shown at least | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    kept = json.loads((RESULTS / "audits.json").read_text("utf-8"))["audits"]
+    lines += [
+        f"| `{name}` | {len(kept[name]['checks'])} | {kept[name]['check']} ({kept[name]['unit']}) "
+        f"| {kept[name]['claimed']:.4f} | {kept[name]['lower_bound']:.4f} "
+        f"| {'holds' if kept[name]['holds'] else 'does not hold'} |"
+        for name in ROWS
+    ]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(markdown(), front(), sep="\n\n")
+    print(markdown(), front(), audits(), sep="\n\n")
