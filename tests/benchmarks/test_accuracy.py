@@ -17,6 +17,16 @@ def test_the_table_is_the_kept_results() -> None:
     assert accuracy.markdown() in (ROOT / "docs" / "accuracy.md").read_text("utf-8")
 
 
+def test_every_config_was_audited_and_holds() -> None:
+    assert accuracy.audits() in (ROOT / "docs" / "accuracy.md").read_text("utf-8")
+    kept = json.loads((ROOT / "experiments" / "results" / "audits.json").read_text("utf-8"))
+    assert kept["audits"].keys() == accuracy.ROWS.keys()
+    assert not kept["provenance"]["commit"].endswith("+")
+    for report in kept["audits"].values():
+        assert report["holds"]
+        assert all(check["holds"] for check in report["checks"])
+
+
 def test_the_readmes_rows_are_the_kept_results() -> None:
     assert f"|---|\n{accuracy.front()}\n\n" in (ROOT / "README.md").read_text("utf-8")
 
