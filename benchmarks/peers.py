@@ -7,7 +7,8 @@ FedAvg and a private job (Fed-SPA's mechanism at p = .05 in every local step, wh
 training is what is timed (`--tested 10000` for all of MNIST's).
 Every contender gets a process or thread a core and one torch thread in each. A job's wall time is start-up plus rounds:
 the seconds of a round are the median over all rounds, start-up is the rest (imports, records, Ray, the end). Contenders
-take turns, whole job by whole job.
+take turns, whole job by whole job. Beside other work the ratios mean little: Linux may share cores out by session, and
+Flower's workers are sessions of their own where others are one.
 
 Without --data the records are random, of MNIST's shape. A peer that --python (default: this one) cannot import is named
 as skipped. An environment for all of them, apart because their pins contradict ours:
