@@ -28,13 +28,26 @@ INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l,
     else use->norm(x, l, piece, w->active + row, w->looks, kept ? kept + row - op->weights : NULL, kept_floats(op));
 }
 
-/* The sums that a piece is added to are far away by the time they are needed again. */
+#define FAR_BYTES (128 << 10)
+
+/* The sums of a large operation are far away by the time they are needed again. */
 INLINE void fetch_sums(const struct work *w, int i, int r, int p) {
     const struct op *op = w->net->ops + i;
     if (r >= op->rows) return;
     const struct piece *piece = w->pieces[i].piece + (int64_t)r * w->pieces[i].stride + p;
     const int32_t *row = w->units + op->weights + (int64_t)r * op->row_length;
     for (int j = 0; j < piece->count; j++) __builtin_prefetch(row + piece->to[j], 1);
+}
+
+INLINE V alive_deltas(const struct op *op, const float *delta, const float *unit, int32_t at) {
+    const V d = load(delta + at);
+    return op->relu ? (V)((I)d & (load(unit + at) > 0)) : d;
+}
+
+INLINE int any_active(const int32_t *active) {
+    int32_t any = 0;
+    for (int j = 0; j < LANES; j++) any |= active[j];
+    return any != 0;
 }
 
 /* The biases' gradients: an example's deltas summed over its pixels, a vector of channels at a time. What a vector holds
@@ -48,11 +61,15 @@ PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
         for (int r = 0; r < op->rows; r += LANES) {
             const float *delta = w->delta[i + 1] + e * out->example + r, *unit = w->unit[i + 1] + e * out->example + r;
             const int64_t at = op->bias + r;
-            V sum = {0};
-            for (int u = 0; u < units; u++) {
-                const V d = load(delta + w->at[i][u]);
-                sum += op->relu ? (V)((I)d & (load(unit + w->at[i][u]) > 0)) : d;
+            if (!any_active(w->active + at)) continue;
+            V sum = {0}, other = {0}; /* one sum would wait for itself */
+            int u = 0;
+            for (; u + 2 <= units; u += 2) {
+                sum += alive_deltas(op, delta, unit, w->at[i][u]);
+                other += alive_deltas(op, delta, unit, w->at[i][u + 1]);
             }
+            if (u < units) sum += alive_deltas(op, delta, unit, w->at[i][u]);
+            sum += other;
             if (what == GRADIENT_ADD) store(w->sum + at, load(w->sum + at) + sum);
             else if (what == GRADIENT_ADD_SCALED)
                 store_int(w->units + at, load_int(w->units + at) + to_units(splat(w->factor[e]) * sum));
@@ -114,6 +131,7 @@ static void block_gradients(struct work *w, int i, int from, int to, int what, f
 #else
     const int many = 0;
 #endif
+    const int fetch = what == GRADIENT_ADD_SCALED && 4 * kept_floats(op) > FAR_BYTES;
     for (int first = 0, rows = many ? LISTS : LIST_BLOCK; first < op->rows; first += rows) {
 #if LEVEL == 2
         if (many) build_many_lists(w, i, first, from, to);
@@ -122,7 +140,7 @@ static void block_gradients(struct work *w, int i, int from, int to, int what, f
         build_lists(w, i, first, from, to);
         for (int p = 0; p < w->pieces[i].each; p++)
             for (int r = 0; r < rows && first + r < op->rows; r++) {
-                if (what == GRADIENT_ADD_SCALED) fetch_sums(w, i, first + r + 2, p);
+                if (fetch) fetch_sums(w, i, first + r + 2, p);
                 if (w->lists[r].count > 0) one_piece(w, i, first + r, p, w->lists + r, what, bound);
             }
     }

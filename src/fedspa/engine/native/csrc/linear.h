@@ -1,5 +1,5 @@
-/* Forward pass of a linear layer: dot products of the rows with the examples' inputs, four rows by three examples at a
- * time, so that every vector that is loaded is used several times. */
+/* Forward pass of a linear layer: dot products of the rows with the examples' inputs, four rows by three or five examples
+ * at a time, so that every vector that is loaded is used several times. */
 #ifndef FEDSPA_LINEAR_H
 #define FEDSPA_LINEAR_H
 
@@ -7,7 +7,11 @@
 #include "simd.h"
 
 #define DOT_ROWS 4
+#if LEVEL == 2
+#define DOT_EXAMPLES 5
+#else
 #define DOT_EXAMPLES 3
+#endif
 
 PHASE void linear_forward(const struct op *op, const struct buffer *in, const struct buffer *out, const float *a,
                            int64_t examples, const float *theta, float *b) {
@@ -21,20 +25,18 @@ PHASE void linear_forward(const struct op *op, const struct buffer *in, const st
             for (int j = 0; j < DOT_EXAMPLES; j++)
                 x[j] = a + (e + j < examples ? e + j : examples - 1) * in->example;
             V acc[DOT_ROWS][DOT_EXAMPLES];
-            for (int i = 0; i < DOT_ROWS; i++)
-                for (int j = 0; j < DOT_EXAMPLES; j++) acc[i][j] = (V){0};
+            UNROLLED(DOT_ROWS, i) UNROLLED(DOT_EXAMPLES, j) acc[i][j] = (V){0};
             for (int k = 0; k < op->run_padded; k += LANES) {
-                V x0 = load(x[0] + k), x1 = load(x[1] + k), x2 = load(x[2] + k);
-#pragma GCC unroll 4
-                for (int i = 0; i < DOT_ROWS; i++) {
-                    V row = load(w[i] + k);
-                    acc[i][0] += row * x0;
-                    acc[i][1] += row * x1;
-                    acc[i][2] += row * x2;
+                V inputs[DOT_EXAMPLES];
+                UNROLLED(DOT_EXAMPLES, j) inputs[j] = load(x[j] + k);
+                UNROLLED(DOT_ROWS, i) {
+                    const V row = load(w[i] + k);
+                    UNROLLED(DOT_EXAMPLES, j) acc[i][j] += row * inputs[j];
                 }
             }
-            for (int i = 0; i < DOT_ROWS && r + i < op->rows; i++)
-                for (int j = 0; j < DOT_EXAMPLES && e + j < examples; j++) {
+            UNROLLED(DOT_ROWS, i)
+                UNROLLED(DOT_EXAMPLES, j) {
+                    if (r + i >= op->rows || e + j >= examples) continue;
                     float z = sum_lanes(acc[i][j]) + (bias ? bias[r + i] : 0);
                     b[(e + j) * out->example + out->origin + r + i] = op->relu && z <= 0 ? 0 : z;
                 }
