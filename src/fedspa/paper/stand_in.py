@@ -5,6 +5,8 @@ Ten blurred patterns under noise: a CNN learns them in a few rounds, and nothing
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from fedspa.federation.datasets import Dataset
@@ -20,6 +22,7 @@ def cifar10() -> Dataset:
     return _patterns((3, 32, 32), "stand-in for cifar10")
 
 
+@cache  # a table asks once for every run
 def _patterns(shape: tuple[int, int, int], name: str) -> Dataset:
     chance = torch.Generator().manual_seed(0)
     coarse = torch.randn(10, shape[0], 7, 7, generator=chance)
