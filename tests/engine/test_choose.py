@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedspa.engine import native
-from fedspa.engine.choose import choose, reason
+from fedspa.engine.choose import EngineName, choose, reason
 from fedspa.engine.native import library
 from fedspa.engine.stacked import StackedEngine
 from fedspa.errors import ConfigError
@@ -64,3 +65,50 @@ def test_stacked_is_taken_where_it_is_forced_and_can_run() -> None:
     assert chosen.name == "stacked"
     with pytest.raises(ConfigError, match=r"run\.engine = 'stacked'.*"):
         choose("stacked", EXOTIC, (1, 2, 2), "cpu", 1, exact=False)
+
+
+class Buffered(nn.Module):
+    """Each example is seen beside a mean of the earlier ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen.mul_(0.5).add_(x.flatten(1).mean(0))
+        return self.layer(x.flatten(1) - self.seen)
+
+
+class Remembering(nn.Module):
+    """What was seen is counted in an attribute, which vmap does not notice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.last = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last += 1.0
+        return self.layer(x.flatten(1) - self.last)
+
+
+class Shaken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1) + torch.rand(()))
+
+
+@pytest.mark.parametrize("module", [Buffered(), Remembering(), Shaken()])
+@pytest.mark.parametrize("engine", ["auto", "generic", "reference"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_model_that_keeps_state_or_draws_randomness_is_refused(
+    module: nn.Module, engine: EngineName, exact: bool
+) -> None:
+    """One example would be in the next one's gradient, and no clip bounds it."""
+    with pytest.raises(ConfigError, match="no randomness and change no state"):
+        choose(engine, module, (1, 2, 2), "cpu", 1, exact)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import nn
 
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
+from fedspa.engine.local import Gradients, example_rows
 from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError
 from fedspa.mechanism.mask import active_coordinates
@@ -170,3 +173,21 @@ def test_frozen_parameters_are_no_part_of_theta() -> None:
     net[1].requires_grad_(False)
     with pytest.raises(ConfigError, match="no trainable parameters"):
         FlatModel(net)
+
+
+@pytest.mark.parametrize(
+    "width", [30, 49, 333]
+)  # records that are no multiple of 64 bytes: each lies otherwise in memory
+@pytest.mark.parametrize("make", [GenericEngine, lambda module: StackedEngine(module, "cpu", tf32=False)])
+def test_in_the_exact_mode_a_gradient_does_not_know_its_place(
+    make: Callable[[nn.Module], Gradients], width: int
+) -> None:
+    """A record that leaves moves all others up by one place in the batch."""
+    x, y = torch.randn(40, width, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    module = nn.Sequential(nn.Linear(width, 2))
+    engine, theta = make(module), FlatModel(module).flatten()
+    whole, rest = (
+        torch.cat(list(example_rows(engine, theta, x[first:].clone(), y[first:].clone(), None, one_by_one=True)))
+        for first in (0, 1)
+    )
+    assert torch.equal(whole[1:], rest)

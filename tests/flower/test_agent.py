@@ -421,3 +421,26 @@ def test_terms_of_another_dimension_are_not_priced(clinic, monkeypatch, dimensio
     monkeypatch.setattr(accounting, "epsilon", lambda *_, **__: pytest.fail("it was priced"))
     assert refusal(replace(clinic, policy=replace(limits, max_compression=1.0)), asked) == "terms"
     assert spent(clinic) == 0
+
+
+@pytest.mark.parametrize("noise", ["secure", "exact"])
+def test_a_model_that_keeps_state_is_refused_before_anything_is_paid(node, noise, tmp_path, monkeypatch):
+    (tmp_path / "carrying.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Carry(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(64, 10)\n"
+        "        self.register_buffer('seen', torch.zeros(64))\n"
+        "    def forward(self, x):\n"
+        "        with torch.no_grad():\n"
+        "            self.seen.mul_(0.5).add_(x.flatten(1).mean(0))\n"
+        "        return self.layer(x.flatten(1) - self.seen)\n"
+        "def build(shape, classes):\n"
+        "    return Carry()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    clinic = read_site({**node, "model": "carrying:build"}, {})
+    assert refusal(clinic, replace(ASKED, noise=noise)) == "terms"
+    assert spent(clinic) == 0

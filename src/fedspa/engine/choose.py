@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedspa.engine import native, stacked
+from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
@@ -32,13 +33,35 @@ def choose(
     obstacle = _obstacle(chosen, module, input_shape, device, exact)
     if obstacle is not None and name != "auto":
         raise ConfigError(f"run.engine = {name!r} is not possible here: {obstacle}; use 'auto' or 'generic'")
-    if chosen == "reference":
-        return ReferenceEngine(module)
-    if chosen == "generic" or obstacle is not None:
-        return GenericEngine(module)
+    if chosen in ("reference", "generic") or obstacle is not None:
+        _try_gradients(module, input_shape)
+        return ReferenceEngine(module) if chosen == "reference" else GenericEngine(module)
     if chosen == "stacked":
         return stacked.StackedEngine(module, device, tf32=tf32)
     return native.NativeEngine(module, threads)
+
+
+def _try_gradients(module: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Refuse a forward that draws randomness or keeps state: what one example leaves behind would be in the next one's
+    gradient, beyond any clip. vmap notices most of it, and only where examples are many; the rest shows when an example
+    is asked for again after another."""
+    model = FlatModel(module)
+    theta = model.flatten()
+    x = torch.stack([torch.full(input_shape, value, device=theta.device) for value in (0.0, 1.0)])
+    y = torch.zeros(2, dtype=torch.int64, device=theta.device)
+    try:
+        model.per_example_gradients()(theta, x, y)
+        alone = [model.gradient(theta, x[i : i + 1], y[i : i + 1]) for i in (0, 1, 0)]
+    except RuntimeError as error:
+        raise ConfigError(
+            f"model.name: torch.func cannot take one example's gradient ({str(error).splitlines()[0]}); the forward of "
+            "the model must draw no randomness and change no state"
+        ) from None
+    if not torch.equal(alone[0], alone[2]):
+        raise ConfigError(
+            "model.name: an example has another gradient once another was seen; the forward of the model must draw no "
+            "randomness and change no state"
+        )
 
 
 def reason(

@@ -63,6 +63,12 @@ class FlatModel:
     def mean_loss(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(self.logits(theta, x), y)
 
+    def gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Of the mean loss."""
+        theta = theta.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.mean_loss(theta, x, y), theta)
+        return gradient
+
     def example_loss(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of one example, without a batch dimension (what vmap maps over)."""
         return self.mean_loss(theta, x.unsqueeze(0), y.unsqueeze(0))

@@ -34,6 +34,4 @@ class GenericEngine:
             yield gradients if coordinates is None else gradients[:, coordinates]
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        theta = theta.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self._model.mean_loss(theta, x, y), theta)
-        return gradient
+        return self._model.gradient(theta, x, y)

@@ -84,12 +84,15 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
 def example_rows(
     gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None, *, one_by_one: bool
 ) -> Iterator[Tensor]:
-    """The sampled examples' gradients. For the exact mode one at a time: in a batch, the last bit of an example's
-    gradient may depend on how many others there are, and the exact mode promises that nothing does."""
-    size = 1 if one_by_one else max(1, len(y))
-    for x_part, y_part in zip(torch.split(x, size), torch.split(y, size)):
-        if len(y_part):
-            yield from gradients.rows(theta, x_part, y_part, coordinates)
+    """The sampled examples' gradients. For the exact mode one at a time, each as a copy: in a batch, the last bit of an
+    example's gradient may depend on how many others there are, and in a view of one on where in memory it lies. The
+    exact mode promises that nothing does."""
+    if not one_by_one:
+        if len(y):
+            yield from gradients.rows(theta, x, y, coordinates)
+        return
+    for x_part, y_part in zip(torch.split(x, 1), torch.split(y, 1)):
+        yield from gradients.rows(theta, x_part.clone(), y_part.clone(), coordinates)
 
 
 def _plain_mean(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, batch: int) -> Tensor:

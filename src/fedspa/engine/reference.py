@@ -31,7 +31,4 @@ class ReferenceEngine:
             yield (gradient if coordinates is None else gradient[coordinates]).unsqueeze(0)
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        theta = theta.detach().requires_grad_()
-        loss = self._model.mean_loss(theta, x.to(torch.float64) if x.is_floating_point() else x, y)
-        (gradient,) = torch.autograd.grad(loss, theta)
-        return gradient
+        return self._model.gradient(theta, x.to(torch.float64) if x.is_floating_point() else x, y)

@@ -14,7 +14,6 @@ from torch import nn
 from fedspa.algorithms import ALGORITHMS, Algorithm
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.flat import FlatModel
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
 from fedspa.federation import models
@@ -84,8 +83,6 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
     settings = config.algorithm
     run, exact = config.run, config.privacy.noise == "exact"
     engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32)
-    if engine.name == "generic":
-        _try_gradients(model, input_shape)
     return Job(
         config=config,
         data=data,
@@ -133,19 +130,6 @@ def _try_scores(model: FlatModel, input_shape: tuple[int, ...], classes: int) ->
     theta = model.flatten()
     blank = torch.zeros(3, *input_shape, device=theta.device)
     models.check_scores(lambda x: model.logits(theta, x), blank, classes, "the module")
-
-
-def _try_gradients(model: FlatModel, input_shape: tuple[int, ...]) -> None:
-    """Two blank records through the model: one that torch.func cannot trace fails before anything is written."""
-    theta = model.flatten()
-    x, y = torch.zeros(2, *input_shape, device=theta.device), torch.zeros(2, dtype=torch.int64, device=theta.device)
-    try:
-        list(GenericEngine(model.module).rows(theta, x, y, None))
-    except RuntimeError as error:
-        raise ConfigError(
-            f"model.name: torch.func cannot take one example's gradient ({str(error).splitlines()[0]}); the forward of "
-            "the model must draw no randomness and change no state"
-        ) from None
 
 
 def _device(name: str) -> torch.device:
