@@ -6,21 +6,28 @@ import json
 import math
 import os
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 import fedspa
+from fedspa.algorithms import Agent
 from fedspa.errors import BudgetError, ConfigError
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import PolicyRefusal
+from fedspa.runs.books import Books
 from fedspa.runs.config import load
+from fedspa.runs.setup import prepare
+from fedspa.runs.simulate import Simulation
 from fedspa.runs.statement import statement
 from fedspa.wire.payload import HEADER_BYTES
 
@@ -346,6 +353,31 @@ class TestGuard:
             fedspa.run(self.guarded(tmp_path, "run", privacy={"epsilon": 1.0, "clip_rule": "median"}))
         assert caught.value.code == "not-private"
         assert not (tmp_path / "run").exists()
+
+
+def test_every_agent_trains_on_its_own_records(tmp_path: Path) -> None:
+    """Rounds of agents with more and fewer records than those before: none sees what another left."""
+    job = prepare(load(small(tmp_path, **FEDAVG)))
+    sizes = (50, 7, 80, 30, 11, 1)
+    held = np.random.default_rng(0).permutation(len(job.data.train_y))
+    starts = np.cumsum([0, *sizes])
+    job = replace(job, holdings=[held[first : first + size] for first, size in zip(starts, sizes)])
+    seen = 0
+
+    def respond(theta: Tensor, terms: Any, agents: Sequence[Agent], engine: Any) -> Iterator[Any]:
+        nonlocal seen
+        for agent in agents:
+            own = torch.from_numpy(job.holdings[agent.number])
+            assert torch.equal(agent.x, job.data.train_x[own])
+            assert torch.equal(agent.y, job.data.train_y[own])
+            seen += 1
+        return job.algorithm.respond(theta, terms, agents, engine)
+
+    simulation = Simulation(replace(job, algorithm=replace(job.algorithm, respond=respond)))
+    with Books(job, tmp_path) as books:
+        for cohort in ([0, 1], [4, 5], [2, 3, 0], [1], []):
+            simulation.round(cohort, books)
+    assert seen == 8
 
 
 @pytest.mark.slow
