@@ -273,7 +273,7 @@ def test_the_fast_transform_of_convolutions_five_wide(
 @pytest.mark.parametrize("clip", ["coordinate", "l2", None])
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.01])
 def test_whole_vectors_of_channels(level: library.Level, clip: Clipping | None, share: float) -> None:
-    """64 channels between two convolutions: their pixels lie apart, and gradients are cut by channels and by mask."""
+    """Channels in whole vectors: gradients are cut by channels and by mask."""
     generator = torch.Generator().manual_seed(4)
     module = nn.Sequential(
         *(nn.Conv2d(2, 64, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(64, 32, 3), nn.ReLU(), nn.Conv2d(32, 16, 1)),

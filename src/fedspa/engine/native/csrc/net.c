@@ -19,12 +19,11 @@ static void shape_buffer(struct buffer *b, int channels, int height, int width) 
 }
 
 /* The border is known only once the next operation is. */
-static void place_buffer(struct buffer *b, int pixel, int pad_h, int pad_w, int spill) {
-    b->pixel = pixel;
+static void place_buffer(struct buffer *b, int pad_h, int pad_w, int spill) {
     b->pad_h = pad_h;
     b->pad_w = pad_w;
-    b->row = (b->width + 2 * pad_w) * pixel;
-    b->origin = pad_h * b->row + pad_w * pixel;
+    b->row = (b->width + 2 * pad_w) * b->channels;
+    b->origin = pad_h * b->row + pad_w * b->channels;
     b->example = round_up((int64_t)b->row * (b->height + 2 * pad_h) + spill + 2 * PAD, PAD);
 }
 
@@ -113,14 +112,6 @@ static void choose_forward(struct op *op, const struct buffer *in) {
     op->strip = op->kind == OP_ROWS && !op->linear && op->kernel_w == 5 && op->stride_w == 1 && op->used_w >= 4;
 }
 
-/* Backward walks a few channels of all pixels at a time: a power of two apart they would share few sets of the nearest
- * cache. Only buffers between two convolutions know of such a gap. */
-static int pixel_of(const struct fedspa_net *net, int i) {
-    const int channels = net->buffers[i].channels;
-    const int between = i > 0 && net->ops[i - 1].kind == OP_ROWS && i < net->count && net->ops[i].winograd;
-    return between && channels % (4 * PAD) == 0 ? channels + PAD : channels;
-}
-
 static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int64_t count) {
     int flat = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -176,7 +167,7 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
         struct op *next = i < net->count && net->ops[i].kind == OP_ROWS ? net->ops + i : NULL;
         /* The forward kernel takes pixels in fours: up to three beyond a row's end are read and forgotten. */
         int spill = next ? 4 * next->stride_w * net->buffers[i].channels : 0;
-        place_buffer(net->buffers + i, pixel_of(net, i), next ? next->pad_h : 0, next ? next->pad_w : 0, spill);
+        place_buffer(net->buffers + i, next ? next->pad_h : 0, next ? next->pad_w : 0, spill);
     }
     struct buffer *last = net->buffers + net->count;
     net->classes = last->channels;

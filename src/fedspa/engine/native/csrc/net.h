@@ -17,7 +17,6 @@
 
 struct buffer {
     int channels, height, width, pad_h, pad_w;
-    int pixel;       /* floats from one pixel to the next: its channels, and where that keeps caches from clashing more */
     int row;         /* floats from one image row to the next, border included */
     int origin;      /* where pixel (0, 0) starts */
     int64_t example; /* floats from one example to the next; at least 2 PAD of them never hold a value */

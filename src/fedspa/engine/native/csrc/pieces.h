@@ -1,7 +1,7 @@
 /* How the rows of an operation's gradient are cut into pieces (rows.h): once an agent, from its mask.
  *
  * Vectors without an active coordinate are left out: at p = .05 those are about half. What a piece reads should stay in
- * the nearest cache while all rows and pixels are walked, so where pixels have whole vectors of channels, a piece takes
+ * a near cache while all rows and pixels are walked, so where pixels have whole vectors of channels, a piece takes
  * one vector of channels at every place of the kernel.
  */
 #ifndef FEDSPA_PIECES_H
@@ -9,7 +9,7 @@
 
 #include "work.h"
 
-#define NEAREST_BYTES (20 << 10) /* of inputs that pieces walk over and over */
+#define NEAR_INPUTS (80 << 10) /* of inputs that pieces walk over and over */
 
 INLINE int is_sliced(const struct op *op, const struct buffer *in) { return !op->linear && in->channels % PAD == 0; }
 
@@ -31,7 +31,7 @@ INLINE int vector_at(const struct op *op, const struct buffer *in, int n) {
 static int examples_near(const struct op *op, const struct buffer *in, int chunk) {
     if (!is_sliced(op, in)) return chunk;
     const int64_t share = larger(1, segments_of(op) / block_of(op, in));
-    const int64_t fit = NEAREST_BYTES / (4 * in->example / share);
+    const int64_t fit = NEAR_INPUTS / (4 * in->example / share);
     return fit < 1 ? 1 : fit > chunk ? chunk : (int)fit;
 }
 

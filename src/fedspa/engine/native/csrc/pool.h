@@ -18,7 +18,7 @@ INLINE void finish_pairs(const struct op *op, const struct buffer *out, const fl
             const float *p = scratch + 2 * y * below + c;
             float *unit = to + out->origin + (int64_t)y * out->row + c;
             int32_t *place = arg + (int64_t)y * out->width * channels + c;
-            for (int x = 0; x < out->width; x++, p += 2 * channels, unit += out->pixel, place += channels) {
+            for (int x = 0; x < out->width; x++, p += 2 * channels, unit += out->channels, place += channels) {
                 V best = load(p);
                 I where = {0};
                 take_greater(&best, &where, load(p + channels), splat_int(1));
@@ -51,7 +51,7 @@ PHASE void finish_conv(const struct op *op, const struct buffer *out, const floa
             const int bottom = above + op->pool_h < op->used_h ? above + op->pool_h : op->used_h;
             const int right = before + op->pool_w < op->used_w ? before + op->pool_w : op->used_w;
             const int top = above < 0 ? 0 : above, left = before < 0 ? 0 : before;
-            float *unit = to + out->origin + (int64_t)y * out->row + x * out->pixel;
+            float *unit = to + out->origin + (int64_t)y * out->row + x * out->channels;
             for (int c = 0; c < op->rows; c += LANES) {
                 V best = load(scratch + ((int64_t)top * width + left) * channels + c);
                 I where = splat_int((top - above) * op->pool_w + left - before);

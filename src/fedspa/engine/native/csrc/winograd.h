@@ -65,11 +65,11 @@ PHASE void winograd_weights(const struct op *op, const float *theta, float *pack
     T0 = D0 - D2, T1 = D1 + D2, T2 = D2 - D1, T3 = D1 - D3
 
 /* One window: 4 x 4 pixels of `channels` each to 16 points. Channels past the last vector overlap with it. */
-INLINE void winograd_window(const float *in, int64_t row, int64_t pixel, int channels, float *to, int64_t point) {
+INLINE void winograd_window(const float *in, int64_t row, int channels, float *to, int64_t point) {
     for (int c = 0; c < channels; c += LANES) {
         const int at = c + LANES <= channels ? c : channels - LANES;
         V d[4][4], t[4][4];
-        UNROLLED(4, i) UNROLLED(4, j) d[i][j] = load(in + i * row + j * pixel + at);
+        UNROLLED(4, i) UNROLLED(4, j) d[i][j] = load(in + i * row + (int64_t)j * channels + at);
         UNROLLED(4, j) B_TRANSFORM(d[0][j], d[1][j], d[2][j], d[3][j], t[0][j], t[1][j], t[2][j], t[3][j]);
         UNROLLED(4, i) {
             V u0, u1, u2, u3;
@@ -107,8 +107,8 @@ PHASE void winograd_forward(const struct op *op, const struct buffer *buffer, co
     float *products = space + POINTS * point;
     for (int64_t t = 0; t < tiles; t++) {
         const int64_t y = t % per_example / across, x = t % per_example % across;
-        winograd_window(in + t / per_example * buffer->example + 2 * y * buffer->row + 2 * x * buffer->pixel, buffer->row,
-                        buffer->pixel, channels, space + t * channels, point);
+        winograd_window(in + t / per_example * buffer->example + 2 * y * buffer->row + 2 * x * channels, buffer->row,
+                        channels, space + t * channels, point);
     }
     for (int start = 0, panel_width; start < op->rows; start += panel_width) {
         const int panel = panel_at(op->rows, start, &panel_width);

@@ -16,7 +16,7 @@
 #define SCRATCH_BYTES (192 << 10) /* convolution outputs between convolution and pooling */
 #define SPREAD_BYTES (288 << 10)  /* derivatives that backward adds to again and again */
 
-#define KEPT_BYTES (2 << 20)      /* gradients of a chunk's examples that l2 clipping keeps from its first pass */
+#define KEPT_BYTES (3 << 20)      /* gradients of a chunk's examples that l2 clipping keeps from its first pass */
 
 _Static_assert(CHUNK <= UNITS_ROOM, "a chunk's units must fit their integers");
 
@@ -146,21 +146,20 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         w->segment[i] = take(w, 4 * (count + more));
         for (int s = 0; s < count && !w->failed; s++) {
             const int run = s * step / op->run_padded, past = run >= op->runs; /* the second half of the last pair */
-            const int within = past ? op->run_padded : s * step % op->run_padded;
-            w->segment[i][s] = (run - past) * b->row + within / b->channels * b->pixel + within % b->channels;
+            w->segment[i][s] = (run - past) * b->row + (past ? op->run_padded : s * step % op->run_padded);
         }
         for (int s = 0; s < more && !w->failed; s++) w->segment[i][count + s] = w->segment[i][count - more + s] + b->row;
         const int window = op->pool_h * op->pool_w;
         w->pixel[i] = take(w, 4 * larger(window, PAD));
         for (int p = 0; p < window && !w->failed; p++)
-            w->pixel[i][p] = p / op->pool_w * op->stride_h * b->row + p % op->pool_w * op->stride_w * b->pixel;
+            w->pixel[i][p] = p / op->pool_w * op->stride_h * b->row + p % op->pool_w * op->stride_w * b->channels;
         w->at[i] = take(w, 4 * (units + PAD));
         w->window[i] = take(w, 4 * (units + PAD));
         for (int u = 0; u < units && !w->failed; u++) {
             const int y = u / b[1].width, x = u % b[1].width;
-            w->at[i][u] = b[1].origin + y * b[1].row + x * b[1].pixel;
+            w->at[i][u] = b[1].origin + y * b[1].row + x * b[1].channels;
             w->window[i][u] = (y * op->pool_stride_h - op->pool_pad_h) * op->stride_h * b->row +
-                              (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * b->pixel;
+                              (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * b->channels;
         }
         const int64_t kept = 4 * kept_floats(op) * chunk;
         if (!op->linear && kept <= room_to_keep) { /* a linear layer's gradient is one product: not worth keeping */
