@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +51,7 @@ class Terms:
         """The mask ω that `seed` picks under these terms; None where every coordinate is active."""
         if self.active == self.dimension:
             return None
-        if self.layers is not None:
-            return layered_coordinates(seed, self.layers)
-        return active_coordinates(seed, self.dimension, self.active)
+        return _drawn(seed, self.dimension, self.active, self.layers).copy()
 
     @property
     def scale(self) -> float:
@@ -84,6 +83,11 @@ class Terms:
         examples = 10 * self.local_steps * self.batch + 50
         signal = self.local_lr * self.scale * self.plan.clip_value * examples / self.batch
         return (signal + 12 * self.update_noise) * largest_clip_growth(self.plan)
+
+
+@lru_cache(maxsize=16)  # agents that share a mask, or a simulation's agents and their server, draw it once
+def _drawn(seed: bytes, dimension: int, active: int, layers: tuple[tuple[int, int], ...] | None) -> NDArray[np.int64]:
+    return active_coordinates(seed, dimension, active) if layers is None else layered_coordinates(seed, layers)
 
 
 @dataclass(frozen=True, slots=True)
