@@ -168,6 +168,21 @@ def test_a_resumed_simulation_is_not_refused_for_what_it_spent_itself(simulation
     assert train(simulation, flower__resume=True, run__out=str(tmp_path / "run"))["rounds"] == 3
 
 
+def test_updates_of_before_the_crash_must_be_in_the_ledger_too(simulation, train, tmp_path):
+    """Two rounds were written elsewhere, the third into run.ledger: a total of that file would leave them out."""
+    for node in simulation.nodes.values():
+        node["ledger"] = str(tmp_path / "other.sqlite")
+    die_in_round(simulation, 2, 0)
+    with pytest.raises(Killed):
+        train(simulation, run__ledger=str(tmp_path / "shared.sqlite"), federation__per_round=4)
+    simulation.fault = honest
+    for node in simulation.nodes.values():
+        del node["ledger"]
+    summary = train(simulation, flower__resume=True)
+    assert summary["epsilon_total"] is None
+    assert any("holds 1 entries of this run by agent 0, which sent 3" in warning for warning in summary["warnings"])
+
+
 def test_new_nodes_get_no_old_numbers():
     roster = Roster(3)
     assert roster.meet([30, 10]) == 2

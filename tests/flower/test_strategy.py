@@ -15,7 +15,7 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import fedspa
-from fedspa.errors import FedspaError
+from fedspa.errors import FedspaError, LedgerError
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
@@ -110,6 +110,33 @@ def test_runs_on_one_ledger_add_up(simulation, train, tmp_path):
     first = train(simulation, **ledger)
     second = train(simulation, run__out=str(tmp_path / "second"), **ledger)
     assert first["epsilon_total"] == first["epsilon"] == second["epsilon"] < second["epsilon_total"]
+
+
+@pytest.mark.parametrize("elsewhere", [[100, 101, 102, 103], [102]])
+def test_no_total_leaves_out_this_very_run(simulation, train, tmp_path, elsewhere):
+    """A node that writes another ledger than run.ledger, which the server reads."""
+    shared = {"run__ledger": str(tmp_path / "shared.sqlite"), "federation__per_round": 4}
+    assert train(simulation, **shared)["epsilon_total"] > 0
+    for node in elsewhere:
+        simulation.nodes[node]["ledger"] = str(tmp_path / "others.sqlite")
+    second = train(simulation, run__out=str(tmp_path / "second"), **shared)
+    assert second["epsilon_total"] is None
+    (note,) = (warning for warning in second["warnings"] if "over all runs" in warning)
+    assert f"holds 0 entries of this run by agent {elsewhere[0] - 100}, which sent 3 updates" in note
+
+
+def test_a_ledger_that_cannot_be_opened_is_known_before_anyone_trains(simulation, train, tmp_path):
+    with pytest.raises(LedgerError, match="does not exist"):
+        train(simulation, run__ledger=str(tmp_path / "absent/shared.sqlite"))
+    assert not simulation.sent
+
+
+def test_a_ledger_of_both_samplings_ends_in_a_summary(simulation, train, tmp_path):
+    shared = {"run__ledger": str(tmp_path / "shared.sqlite")}
+    train(simulation, privacy__sampling="fixed", **shared)
+    second = train(simulation, privacy__sampling="poisson", run__out=str(tmp_path / "second"), **shared)
+    assert second["epsilon_total"] is None
+    assert any("under replace-one it is" in warning for warning in second["warnings"])
 
 
 def test_a_deployments_summary_names_no_engine_of_the_servers(deployment, train):

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
+import hashlib
 from dataclasses import replace
 
 from flwr.app import ConfigRecord
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspa.algorithms import Terms
-from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
+from fedspa.flower.terms import VERSION, Announcement, TermsError, from_record, to_record
 from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.privacy.plan import Plan
 
@@ -161,7 +162,7 @@ def test_there_and_back_without_privacy():
 
 # One wrong value at a time; each must be refused, with the key or its rule named.
 BAD = {
-    "version": [2, 0],
+    "version": [1, 0, 3],
     "run": ["", "0" * 31, "g" * 32, "../../etc/passwd", "0" * 33],
     "number": [-1, True, 1.0],
     "round": [-1, 2**31, 2**62, 1.0, "2"],
@@ -210,6 +211,19 @@ def test_every_key_is_needed_and_no_other_allowed():
             from_record(ConfigRecord({k: v for k, v in whole.items() if k != key}))
     with pytest.raises(TermsError, match="sensitivity"):
         from_record(ConfigRecord({**whole, "sensitivity": 0.001}))
+
+
+def test_terms_of_another_fedspa_are_told_by_their_version():
+    """Before their keys are looked at: version 1 had no features."""
+    old = {key: value for key, value in to_record(GIVEN).items() if key != "features"} | {"version": 1}
+    with pytest.raises(TermsError, match=r"terms of version 1.*install one fedspa"):
+        from_record(ConfigRecord(old))
+
+
+def test_other_keys_are_another_version():
+    """Whoever changes the keys changes the version, and then this number."""
+    keys = sorted({*to_record(GIVEN), *(f"cpsgd: {key}" for key in to_record(CPSGD))})
+    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (2, "f4a78540")
 
 
 VALUES = st.one_of(

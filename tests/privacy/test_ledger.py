@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import accounting
+from fedspa.privacy import event as event_module
 from fedspa.privacy import ledger as ledger_module
 from fedspa.privacy.event import BinomialEvent, GaussianEvent, Neighbours
 from fedspa.privacy.ledger import Cap, Ledger
@@ -58,6 +59,17 @@ def test_counts_over_runs_and_reopening(path: Path) -> None:
         assert ledger.spent("a") == {EVENT: 2, OTHER: 1}
         assert ledger.spent("b") == {EVENT: 1}
         assert (ledger.participations("a", "run-1"), ledger.participations("a", "run-9")) == (2, 0)
+
+
+def test_an_older_fedspa_is_to_be_upgraded_and_nothing_restored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup would know nothing of what was spent since."""
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", replace(EVENT, clip_from_data=True), "run", "0")
+        monkeypatch.delitem(event_module._KINDS, "gaussian-clip-from-data")
+        event_module._from_json.cache_clear()
+        with pytest.raises(LedgerError, match=r"written by a newer fedspa .*clip-from-data.*upgrade") as caught:
+            ledger.spent("a")
+    assert "restore" not in str(caught.value)
 
 
 def test_same_triple_is_one_spend(path: Path) -> None:

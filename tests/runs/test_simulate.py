@@ -28,7 +28,7 @@ from fedspa.runs.books import Books
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
-from fedspa.runs.statement import statement
+from fedspa.runs.statement import shown, statement
 from fedspa.wire.payload import HEADER_BYTES
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -120,6 +120,24 @@ def test_a_ledger_with_such_a_clip_has_no_total(tmp_path: Path) -> None:
     assert second.summary["private"]
     assert second.summary["epsilon_total"] is None
     assert any("no guarantee over all runs in the ledger" in warning for warning in second.summary["warnings"])
+
+
+def test_a_ledger_of_both_samplings_has_a_total_under_replace_one(tmp_path: Path) -> None:
+    shared = str(tmp_path / "shared.sqlite")
+    fedspa.run(small(tmp_path, run={"out": str(tmp_path / "first"), "ledger": shared}, privacy={"sampling": "fixed"}))
+    summary = fedspa.run(small(tmp_path, run={"out": str(tmp_path / "second"), "ledger": shared})).summary
+    assert (summary["neighbours"], summary["epsilon_total"]) == ("add-remove", None)
+    (note,) = (warning for warning in summary["warnings"] if "over all runs" in warning)
+    with Ledger.open(shared, create=False) as ledger:
+        largest = max(ledger.epsilon(f"agent-{i}", summary["delta"], "replace-one") for i in range(6))
+    assert summary["epsilon_replace_one"] < largest
+    assert f"under replace-one it is {shown(largest)} at δ = 0.001" in note
+    again = small(
+        tmp_path,
+        run={"out": str(tmp_path / "third"), "ledger": shared},
+        privacy={"neighbours": "replace-one"},
+    )
+    assert fedspa.run(again).summary["epsilon_total"] > largest
 
 
 def test_the_folder_holds_what_the_run_did(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedspa.privacy.ledger_report import AgentSummary, LedgerSummary
+    from fedspa.runs.config import Privacy
 
 app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
 
@@ -40,32 +41,37 @@ def show(
     """
     from fedspa.privacy import ledger_report
     from fedspa.privacy.policy import Policy
+    from fedspa.runs.plans import relation
+    from fedspa.runs.statement import CLIP_FROM_DATA
 
     if policy is not None:
         if cap is not None:
             raise ConfigError("--policy and --cap: give one of them; a policy states its own cap")
         limits = Policy.load(policy)
         delta, neighbours, cap = limits.delta, limits.neighbours, limits.epsilon
-    if delta is None or neighbours is None:
-        of_run = _terms_beside(file)
-        delta, neighbours = delta or of_run[0], neighbours or of_run[1]
+    run = _run_beside(file)
+    if delta is None:
+        delta = 1e-3 if run is None else run.delta
+    if neighbours is None:
+        neighbours = "add-remove" if run is None else relation(run, run.sampling)
     summary = ledger_report.summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent)
+    # Entries of before a ledger could say so itself; its newer ones have no finite ε.
+    unsaid = run is not None and run.clip_rule == "median" and any(math.isfinite(a.epsilon) for a in summary.agents)
+    warnings = [f"NOT PRIVATE: {CLIP_FROM_DATA}"] if unsaid else []
     if as_json:
-        print(json.dumps(_plain(summary), allow_nan=False))
+        print(json.dumps({**_plain(summary), "warnings": warnings}, allow_nan=False))
     else:
-        _print(summary)
+        _print(summary, warnings)
 
 
-def _terms_beside(file: Path) -> tuple[float, Relation]:
-    """δ and relation of the run in whose folder the ledger lies: what that run stated is then what is shown."""
+def _run_beside(file: Path) -> Privacy | None:
+    """[privacy] of the run in whose folder the ledger lies: what that run stated is then what is shown."""
     from fedspa.runs.config import load
-    from fedspa.runs.plans import relation
 
     try:
-        privacy = load(file.parent / "config.toml").privacy
+        return load(file.parent / "config.toml").privacy
     except ConfigError:  # it lies in no run's folder
-        return 1e-3, "add-remove"
-    return privacy.delta, relation(privacy, privacy.sampling)
+        return None
 
 
 @app.command()
@@ -117,7 +123,7 @@ def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     }
 
 
-def _print(summary: LedgerSummary) -> None:
+def _print(summary: LedgerSummary, warnings: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -149,3 +155,5 @@ def _print(summary: LedgerSummary) -> None:
             f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
             highlight=False,
         )
+    for warning in warnings:
+        screen.print(f"[red]Note[/red]  {warning}", highlight=False)

@@ -24,7 +24,7 @@ from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
 from fedspa.privacy.ledger import Ledger
-from fedspa.runs.books import Books, largest_total, refuse_over_budget
+from fedspa.runs.books import Books, Total, agent_name, largest_total, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator
@@ -57,6 +57,8 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
             begun = _first_checkpoint(job)
             folder.save(begun, config.run.keep)
         folder.rewind(begun.metrics)
+        if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
+            Ledger.open(config.run.ledger, create=not begun.metrics).close()
         strategy = FedSpa(job, folder, settings, begun)
         # A run that goes on may miss a site that is gone for good; a new one wants everybody.
         patience = (
@@ -69,7 +71,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
             strategy.dropped["late"] += grid.late
         # A summary asks the books for nothing but their guarantee, which is here the server's own bound.
         books, by_class = cast(Books, strategy), strategy.coordinator.accuracy_by_class()
-        summary = summarise(job, strategy.history, books, strategy.seconds, by_class, _epsilon_total(job))
+        summary = summarise(job, strategy.history, books, strategy.seconds, by_class, _total(strategy))
         if settings.records is not None:
             summary |= {"engine": "each agent's own", "engine_reason": "a deployed agent takes the fastest that it has"}
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
@@ -96,11 +98,24 @@ def deployed(config: Config, records: int) -> Job:
     return prepare(config, stand_ins)
 
 
-def _epsilon_total(job: Job) -> float | None:
-    """As the simulator states it, where the agents of a simulation share a ledger that outlives the run."""
+def _total(strategy: FedSpa) -> Total | None:
+    """As the simulator states it, where the agents of a simulation share a ledger that outlives the run.
+
+    A node may write another one, by its node-config or on another machine: nothing is stated that leaves this run out.
+    """
+    job = strategy.job
     if job.plan is None or job.config.run.ledger is None:
         return None
     with Ledger.open(job.config.run.ledger, create=False) as ledger:
+        for number, uploads in sorted(strategy.taken.items()):
+            found = ledger.participations(agent_name(number), strategy.run)
+            if found < uploads:
+                return Total(
+                    None,
+                    f"no ε over all runs: {ledger.path} (run.ledger) holds {found} entries of this run by agent "
+                    f"{number}, which sent {uploads} updates; let its node write the same file, which no ledger in its "
+                    "node-config and a whole path in run.ledger see to",
+                )
         return largest_total(job.plan, ledger, len(job.holdings))
 
 

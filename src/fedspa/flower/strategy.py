@@ -54,6 +54,9 @@ class FedSpa(Strategy):
         if "roster" in begun.extra:
             self.roster.restore(begun.extra["roster"])
         self.dropped: Counter[str] = Counter(begun.extra.get("dropped", {}))
+        # Valid updates by agent, whether or not they were a quorum: the least that its ledger must hold.
+        self.taken = Counter({int(number): times for number, times in begun.extra.get("taken", {}).items()})
+        self.run = begun.run
         self.guarantee: Guarantee | None = None
         self._folder = folder
         self._settings = settings
@@ -159,7 +162,7 @@ class FedSpa(Strategy):
 
     def summary(self) -> None:
         config = self.job.config
-        log(INFO, "\t├──> %s, run %s", config.algorithm.name, self._begun.run)
+        log(INFO, "\t├──> %s, run %s", config.algorithm.name, self.run)
         log(
             INFO,
             "\t├──> %d of %d agents a round, quorum %d",
@@ -190,7 +193,7 @@ class FedSpa(Strategy):
         config = self.job.config
         return to_record(
             Announcement(
-                run=self._begun.run,
+                run=self.run,
                 number=number,
                 algorithm=config.algorithm.name,
                 model=config.model.name,
@@ -222,6 +225,7 @@ class FedSpa(Strategy):
             intake.take(found, seed=self._seed(terms, number))
         except PayloadError as error:
             return f"payload-{error.code}"
+        self.taken[number] += 1
         return None
 
     def _write(self, terms: Terms, taken: int, uplink: int, asked: int, dropped: Counter[str]) -> None:
@@ -250,12 +254,17 @@ class FedSpa(Strategy):
         state = Checkpoint(
             state=self.coordinator.state,
             clip_value=self.coordinator.clip_value,
-            run=self._begun.run,
+            run=self.run,
             config=self.job.config,
             metrics=[asdict(metrics) for metrics in self.history],
             seconds=self.seconds,
             facts=self._facts,
-            extra={"roster": self.roster.to_json(), "dropped": dict(self.dropped), "asked": self._asked.counts},
+            extra={
+                "roster": self.roster.to_json(),
+                "dropped": dict(self.dropped),
+                "asked": self._asked.counts,
+                "taken": {str(number): times for number, times in sorted(self.taken.items())},
+            },
         )
         self._folder.save(state, self.job.config.run.keep)
         self._saved_roster = self.roster.known

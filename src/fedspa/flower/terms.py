@@ -25,7 +25,7 @@ from fedspa.privacy.event import Neighbours, Sampling
 from fedspa.privacy.plan import Clipping, ClipRule, Plan
 from fedspa.wire.payload import ROUND_LIMIT, Coding
 
-VERSION: Final = 1
+VERSION: Final = 2  # one more with every change of the keys below: else an agent of before calls them unknown
 _RUN = re.compile(r"[0-9a-f]{32}")
 # Key → type. A record without privacy (FedAvg) has none of the other groups, cpSGD's has the third for the second.
 _KEYS: Final[dict[str, type]] = {

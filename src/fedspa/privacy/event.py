@@ -23,6 +23,10 @@ Sampling = Literal["poisson", "fixed"]
 Neighbours = Literal["add-remove", "replace-one"]
 
 
+class UnknownKind(PrivacyError):
+    """An event of a kind that this version does not know."""
+
+
 @dataclass(frozen=True, slots=True)
 class GaussianEvent:
     """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records.
@@ -157,7 +161,7 @@ def _from_json(text: str) -> Event:
         fields = json.loads(text)
         kind = fields.pop("kind")
         if kind not in _KINDS:
-            raise PrivacyError(f"event kind is {kind!r}; this version knows: {', '.join(_KINDS)}")
+            raise UnknownKind(f"event kind is {kind!r}; this version knows: {', '.join(_KINDS)}")
         event = _KINDS[kind](**fields)
         if event.to_json() != text:
             raise PrivacyError(f"event text is not canonical: {text[:200]!r}")

@@ -20,7 +20,7 @@ from typing import Final, Self, get_args
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
-from fedspa.privacy.event import Event, Neighbours, as_server_saw, from_json
+from fedspa.privacy.event import Event, Neighbours, UnknownKind, as_server_saw, from_json
 
 ACCOUNTANT: Final = "pld"
 
@@ -301,6 +301,8 @@ def parsed(path: Path, text: str) -> Event:
     """The event that a ledger stores as `text`."""
     try:
         return from_json(text)
+    except UnknownKind as error:  # a backup would know nothing of what was spent since
+        raise LedgerError(f"{path} was written by a newer fedspa ({error}); upgrade fedspa here") from error
     except PrivacyError as error:
         raise LedgerError(f"{path} holds what is no event: {error}; restore it from a backup") from error
 

@@ -11,9 +11,11 @@ are counted, and agents that the first attempt brought to their cap sit out.
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +23,12 @@ from typing import Self
 
 from fedspa.errors import LedgerError
 from fedspa.privacy.binomial_plan import AnyPlan
-from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.ledger import Ledger, accountants, total_epsilon
 from fedspa.privacy.policy import Policy
 from fedspa.runs import durable
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.setup import Job
+from fedspa.runs.statement import shown
 
 
 def refuse_over_budget(job: Job, run: str | None = None) -> None:
@@ -51,9 +54,35 @@ def agent_name(number: int) -> str:
     return f"agent-{number}"
 
 
-def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> float:
-    """The largest ε over the agents of a simulation, of everything that the ledger holds."""
-    return max(ledger.epsilon(agent_name(number), plan.delta, plan.neighbours) for number in range(agents))
+@dataclass(frozen=True, slots=True)
+class Total:
+    """ε of all runs in a ledger; None where none can be stated, and then `note` says why. A trained run never fails."""
+
+    epsilon: float | None
+    note: str | None = None
+
+
+def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> Total:
+    """The largest over the agents of a simulation, of everything that the ledger holds, under the plan's relation."""
+    spent = [ledger.spent(agent_name(number)) for number in range(agents)]
+    held = {event for events in spent for event in events}
+    # Events of fixed-size batches have no ε under add-remove; those of both kinds have one under replace-one.
+    mixed = plan.neighbours == "add-remove" and any(event.sampling == "fixed" for event in held)
+    relation = "replace-one" if mixed else plan.neighbours
+    largest = max(total_epsilon(events, plan.delta, relation) for events in spent)
+    if math.isinf(largest):
+        return Total(
+            None,
+            "no guarantee over all runs in the ledger: it holds participations without one against the server (in "
+            "cpsgd, or with a clip value read off the data)",
+        )
+    if mixed:
+        return Total(
+            None,
+            "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
+            f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({accountants(held)})",
+        )
+    return Total(largest)
 
 
 def draw_run_name(folder: Path) -> str:
@@ -155,8 +184,8 @@ class Books:
             return None
         return self.guarantee.epsilon_max(self._job.plan.neighbours)
 
-    def epsilon_total(self) -> float | None:
-        """Largest ε over agents of all runs in a ledger that outlives this one (`run.ledger`), against the server."""
+    def total(self) -> Total | None:
+        """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server."""
         if self._job.plan is None or self._job.config.run.ledger is None:
             return None
         return largest_total(self._job.plan, self._ledger, len(self._job.holdings))

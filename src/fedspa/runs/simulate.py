@@ -114,7 +114,7 @@ def simulate(
             job.model.load(simulation.server.state.model)
             seconds = begun.seconds + time.monotonic() - started
             by_class = simulation.server.accuracy_by_class()
-            summary = summarise(job, done, books, seconds, by_class, books.epsilon_total())
+            summary = summarise(job, done, books, seconds, by_class, books.total())
         folder.finish(summary, job.model.module)
     return RunResult(summary, done, job.model.module, folder.path)
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedspa.runs.books import Books
+from fedspa.runs.books import Books, Total
 from fedspa.runs.guarantee import promised
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
 from fedspa.runs.statement import warnings
-
-_UNBOUNDED = (
-    "no guarantee over all runs in the ledger: it holds participations without one against the server (in cpsgd, or "
-    "with a clip value read off the data)"
-)
 
 
 def summarise(
@@ -24,7 +18,7 @@ def summarise(
     books: Books,
     seconds: float,
     accuracy_by_class: Sequence[float | None],
-    epsilon_total: float | None = None,
+    total: Total | None = None,
 ) -> dict[str, Any]:
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 
@@ -37,14 +31,13 @@ def summarise(
     config = job.config
     uploads = sum(metrics.agents for metrics in history)
     sent = sum(metrics.uplink_bytes for metrics in history)
-    unbounded = epsilon_total is not None and math.isinf(epsilon_total)
     return {
         "algorithm": config.algorithm.name,
         "accuracy_best": max(metrics.accuracy for metrics in history),
         "accuracy_last": history[-1].accuracy,
         "accuracy_by_class": list(accuracy_by_class),
         **promised(job.plan, books.guarantee, config.privacy.noise),
-        "epsilon_total": None if unbounded else epsilon_total,
+        "epsilon_total": None if total is None else total.epsilon,
         "uplink_bytes": sent / config.federation.agents,
         "payload_bytes": sent / max(1, uploads),
         "coding": job.coding,
@@ -57,5 +50,5 @@ def summarise(
         "tf32": getattr(job.engine, "tf32", False),
         "seconds": round(seconds, 3),
         "seed": config.run.seed,
-        "warnings": [*warnings(config, job.plan), *([_UNBOUNDED] if unbounded else ())],
+        "warnings": [*warnings(config, job.plan), *([] if total is None or total.note is None else [total.note])],
     }
