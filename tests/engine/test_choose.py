@@ -112,3 +112,19 @@ def test_a_model_that_keeps_state_or_draws_randomness_is_refused(
     """One example would be in the next one's gradient, and no clip bounds it."""
     with pytest.raises(ConfigError, match="no randomness and change no state"):
         choose(engine, module, (1, 2, 2), "cpu", 1, exact)
+
+
+class Standardising(nn.Module):
+    """Keeps nothing, and divides by zero where a record is constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.layer((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))
+
+
+def test_a_model_of_each_record_by_itself_is_taken() -> None:
+    assert choose("generic", Standardising(), (4,), "cpu", 1, exact=False).name == "generic"

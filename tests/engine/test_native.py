@@ -202,7 +202,7 @@ def test_a_whole_batch_at_the_bound(level: library.Level, clip: Clipping) -> Non
 @pytest.mark.parametrize("clip", ["coordinate", "l2"])
 @pytest.mark.parametrize("count", [0, 1, 9, 300])
 def test_clipped_sums_agree_with_the_reference(level: library.Level, clip: Clipping, count: int) -> None:
-    """What cpSGD takes: the same up to float32's rounding of each gradient; the sum of 300 passes an int32."""
+    """What cpSGD takes: the same up to float32's rounding of each gradient."""
     module = small_net()
     x, y = records(module, (1, 12, 12), count, 3)
     theta = FlatModel(module).flatten()
@@ -228,6 +228,27 @@ def test_logits_are_torchs(net: tuple[nn.Sequential, tuple[int, ...]], count: in
     assert torch.allclose(found.double(), truth, rtol=1e-5, atol=1e-5 * float(truth.abs().max() if count else 1))
     if count > 1:  # a record's logits are its own
         assert torch.equal(engine.logits(theta, x[1:]), found[1:])
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+def test_clipped_sums_pass_an_int32(level: library.Level, clip: Clipping) -> None:
+    engine, theta = NativeEngine(nn.Sequential(nn.Linear(1, 2, bias=False)), 1, level), torch.zeros(2)
+    x, y = torch.full((300, 1), 2.0), torch.zeros(300, dtype=torch.int64)
+    one, _ = engine.clipped_sum(theta, x[:1], y[:1], clip, 0.5)
+    many, _ = engine.clipped_sum(theta, x, y, clip, 0.5)
+    assert torch.equal(many, 300 * one)
+    assert int(many.abs().max()) > 2**31
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("place", range(4))
+def test_a_nan_survives_max_pooling(level: library.Level, place: int) -> None:
+    """As in torch: evaluation finds a diverged model by it."""
+    module = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 2, bias=False))
+    x = torch.ones(1, 1, 2, 2)
+    x.view(-1)[place] = math.nan
+    assert NativeEngine(module, 1, level).logits(torch.ones(3), x).isnan().all()
 
 
 def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool, shape: tuple[int, int]) -> None:

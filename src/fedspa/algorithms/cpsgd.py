@@ -53,7 +53,8 @@ def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> Intege
         raise PrivacyError(f"an agent holds {len(agent.y)} records; the plan's ε holds from {plan.records} on")
     sampling, rounding, noise = (Stream(derive_key(agent.key, label)) for label in ("sampling", "rounding", "noise"))
     index = torch.from_numpy(draw_batch("fixed", plan.batch, 0.0, len(agent.y), sampling)).to(agent.y.device)
-    total, zeroed = _sum(theta, plan, agent.x[index], agent.y[index], engine, agent.exact)
+    x, y = agent.x[index].to(theta.device), agent.y[index].to(theta.device)
+    total, zeroed = _sum(theta, plan, x, y, engine, agent.exact)
     if zeroed:
         logger.warning(
             "agent %d, round %d: %d of the sampled examples had a gradient that was not finite and counted as zero",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import torch
@@ -51,10 +52,14 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
     return layers
 
 
+_TRACING = Lock()  # torch.fx patches torch's own modules while it traces
+
+
 def _chain(module: nn.Module) -> list[nn.Module]:
     """The leaf layers in the order in which data passes them; functional relu, tanh, flatten and pooling included."""
     try:
-        graph = fx.symbolic_trace(module).graph
+        with _TRACING:
+            graph = fx.symbolic_trace(module).graph
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause
     modules = dict(module.named_modules())

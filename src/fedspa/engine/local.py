@@ -69,7 +69,7 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
     for _ in range(task.local_steps):  # line 7
         chosen = draw_batch(task.sampling, task.batch, task.rate, len(task.y), sampling)  # line 8
         index = torch.from_numpy(chosen).to(task.y.device)
-        x, y = task.x[index], task.y[index]
+        x, y = task.x[index].to(theta.device), task.y[index].to(theta.device)
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:

@@ -19,14 +19,18 @@ int64_t fedspa_best_level(void) {
 }
 
 /* A level above what the CPU has would crash: take the best there is instead. */
+static int64_t at_most_best(int64_t level) {
+    const int64_t best = fedspa_best_level();
+    return level < best ? level : best;
+}
+
 static const struct level *pick(int64_t level) {
-    int64_t best = fedspa_best_level();
+    level = at_most_best(level);
 #if defined(__x86_64__)
-    if (level >= LEVEL_AVX512 && best >= LEVEL_AVX512) return &fedspa_level_avx512;
-    if (level >= LEVEL_AVX2 && best >= LEVEL_AVX2) return &fedspa_level_avx2;
+    if (level >= LEVEL_AVX512) return &fedspa_level_avx512;
+    if (level >= LEVEL_AVX2) return &fedspa_level_avx2;
 #endif
     (void)level;
-    (void)best;
     return &fedspa_level_plain;
 }
 
@@ -48,7 +52,7 @@ int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words) {
     struct stream stream;
     uint64_t room[66];
-    stream_open(&stream, key, (int)level, (uint64_t)position);
+    stream_open(&stream, key, (int)at_most_best(level), (uint64_t)position);
     for (int64_t done = 0; done < count; done += 64) {
         int64_t n = count - done < 64 ? count - done : 64;
         const uint64_t *word = stream_words(&stream, n, room);
@@ -67,7 +71,7 @@ int64_t fedspa_draw(const uint8_t *key, int64_t level, int64_t skip, int64_t sam
     uint8_t *seen = malloc((size_t)records + 1);
     int64_t count = -1;
     if (words && seen) {
-        stream_open(&stream, key, (int)level, (uint64_t)skip);
+        stream_open(&stream, key, (int)at_most_best(level), (uint64_t)skip);
         count = sampling == SAMPLE_POISSON
                     ? draw_poisson(&stream, (double)batch / (double)records, records, chosen, words)
                     : draw_fixed(&stream, batch, records, chosen, words, seen);

@@ -1,7 +1,7 @@
 /* The C interface of the native engine: build a net once, then train one agent a call.
  *
- * A call touches no global state, so callers may run as many at once as they have cores; a result depends on nothing
- * but the arguments (and, in the last bits, on the instruction set level).
+ * A call touches no global state but the net's spare memory, so callers may run as many at once as they have cores; a
+ * result depends on nothing but the arguments (and, in the last bits, on the instruction set level).
  */
 #ifndef FEDSPA_NATIVE_H
 #define FEDSPA_NATIVE_H

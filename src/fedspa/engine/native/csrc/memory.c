@@ -9,38 +9,34 @@
 #define LINE 64
 #define HUGE_PAGE ((int64_t)2 << 20)
 
-static void enter(struct memory_pool *pool) {
-    while (__atomic_test_and_set(&pool->lock, __ATOMIC_ACQUIRE)) continue; /* held for a few instructions only */
-}
-
-static void leave(struct memory_pool *pool) { __atomic_clear(&pool->lock, __ATOMIC_RELEASE); }
-
 struct memory *memory_borrow(struct memory_pool *pool) {
-    enter(pool);
-    struct memory *memory = pool->spare;
-    if (memory) pool->spare = memory->next;
-    leave(pool);
+    struct memory *memory = NULL;
+    for (int i = 0; i < SPARES && !memory; i++) /* a look first: an exchange takes the line from the other cores */
+        if (__atomic_load_n(pool->spare + i, __ATOMIC_RELAXED))
+            memory = __atomic_exchange_n(pool->spare + i, NULL, __ATOMIC_ACQUIRE);
     if (!memory) memory = calloc(1, sizeof *memory);
     if (memory) memory->used = 0;
     return memory;
 }
 
+static void discard(struct memory *memory) {
+    for (int i = 0; i < memory->count; i++) free(memory->block[i]);
+    free(memory->block);
+    free(memory->size);
+    free(memory);
+}
+
 void memory_return(struct memory_pool *pool, struct memory *memory) {
-    enter(pool);
-    memory->next = pool->spare;
-    pool->spare = memory;
-    leave(pool);
+    for (int i = 0; i < SPARES; i++) {
+        struct memory *none = NULL;
+        if (__atomic_compare_exchange_n(pool->spare + i, &none, memory, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) return;
+    }
+    discard(memory);
 }
 
 void memory_free(struct memory_pool *pool) {
-    for (struct memory *memory = pool->spare, *next; memory; memory = next) {
-        next = memory->next;
-        for (int i = 0; i < memory->count; i++) free(memory->block[i]);
-        free(memory->block);
-        free(memory->size);
-        free(memory);
-    }
-    pool->spare = NULL;
+    for (int i = 0; i < SPARES; i++)
+        if (pool->spare[i]) discard(pool->spare[i]);
 }
 
 /* Makes room for one more block to be noted. */
@@ -66,7 +62,7 @@ static void *fresh(int64_t size) {
 }
 
 void *memory_take(struct memory *memory, int64_t bytes) {
-    const int64_t whole = bytes < HUGE_PAGE ? LINE : HUGE_PAGE, size = (bytes + LINE + whole - 1) / whole * whole;
+    const int64_t whole = bytes + LINE < HUGE_PAGE ? LINE : HUGE_PAGE, size = (bytes + LINE + whole - 1) / whole * whole;
     const int i = memory->used;
     if (i == memory->room && !grow(memory)) return NULL;
     if (i < memory->count && memory->size[i] < size) {

@@ -7,16 +7,17 @@
 #include <stdint.h>
 
 struct memory {
-    struct memory *next;
     void **block;
     int64_t *size;
     int count, used, room;
 };
 
-/* What no training uses at the moment. */
+#define SPARES 64 /* more trainings at once than there are cores to run them; what does not fit is freed */
+
+/* What no training uses at the moment: places that are taken and filled by one atomic instruction each. A lock could be
+ * held by a thread that a fork leaves behind, and the child would wait for it for ever. */
 struct memory_pool {
-    struct memory *spare;
-    char lock;
+    struct memory *spare[SPARES];
 };
 
 /* NULL where there is no memory. Every borrowed one must be given back. */

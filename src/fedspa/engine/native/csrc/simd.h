@@ -98,18 +98,15 @@ INLINE V clamp(V v, V c) {
 /* v, in units, as whole ones. */
 INLINE I to_units(V v) { return __builtin_convertvector(clamp(v, splat(MOST_UNITS)), I); }
 
-INLINE int32_t to_unit(float v) {
-    return (int32_t)(v < MOST_UNITS ? (v > -MOST_UNITS ? v : -MOST_UNITS) : MOST_UNITS);
-}
-
-/* best, arg = v, place where v is greater: the first of equals stays, as in torch. */
+/* best, arg = v, place where v is greater: the first of equals stays, and a NaN wins, as in torch. */
 INLINE void take_greater(V *best, I *arg, V v, I place) {
 #if LEVEL == 2
     __mmask16 greater = _mm512_cmp_ps_mask((__m512)v, (__m512)*best, _CMP_GT_OQ);
+    greater |= _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
     *best = (V)_mm512_mask_mov_ps((__m512)*best, greater, (__m512)v);
     *arg = (I)_mm512_mask_mov_epi32((__m512i)*arg, greater, (__m512i)place);
 #else
-    I greater = v > *best;
+    I greater = (v > *best) | (v != v);
     *best = (V)((greater & (I)v) | (~greater & (I)*best));
     *arg = (greater & place) | (~greater & *arg);
 #endif
