@@ -103,15 +103,15 @@ class Shaken(nn.Module):
         return self.layer(x.flatten(1) + torch.rand(()))
 
 
-@pytest.mark.parametrize("module", [Buffered(), Remembering(), Shaken()])
+@pytest.mark.parametrize("module", [Buffered, Remembering, Shaken])
 @pytest.mark.parametrize("engine", ["auto", "generic", "reference"])
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_model_that_keeps_state_or_draws_randomness_is_refused(
-    module: nn.Module, engine: EngineName, exact: bool
+    module: type[nn.Module], engine: EngineName, exact: bool
 ) -> None:
     """One example would be in the next one's gradient, and no clip bounds it."""
     with pytest.raises(ConfigError, match="no randomness and change no state"):
-        choose(engine, module, (1, 2, 2), "cpu", 1, exact)
+        choose(engine, module(), (1, 2, 2), "cpu", 1, exact)
 
 
 class Standardising(nn.Module):
