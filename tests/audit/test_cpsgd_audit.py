@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from fedspa.audit.cpsgd import CpsgdSetting, CpsgdTarget, audit, synthetic
+from fedspa.algorithms import Agent, Terms, cpsgd
+from fedspa.algorithms.base import Answer
+from fedspa.audit.cpsgd import audit
+from fedspa.audit.cpsgd_answers import answer_noise_checks
+from fedspa.audit.cpsgd_neighbours import answer_checks, most_apart
 from fedspa.audit.cpsgd_plants import CPSGD_PLANTS, plant
+from fedspa.audit.cpsgd_setting import CpsgdSetting, CpsgdTarget, synthetic
 from fedspa.cli import app
+from fedspa.engine import native
+from fedspa.engine.choose import EngineName
+from fedspa.engine.local import ClippedSums
+from fedspa.engine.native import NativeEngine
+from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
+from fedspa.mechanism.quantize import noised
+from fedspa.mechanism.streams import Stream
+from fedspa.privacy.binomial import sensitivity, spread
+from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping
 
 CAUGHT_BY = {
     "sensitivity": "pair: Δ₁, coordinate",
@@ -23,7 +45,19 @@ CAUGHT_BY = {
     "seed": "keys",
     "seed-reused": "keys",
     "sampling": "sampler: rounds",
+    "engine-clip": "answer: Δ₂, coordinate",
+    "engine-norm": "answer: Δ₂, coordinate",
 }
+
+
+SETTING = synthetic(noise_mode="seeded", draws=200)
+Fault = Callable[[ClippedSums, Tensor, Tensor, Tensor, Clipping, float], Tensor]
+NO_NATIVE = native.supports(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (4,))
+native_only = pytest.mark.skipif(NO_NATIVE is not None, reason=f"the native engine is not possible here: {NO_NATIVE}")
+
+
+def failed(target: CpsgdTarget, of: str) -> set[str]:
+    return {check.name for check in answer_checks(SETTING, target, variant(of), of) if not check.holds}
 
 
 def setting(draws: int = 800) -> CpsgdSetting:
@@ -35,19 +69,180 @@ def setting(draws: int = 800) -> CpsgdSetting:
 def test_the_real_thing_holds_in_every_variant() -> None:
     report = audit(synthetic(noise_mode="seeded", draws=200), CpsgdTarget())
     assert report.holds
-    assert len(report.checks) == 3 * 7 + 4
-    assert {check.name.split(",")[0] for check in report.checks} >= {"pair: Δ∞", "noise: law", "rounding", "keys"}
+    assert len(report.checks) == 3 * 12 + 4
+    assert {check.name.split(",")[0] for check in report.checks} >= {"pair: Δ∞", "noise: law", "answer: Δ₂", "keys"}
 
 
 @pytest.mark.parametrize("name", CPSGD_PLANTS)
 def test_a_planted_mistake_is_caught(name: str) -> None:
+    if name.startswith("engine") and NO_NATIVE is not None:
+        pytest.skip(f"the native engine is not possible here: {NO_NATIVE}")
     report = audit(setting(), plant(name, CpsgdTarget()))
-    failed = {check.name for check in report.checks if not check.holds}
-    assert CAUGHT_BY[name] in failed
+    assert CAUGHT_BY[name] in {check.name for check in report.checks if not check.holds}
 
 
 def test_every_plant_has_its_check() -> None:
     assert CAUGHT_BY.keys() == set(CPSGD_PLANTS)
+
+
+def variant(name: str) -> BinomialPlan:
+    return dict(zip(("coordinate", "coordinate, rotated", "l2, rotated"), SETTING.variants))[name]
+
+
+@native_only
+@pytest.mark.parametrize("name", ["engine-clip", "engine-norm"])
+@pytest.mark.parametrize("of", ["coordinate, rotated", "l2, rotated"])
+def test_an_engine_that_clips_wrongly_is_caught_with_rotation_too(name: str, of: str) -> None:
+    assert failed(plant(name, CpsgdTarget()), of) >= {f"answer: Δ₂, {of}"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "of"), [("auto", "coordinate"), ("auto", "coordinate, rotated"), ("generic", "l2, rotated")]
+)
+def test_every_engine_holds_and_the_worst_pair_reaches_the_claim(engine: EngineName, of: str) -> None:
+    checks = answer_checks(replace(SETTING, engine=engine), CpsgdTarget(), variant(of), of)
+    assert all(check.holds and check.confidence == 1 for check in checks)
+    assert checks[2].lower_bound >= 0.995 * checks[2].claimed
+
+
+@pytest.mark.parametrize("clip_value", [SMALLEST_CLIP, LARGEST_CLIP])
+@pytest.mark.parametrize("of", ["coordinate", "l2, rotated"])
+def test_the_size_of_the_bound_makes_no_alarm(clip_value: float, of: str) -> None:
+    plan = variant(of).with_clip_value(clip_value)
+    assert all(check.holds for check in answer_checks(SETTING, CpsgdTarget(), plan, of))
+
+
+def test_exact_gradients_are_taken_one_by_one() -> None:
+    """As in a run of that noise mode."""
+    seen: set[tuple[str, bool]] = set()
+
+    def watched(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
+        seen.update((engine.name, agent.exact) for agent in agents)
+        raise StopAsyncIteration  # seen enough
+
+    with pytest.raises(StopAsyncIteration):
+        answer_checks(replace(SETTING, noise_mode="exact"), CpsgdTarget(respond=watched), variant("coordinate"), "")
+    assert seen == {("generic", True)}
+
+
+@pytest.mark.parametrize("of", ["coordinate", "coordinate, rotated", "l2, rotated"])
+@pytest.mark.parametrize(("batch", "dimension"), [(17, 64), (17, 198), (51, 66), (51, 198)])
+def test_no_chance_in_the_distances_of_answers(of: str, batch: int, dimension: int) -> None:
+    """With rotation the claim leaves more room than rounding can fill; without, no coins can pass d·Δ∞."""
+    plan = replace(variant(of), bits=16, batch=batch, records=batch, dimension=dimension)
+    l1, l2, largest = sensitivity(plan.event, 1.0)
+    r, d = math.sqrt(plan.coordinates) * (2**16 - 1) / (batch * spread(plan.event)), plan.coordinates
+    most = most_apart(CpsgdTarget(), plan)
+    if plan.rotation:
+        assert most == pytest.approx((largest, math.sqrt(d) * r + d, r + math.sqrt(d)), rel=1e-6)
+        assert l1 > most[1]
+        assert l2 > most[2]
+    else:
+        assert most == pytest.approx((largest, d * largest, math.sqrt(d) * largest), rel=2e-9)
+        assert most[2] > np.linalg.norm(np.full(d, float(largest)))  # which is what the worst pair gives
+        assert largest * batch == 2**16 - 1
+
+
+def _one_by_one(engine: ClippedSums, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, value: float) -> Tensor:
+    return torch.stack([engine.clipped_sum(theta, *one, clip, value)[0] for one in zip(x[:, None], y[:, None])])
+
+
+def broken_block(engine: ClippedSums, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, value: float) -> Tensor:
+    """A broken example takes the other four of its block with it."""
+    rows = _one_by_one(engine, theta, x, y, clip, value)
+    for i in (~x.flatten(1).isfinite().all(1)).nonzero().flatten().tolist():
+        rows[i // 5 * 5 : i // 5 * 5 + 5] = 0
+    return rows.sum(dim=0)
+
+
+def last_twice(engine: ClippedSums, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, value: float) -> Tensor:
+    """The remainder of an odd batch is added twice."""
+    last = engine.clipped_sum(theta, x[-1:], y[-1:], clip, value)[0] * (len(y) % 2)
+    return engine.clipped_sum(theta, x, y, clip, value)[0] + last
+
+
+def renormalised(engine: ClippedSums, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, value: float) -> Tensor:
+    """Divided by the examples that are not broken."""
+    total, zeroed = engine.clipped_sum(theta, x, y, clip, value)
+    return total * len(y) // max(1, len(y) - zeroed)
+
+
+def hidden_layer(engine: ClippedSums, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, value: float) -> Tensor:
+    """The convolution's bias is not clipped."""
+    total = engine.clipped_sum(theta, x, y, clip, value)[0]
+    if x.dim() == 4:
+        total[36:40] = 10 * engine.clipped_sum(theta, x, y, clip, 10 * value)[0][36:40]
+    return total
+
+
+def half_a_percent(engine: ClippedSums, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, value: float) -> Tensor:
+    return (engine.clipped_sum(theta, x, y, clip, 1.005 * value)[0] * 1.005).long()
+
+
+@native_only
+@pytest.mark.parametrize(
+    ("fault", "of"),
+    [
+        (broken_block, "coordinate"),
+        (last_twice, "coordinate, rotated"),
+        (renormalised, "l2, rotated"),
+        (hidden_layer, "coordinate"),
+        (half_a_percent, "l2, rotated"),
+    ],
+)
+def test_other_faults_of_an_engine_are_caught(monkeypatch: pytest.MonkeyPatch, fault: Fault, of: str) -> None:
+    true = NativeEngine.clipped_sum
+
+    @dataclass
+    class Sound:
+        engine: NativeEngine
+        threads: int = 1
+
+        def clipped_sum(self, *order: Any) -> tuple[Tensor, int]:
+            return true(self.engine, *order)
+
+    monkeypatch.setattr(NativeEngine, "clipped_sum", lambda self, *order: (fault(Sound(self), *order), 0))
+    assert failed(CpsgdTarget(), of)
+
+
+def test_answers_with_less_noise_or_known_coins_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, key = SETTING.variants[0], bytes(32)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            cpsgd,
+            "noised",
+            lambda total, plan, *rest: noised(total, replace(plan, trials=plan.trials // 2 or 1), *rest),
+        )
+        assert not answer_noise_checks(SETTING, CpsgdTarget(), plan, "", 1e-6)[0].holds
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            cpsgd, "noised", lambda total, plan, seed, _, noise: noised(total, plan, seed, Stream(key), noise)
+        )
+        assert not answer_noise_checks(SETTING, CpsgdTarget(), plan, "", 1e-6)[1].holds
+    assert all(check.holds for check in answer_noise_checks(SETTING, CpsgdTarget(), plan, "", 1e-6))
+
+
+def test_an_answer_that_does_not_move_is_no_evidence() -> None:
+    """The check fails where its pairs do not reach the claim: here every record is overlooked."""
+
+    def deaf(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
+        nothing = [replace(agent, x=torch.zeros_like(agent.x), y=torch.zeros_like(agent.y)) for agent in agents]
+        return cpsgd.respond(theta, terms, nothing, engine)
+
+    checks = answer_checks(SETTING, CpsgdTarget(respond=deaf), SETTING.variants[0], "")
+    assert not checks[2].holds
+    assert "lost its reach" in checks[2].detail
+
+
+def test_broken_records_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    answer_checks(SETTING, CpsgdTarget(), SETTING.variants[0], "")
+    assert not caplog.records
+    assert not logging.getLogger("fedspa.agent").disabled
+
+
+def test_engine_plants_need_an_engine_that_clips() -> None:
+    with pytest.raises(ConfigError, match="use --plant clip"):
+        answer_checks(replace(SETTING, engine="generic"), plant("engine-clip", CpsgdTarget()), SETTING.variants[0], "")
 
 
 def test_what_has_no_claim_is_not_audited() -> None:

@@ -10,28 +10,32 @@
 | seed          | noise keyed by the rotation's seed, which is public |
 | seed-reused   | one key for all agents and rounds |
 | sampling      | shuffled epochs, accounted as fresh samples |
+| engine-clip   | an engine that clips to twice the bound |
+| engine-norm   | an engine that does not count the last two coordinates when it clips |
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
-from fedspa.algorithms.base import Answer
-from fedspa.audit.cpsgd import Claim, CpsgdTarget, Release
-from fedspa.engine.task import Engine
+from fedspa.algorithms.base import Answer, Respond
+from fedspa.audit.cpsgd_setting import Claim, CpsgdTarget, Release
+from fedspa.engine.local import CLIP_UNITS, ClippedSums
+from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
 from fedspa.mechanism import quantize
 from fedspa.mechanism.quantize import Integers
 from fedspa.mechanism.streams import Stream, derive_key
 from fedspa.privacy.binomial import Sensitivity, sensitivity
 from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.privacy.plan import Clipping
 
 _respond = ALGORITHMS["cpsgd"].respond
 
@@ -103,6 +107,50 @@ def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
         yield from _respond(theta, only, [replace(agent, x=agent.x[chosen], y=agent.y[chosen])], engine)
 
 
+@dataclass(frozen=True, slots=True)
+class _Longer:
+    """An engine that adds up examples of up to twice the bound, in units of the right one."""
+
+    engine: ClippedSums
+    name: str = "longer"
+    threads: int = 1
+
+    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        raise NotImplementedError("cpSGD trains by sums")
+
+    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
+        total, zeroed = self.engine.clipped_sum(theta, x, y, clip, 2 * clip_value)
+        return 2 * total, zeroed
+
+
+class _Overlooks(_Longer):
+    """An engine whose clip does not see the last two coordinates: their sizes, or their part in a norm."""
+
+    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
+        total, zeroed = self.engine.clipped_sum(theta, x, y, clip, clip_value)
+        if clip == "coordinate":
+            total[-2:] = 1000 * self.engine.clipped_sum(theta, x, y, clip, 1000 * clip_value)[0][-2:]
+            return total, zeroed
+        rows = torch.stack(
+            [self.engine.clipped_sum(theta, *one, clip, clip_value)[0] for one in zip(x[:, None], y[:, None])]
+        )
+        norms, counted = (part.double().norm(dim=1).clamp(min=1) for part in (rows, rows[:, :-2]))
+        factors = torch.where(norms > 0.999 * CLIP_UNITS, CLIP_UNITS / counted, 1.0)
+        return (rows * factors[:, None]).long().sum(dim=0), zeroed
+
+
+def _in_engine(broken: type[_Longer]) -> Respond:
+    def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
+        if not isinstance(engine, ClippedSums):
+            raise ConfigError(
+                f"--plant engine-clip and engine-norm break an engine that clips by itself; {engine.name!r} does not: "
+                "use --plant clip"
+            )
+        return _respond(theta, terms, agents, broken(engine))
+
+    return respond
+
+
 _CLAIMS: dict[str, Claim] = {"sensitivity": _half}
 _RELEASES: dict[str, Release] = {
     "noise": _weak,
@@ -110,5 +158,11 @@ _RELEASES: dict[str, Release] = {
     "clip": _clipped_mean,
     "rounding": _nearest,
 }
-_RESPONSES = {"seed": _public_key, "seed-reused": _one_key, "sampling": _epochs}
+_RESPONSES: dict[str, Respond] = {
+    "seed": _public_key,
+    "seed-reused": _one_key,
+    "sampling": _epochs,
+    "engine-clip": _in_engine(_Longer),
+    "engine-norm": _in_engine(_Overlooks),
+}
 CPSGD_PLANTS = (*_CLAIMS, *_RELEASES, *_RESPONSES)

@@ -108,3 +108,23 @@ def cosines(name: str, vectors: NDArray[np.float64], alpha: float, what: str) ->
     allowed = cosine_limit(length, pairs, alpha)
     detail = f"largest |cosine| among {pairs} {what}, {length} values each"
     return Check(name, "correlation", allowed, largest, 1 - alpha, largest <= allowed, detail)
+
+
+def binomial_law(name: str, numbers: NDArray[np.int64], trials: int, alpha: float) -> Check:
+    """Draws [n, d] of what cpSGD releases of nothing: Binomial(m + 1, ½), in all and in each coordinate.
+
+    By the distribution function (Dvoretzky, Kiefer & Wolfowitz; Massart 1990), `alpha` shared among all of them.
+    """
+    law = stats.binom(trials + 1, 0.5)
+    share = alpha / (numbers.shape[1] + 1)
+    worst = 0.0
+    for values in (numbers.ravel(), *numbers.T):
+        points, counts = np.unique(values, return_counts=True)
+        reached = counts.cumsum() / len(values)
+        below = np.concatenate([[0.0], reached[:-1]])
+        distance = max(np.abs(reached - law.cdf(points)).max(), np.abs(below - law.cdf(points - 1)).max())
+        worst = max(worst, float(distance) / math.sqrt(math.log(2 / share) / (2 * len(values))))
+    detail = (
+        f"distance from Binomial(m + 1, 1/2) over what chance allows, in all and by coordinate; {len(numbers)} draws"
+    )
+    return Check(name, "deviation", 1.0, worst, 1 - alpha, worst <= 1.0, detail)

@@ -86,8 +86,9 @@ def _cpsgd(
 
     import torch
 
-    from fedspa.audit.cpsgd import CpsgdTarget, audit, from_config, synthetic
+    from fedspa.audit.cpsgd import audit
     from fedspa.audit.cpsgd_plants import plant as planted
+    from fedspa.audit.cpsgd_setting import CpsgdTarget, from_config, synthetic
 
     torch.set_num_threads(1)
     if config is None:

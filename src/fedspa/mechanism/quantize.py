@@ -3,7 +3,9 @@
 From an example's clipped gradient on, everything is a whole number: the sum over the batch, the rotation (signs and a
 Hadamard matrix without its 1/√d), the rounding, which compares with a uniform integer, and the noise. So the rounding
 is unbiased to the last bit, the distances that docs/cpsgd.md bounds are distances of integers, and floating point has
-no say in what leaves. `release` is the function that the audit attacks.
+no say in what leaves. An engine that clips and adds up by itself hands its sum to `noised`; the others' gradients pass
+through `summed` first. `release` is the two together, as the audit attacks them; no run calls it, so the audit attacks
+whole answers too.
 """
 
 from __future__ import annotations

@@ -1,0 +1,173 @@
+"""Neighbours through cpSGD's whole answers: what clips there is the engine of a run, and no function of `mechanism`.
+
+Two agents with the same keys hold all records in common but one. Sampling (of all), coins and noise are the same, so
+the answers differ by what that record may move: at most Δ∞, Δ₁ and Δ₂ of `privacy.binomial`. There are so many levels
+that rounding, less than one of them a coordinate, hardly shows: the bounds here hold of sound code without any chance.
+
+A two-class model has antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever its layers: once
+both are clipped, they are the two worst records there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedspa.algorithms import Agent
+from fedspa.audit.cpsgd_answers import terms_of
+from fedspa.audit.cpsgd_setting import SEED, CpsgdSetting, CpsgdTarget, bounded
+from fedspa.audit.pairs import HUGE
+from fedspa.audit.result import Check
+from fedspa.engine.flat import FlatModel
+from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.wire.integers import IntegerUpdate
+
+# The finest levels there are. Both batches divide 2^16 − 1, so that ⌈(k − 1)/B⌉ rounds nothing up, and leave a record
+# that weighs several times too much within the levels: beyond them it would be brought back, and not be seen.
+BITS = 16
+BATCHES = (17, 51)
+INPUTS, SIDE = 32, 8
+BEYOND, TINY = 1e6, 1e-40
+# What the worst pair reaches of the claim, in L2: the margins of clipping (2·10⁻⁶) and rounding take less.
+REACHED = 0.99
+_ROUNDING = 1 + 1e-9
+
+Record = tuple[Tensor, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """`size` is that of an input on the bound, or of an ordinary one, `far` of one beyond the bound; a record of a
+    `full` model reaches the bound in every coordinate."""
+
+    module: nn.Module
+    theta: Tensor
+    shape: tuple[int, ...]
+    plan: BinomialPlan
+    size: float
+    far: float
+    full: bool = False
+
+
+def answer_checks(setting: CpsgdSetting, target: CpsgdTarget, plan: BinomialPlan, name: str) -> list[Check]:
+    """The distances that come nearest to what is claimed, over all pairs, batches and models."""
+    worst, slackest, pairs = [(0.0, 1.0)] * 3, math.inf, 0
+    for model in _models(plan, setting.seed):
+        # Exact gradients are taken one by one: a larger batch would tell no more, and takes three times as long.
+        for batch in BATCHES[:1] if setting.exact else BATCHES:
+            fine = replace(model.plan, bits=BITS, batch=batch, records=batch, delta=1e-3)
+            away = np.abs(_differences(setting, target, model, fine)).astype(np.float64)
+            seen = (away.max(), away.sum(axis=1).max(), np.linalg.norm(away, axis=1).max())
+            found = [(float(distance), most) for distance, most in zip(seen, most_apart(target, fine))]
+            worst = [max(pair, key=lambda of: of[0] / of[1]) for pair in zip(worst, found)]
+            if model.full or fine.clip == "l2":
+                slackest = min(slackest, found[2][0] / found[2][1])
+            pairs += len(away)
+    detail = f"{pairs} pairs of agents, the same keys for both"
+    checks = [
+        bounded(f"answer: {norm}, {name}", "levels", most, distance, 1.0, detail)
+        for norm, (distance, most) in zip(("Δ∞", "Δ₁", "Δ₂"), worst)
+    ]
+    if slackest < REACHED:
+        lost = f"{detail}; the worst pair of one model reaches {slackest:.4g} of Δ₂ only: this test has lost its reach"
+        checks[2] = replace(checks[2], holds=False, detail=lost)
+    return checks
+
+
+def most_apart(target: CpsgdTarget, plan: BinomialPlan) -> tuple[float, float, float]:
+    """Δ∞, Δ₁, Δ₂ without chance: r and √d·r before rounding, which moves each coordinate by less than a level more.
+
+    The claim at δ = 1, which leaves least to chance, is larger than that at so many levels, or free of chance (without
+    rotation, where d·Δ∞ bounds it); where a claim is smaller than it should be, the claim counts.
+    """
+    l1, l2, largest = target.claim(plan, 1.0)
+    r, d = 2 * plan.clip_norm / (plan.batch * plan.step), plan.coordinates
+    # A pair may reach its claim to the last bit: `_ROUNDING` is above that of the few operations on either side.
+    return largest, min(l1, math.sqrt(d) * r + d) * _ROUNDING, min(l2, r + math.sqrt(d)) * _ROUNDING
+
+
+def _models(plan: BinomialPlan, seed: int) -> Iterator[_Model]:
+    """Linear ones at θ = 0, where a gradient is ±x/2; and one with convolution, pooling and a hidden layer, whose bound
+    is so small that ordinary records are far beyond it."""
+    for bias in (False, True):
+        module: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 2, bias=bias))
+        own = replace(plan, dimension=2 * INPUTS + 2 * bias)
+        on_bound = 2 * own.clip_norm / math.sqrt(2 * INPUTS)  # by the weights alone: a bias may be far below it
+        yield _Model(module, torch.zeros(own.dimension), (INPUTS,), own, on_bound, BEYOND * on_bound, full=not bias)
+    module = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 2))
+    )
+    dimension = FlatModel(module).dimension
+    theta = torch.randn(dimension, generator=torch.Generator().manual_seed(seed)) * 0.3
+    yield _Model(module, theta, (1, SIDE, SIDE), replace(plan, dimension=dimension, clip_value=1e-5), 1.0, 1.0)
+
+
+def _differences(setting: CpsgdSetting, target: CpsgdTarget, model: _Model, plan: BinomialPlan) -> NDArray[np.int64]:
+    """Of the answers of each pair of agents, [pairs, coordinates]."""
+    generator = torch.Generator().manual_seed(setting.seed)
+    key = setting.key("neighbours", plan.clip, plan.batch, plan.dimension)
+    agents = [
+        Agent(0, x, y, SEED, key, setting.exact) for pair in _neighbours(model, plan.batch, generator) for x, y in pair
+    ]
+    engine = setting.make_engine(model.module, model.shape)
+    with _unlogged():
+        answers = list(target.respond(model.theta, terms_of(plan, 0), agents, engine))
+    numbers = np.stack([answer.numbers for answer in answers if isinstance(answer, IntegerUpdate)])
+    apart: NDArray[np.int64] = numbers[::2] - numbers[1::2]
+    return apart
+
+
+def _neighbours(model: _Model, batch: int, generator: torch.Generator) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Agents that differ in one record, which comes first, in the middle or last. The others cancel each other, pull
+    one way, pull the other way, do so with a third of them broken, or are random."""
+    inputs, turn = math.prod(model.shape), torch.arange(batch)
+    signs = torch.randint(0, 2, (inputs,), generator=generator) * 2.0 - 1
+    common = model.far * signs.repeat(batch, 1)
+    broken = torch.where((turn % 3 == 1)[:, None], math.nan, common)
+    for i, pair in enumerate(_pairs(model, signs, generator)):
+        random = model.far * torch.randn(batch, inputs, generator=generator)
+        one, other, any_of = turn * 0 + 1, turn * 0, torch.randint(0, 2, (batch,), generator=generator)
+        company = ((common, turn % 2), (common, one), (common, other), (broken, other), (random, any_of))
+        for j, (others, of) in enumerate(company):
+            place = (0, batch // 2, batch - 1)[(i + j) % 3]
+            agents = []
+            for record, label in pair:
+                x, y = others.clone(), of.clone()
+                x[place], y[place] = record, label
+                agents.append((x.view(batch, *model.shape), y))
+            yield agents
+
+
+def _pairs(model: _Model, signs: Tensor, generator: torch.Generator) -> Iterator[tuple[Record, Record]]:
+    """(a record, what replaces it): opposite on the bound and ever further beyond it; broken, tiny, along an axis,
+    random."""
+    on_bound = model.size * signs
+    axis = torch.arange(len(signs)) == len(signs) - 1
+    random = [model.size * torch.randn(len(signs), generator=generator) for _ in range(3)]
+    for size in (1.0, BEYOND, BEYOND**2, HUGE):
+        yield (size * on_bound, 1), (size * on_bound, 0)
+    yield (on_bound, 1), (torch.full_like(signs, math.nan), 1)
+    yield (torch.where(axis, math.inf, on_bound), 1), (on_bound, 0)
+    yield (model.far * signs, 1), (TINY * signs, 0)
+    yield (torch.where(axis, model.far, 0.0), 1), (torch.where(axis, model.far, 0.0), 0)
+    yield (HUGE * random[0], 1), (on_bound, 0)
+    yield (random[1], 1), (random[2], 0)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """An agent warns of broken records; here they are meant."""
+    logger = logging.getLogger("fedspa.agent")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
