@@ -15,6 +15,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from ctypes import c_int64
 from dataclasses import replace
 from pathlib import Path
@@ -476,6 +477,15 @@ def test_no_example_can_weigh_more_than_the_bound() -> None:
                 assert float(gradient.abs().max()) <= value * (1 + 1e-6)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what it puts in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_agents_at_their_next_step() -> None:
     base = small_task()
     task = LocalTask(base.x, base.y, None, 1.0, "poisson", 6, 10**9, 0.0, None, KEY)  # days of work
