@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -143,6 +143,7 @@ def test_it_is_a_little_above_the_gaussian_of_its_variance(bits: int, trials: in
     st.integers(1, 30),
 )
 @settings(max_examples=30, deadline=None)
+@example(batch=1, dimension=2, bits=6, trials=599, times=1)  # as printed, the theorem says 30.10; the truth is 30.92
 def test_more_noise_costs_less_and_the_theorem_costs_more(
     batch: int, dimension: int, bits: int, trials: int, times: int
 ) -> None:
