@@ -86,8 +86,8 @@ def test_composition_by_hand() -> None:
 
 
 def test_the_papers_settings() -> None:
-    """MNIST's CNN, p = 0.4 (two levels, 7,130 trials): 87.2 in local DP (62.9 without the mean of the privacy loss, which
-    releases of ε above 1 need), 0.27 only under secure aggregation."""
+    """MNIST's CNN, p = 0.4 (two levels, 7,130 trials): 87.2 in local DP (62.9 without the mean of the privacy loss,
+    which releases of ε above 1 need), 0.27 only under secure aggregation."""
     assert composed_epsilon({MNIST: 45}, 1e-3) == pytest.approx(87.2, abs=0.1)
     assert composed_epsilon({replace(MNIST, aggregated=100): 45}, 1e-3) == pytest.approx(0.270, abs=0.001)
     assert composed_epsilon({MNIST: 45}, 1e-3, published=True) > 87.2
