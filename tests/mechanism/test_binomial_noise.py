@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -77,6 +78,24 @@ def test_a_word_that_meets_an_end_is_decided_by_more_bits() -> None:
     low = ends[at] & (2**64 - 1)
     assert binomial(1, 100, Scripted(max(low - 1, 0)))[0] == first + at + (low == 0)  # type: ignore[arg-type]
     assert binomial(1, 100, Scripted(low))[0] == first + at + 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("trials", [1, 100, 7130, 10**6, 2**31 - 1])
+def test_the_cells_find_what_a_search_finds(trials: int) -> None:
+    """At every end, a word below and above it, the ends of cells, 0 and the last word."""
+    first, ends, heads = module._table(trials)
+    _, shift = module._starts(trials)
+    at = [*map(int, heads[:: max(1, len(heads) // 500)]), *(cell << int(shift) for cell in range(500))]
+    chosen = {word + change for word in at for change in (-1, 0, 1)} | {0, 2**64 - 1}
+    words = np.array(sorted(word for word in chosen if 0 <= word < 2**64), dtype=np.uint64)
+    more = 2**63
+
+    class Scripted:
+        def uint64(self, n: int) -> NDArray[np.uint64]:
+            return words if n == len(words) else np.full(n, more, dtype=np.uint64)
+
+    plain = [bisect_right(ends, int(word) << 64 | more) for word in words]
+    assert binomial(len(words), trials, Scripted()).tolist() == [first + found for found in plain]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("trials", [0, -1, 2**31])

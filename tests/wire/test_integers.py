@@ -14,7 +14,8 @@ from fedspa.errors import PayloadError
 from fedspa.mechanism.binomial_noise import binomial
 from fedspa.mechanism.streams import Stream
 from fedspa.wire.integers import IntegerUpdate, decode_integers, encode_integers, low_bits
-from fedspa.wire.payload import HEADER_BYTES, Expected, Update, decode, encode
+from fedspa.wire.model import best_scale
+from fedspa.wire.payload import HEADER_BYTES, Expected, Header, Update, decode, encode, sealed
 
 SEED = bytes(range(16))
 PINNED = "52b37e6ba40d5a03"
@@ -53,6 +54,23 @@ def test_any_numbers_in_range_come_back(data: st.DataObject) -> None:
     update = IntegerUpdate(3, 700, SEED, np.array(numbers, dtype=np.int64))
     payload = encode_integers(update, trials, levels)
     assert decode_integers(payload, expected(len(numbers)), trials, levels).numbers.tolist() == numbers
+
+
+@given(st.integers(1, 70), st.sampled_from([1, 10**4, 10**5, 10**6, 10**7, 10**8, 2**31 - 2]), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_low_bits_travel_lowest_first(count: int, trials: int, seed: int) -> None:
+    """Bit by bit, slowly; and a bit set behind the last one is refused."""
+    numbers = np.random.default_rng(seed).integers(0, trials + 2, count)
+    shift, middle = low_bits(trials), (trials + 1) // 2
+    bits = [(int(number) - middle) >> place & 1 for number in numbers for place in range(shift)]
+    plain = np.packbits(np.array(bits, dtype=np.uint8), bitorder="little").tobytes()
+    body = encode_integers(IntegerUpdate(3, 700, SEED, numbers), trials, 2)[HEADER_BYTES:]
+    assert body.startswith(plain)
+    if len(bits) % 8:
+        filled = plain[:-1] + bytes([plain[-1] | 0x80]) + body[len(plain) :]
+        header = Header("binomial", best_scale((numbers - middle) >> shift), 3, 700, count, SEED, 0.0, 0.0)
+        with pytest.raises(PayloadError, match="filled up"):
+            decode_integers(sealed(header, filled), expected(count), trials, 2)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1000 + 4])

@@ -9,6 +9,7 @@ first, filled up with zeros to whole bytes), then the coded high parts.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,17 +74,32 @@ def _check_range(numbers: NDArray[np.int64], most: int) -> None:
 
 
 def _plain(away: NDArray[np.int64], shift: int) -> bytes:
-    if shift == 0:
-        return b""
-    bits = (away[:, None] >> np.arange(shift)) & 1
-    return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes()
+    """The low `shift` bits of each number, lowest first: eight numbers fill `shift` bytes."""
+    eights = np.zeros((-(-len(away) // 8), 8), dtype=np.uint32)
+    eights.reshape(-1)[: len(away)] = away & ((1 << shift) - 1)
+    packed = np.zeros((len(eights), shift), dtype=np.uint8)
+    for column, byte, right, left in _overlaps(shift):
+        packed[:, byte] |= (eights[:, column] >> right << left).astype(np.uint8)  # astype keeps the lowest 8 bits
+    return packed.tobytes()[: -(-len(away) * shift // 8)]
 
 
 def _read_plain(data: bytes, count: int, shift: int) -> NDArray[np.int64]:
-    if shift == 0:
-        return np.zeros(count, dtype=np.int64)
-    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-    if bits[count * shift :].any():
+    packed = np.zeros((-(-count // 8), shift), dtype=np.uint8)
+    packed.reshape(-1)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+    eights = np.zeros((len(packed), 8), dtype=np.int64)
+    for column, byte, right, left in _overlaps(shift):
+        eights[:, column] |= packed[:, byte].astype(np.int64) >> left << right
+    eights &= (1 << shift) - 1
+    low = eights.reshape(-1)
+    if low[count:].any():
         raise PayloadError("body", "the low bits are filled up with something else than zeros")
-    low: NDArray[np.int64] = bits[: count * shift].reshape(count, shift).astype(np.int64) @ (1 << np.arange(shift))
-    return low
+    return low[:count]
+
+
+def _overlaps(shift: int) -> Iterator[tuple[int, int, int, int]]:
+    """Where eight numbers of `shift` bits and `shift` bytes share bits: which number, which byte, and how far the
+    number goes right and left to lie over the byte."""
+    for column in range(8):
+        first, last = column * shift, (column + 1) * shift - 1
+        for byte in range(first // 8, last // 8 + 1):
+            yield column, byte, max(0, 8 * byte - first), max(0, first - 8 * byte)
