@@ -1,0 +1,76 @@
+"""Whole runs on a GPU, where there is one: every algorithm on each engine that a GPU can have, beside a CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedspa
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+BASE: dict[str, dict[str, Any]] = {
+    "federation": {"agents": 6, "rounds": 8, "per_round": 3},
+    "algorithm": {"compression": 0.2, "local_steps": 3, "batch": 30, "local_lr": 0.5, "server": "average"},
+    "privacy": {"noise_multiplier": 0.01, "clip_value": 0.3},
+}
+FEDAVG: dict[str, dict[str, Any]] = {
+    "algorithm": {"name": "fedavg", "compression": 1.0},
+    "privacy": {"noise_multiplier": None},
+}
+CPSGD: dict[str, dict[str, Any]] = {
+    "federation": {"per_round": 6},
+    "algorithm": {"name": "cpsgd", "compression": 1.0, "bits": 4, "local_steps": 1, "local_lr": 20.0},
+    "privacy": {"noise_multiplier": None, "trials": 5, "clip": "coordinate", "clip_value": 0.03, "sampling": "fixed"},
+}
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "fedspa": {},
+    "coordinate": {"algorithm": {"local_lr": 20.0}, "privacy": {"clip": "coordinate", "clip_value": 0.03}},
+    "quantile": {"privacy": {"clip_rule": "quantile"}},
+    "dp-fed": {"algorithm": {"name": "dp-fed", "compression": 1.0, "local_lr": 2.0}},
+    "fedavg": FEDAVG,
+    "cpsgd": CPSGD,
+    "median": {"privacy": {"clip_rule": "median"}},
+    "exact": {"privacy": {"noise": "exact"}},
+}
+
+
+def run(folder: Path, device: str, engine: str, kind: str) -> tuple[Mapping[str, Any], torch.Tensor]:
+    changes = KINDS[kind]
+    merged = {name: {**BASE.get(name, {}), **changes.get(name, {})} for name in {*BASE, *changes}}
+    merged["run"] = {"device": device, "engine": engine, "out": str(folder)}
+    config = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in merged.items()}
+    summary = fedspa.run(config).summary
+    theta = torch.cat([value.flatten() for _, value in sorted(load_file(folder / "model.safetensors").items())])
+    return summary, theta
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"exact"}))
+def test_generic_gives_on_a_gpu_what_it_gives_on_a_cpu(tmp_path: Path, kind: str) -> None:
+    """Batches and noise are the CPU's, so only rounding is left; a number may cross a rounding of cpSGD or the wire."""
+    _, here = run(tmp_path / "cpu", "cpu", "generic", kind)
+    found, there = run(tmp_path / "cuda", "cuda", "generic", kind)
+    assert found["engine"] == "generic"
+    assert float((here - there).norm()) < 0.02 * float(here.norm())
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"exact"}))
+def test_stacked_trains_every_algorithm(tmp_path: Path, kind: str) -> None:
+    """Its Gaussian noise is another, and small here; a class by guessing has 10 %."""
+    found, theta = run(tmp_path / "cuda", "cuda", "stacked", kind)
+    assert found["engine"] == "stacked"
+    assert torch.isfinite(theta).all()
+    assert found["accuracy_last"] > 0.3
+    assert len(found["accuracy_by_class"]) == 10
+
+
+def test_auto_takes_stacked_and_for_exact_noise_generic(tmp_path: Path) -> None:
+    assert run(tmp_path / "plain", "cuda", "auto", "fedspa")[0]["engine"] == "stacked"
+    found = run(tmp_path / "exact", "cuda", "auto", "exact")[0]
+    assert found["engine"] == "generic"
+    assert found["accuracy_last"] > 0.3
