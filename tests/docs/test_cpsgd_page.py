@@ -15,7 +15,7 @@ START, END = "<!-- table: made by tests/docs/test_cpsgd_page.py -->\n", "<!-- en
 
 
 def table() -> str:
-    lines = ["| p | b | trials m | ε | rotated: ε | by the theorem | as printed | only under secure aggregation: ε |"]
+    lines = ["| p | b | trials m | ε | rotated: ε | by the bound | as printed | only under secure aggregation: ε |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for compression in (0.1, 0.2, 0.3, 0.4, 0.5):
         for bits in (1, 4):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedspa.privacy.accounting import epsilon as price
-from fedspa.privacy.binomial import composed_epsilon as theorem
+from fedspa.privacy.binomial import composed_epsilon as bound
 from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent
 from fedspa.privacy.pld import LossMass, composed_mass
 from fedspa.privacy.rounded import RoundedStep, rounded_step
@@ -116,7 +116,7 @@ EVENT = BinomialEvent(10, 600, 1, 21840, 1, 7130, False, 1)
 
 
 def test_the_papers_settings() -> None:
-    """MNIST's CNN at p = 0.4: the theorem's 87.2 is 0.0758 by the exact mechanism, in local DP."""
+    """MNIST's CNN at p = 0.4: the bound's 38.4 is 0.0758 by the exact mechanism, in local DP."""
     assert rounded_epsilon({EVENT: 45}, 1e-3) == pytest.approx(0.07581, abs=2e-5)
     assert rounded_epsilon({replace(EVENT, trials=82): 45}, 1e-3) == pytest.approx(19.73, abs=0.01)
     assert rounded_epsilon({replace(EVENT, trials=7): 45}, 1e-3) == math.inf
@@ -144,7 +144,7 @@ def test_it_is_a_little_above_the_gaussian_of_its_variance(bits: int, trials: in
 )
 @settings(max_examples=30, deadline=None)
 @example(batch=1, dimension=2, bits=6, trials=599, times=1)  # as printed, the theorem says 30.10; the truth is 30.92
-def test_more_noise_costs_less_and_the_theorem_costs_more(
+def test_more_noise_costs_less_and_the_bound_costs_more(
     batch: int, dimension: int, bits: int, trials: int, times: int
 ) -> None:
     event = BinomialEvent(batch, 600, 1, dimension, bits, trials, False, 1)
@@ -156,7 +156,7 @@ def test_more_noise_costs_less_and_the_theorem_costs_more(
     assert quieter <= cost * slack + 1e-6
     assert cost <= longer * slack + 1e-6
     assert cost <= larger * slack + 1e-6
-    assert cost <= theorem({event: times}, 1e-4) * slack
+    assert cost <= bound({event: times}, 1e-4) * slack
 
 
 @pytest.mark.parametrize("trials", [8_388_607, 8_388_608, 7130, 7131])

@@ -202,7 +202,7 @@ def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     assert "What is promised." not in text
     text = page(tmp_path / "few").text
     assert "Guarantee none" in text
-    assert "outside the algorithm's theorem" in text
+    assert "No accountant bounds the noise of these settings" in text
 
 
 def test_every_agent_is_priced_by_its_own_count(runs: dict[str, Path]) -> None:

@@ -1,6 +1,6 @@
 """The audit of cpSGD: its release and its whole answer, against what `privacy.binomial` assumes of them.
 
-Where the claim is the theorem's (with rotation), it is so loose that the attack on ε sees noise several times too small
+Where the claim is a bound (with rotation), it is so loose that the attack on ε sees noise several times too small
 only. What sees small faults are the questions about the mechanism as accounted: how far apart neighbours are after
 rounding with the same coins, whether a release of nothing is Binomial, whether rounding is unbiased, who was drawn, and
 whose noise repeats. Questions named `answer` put them to `respond` and the engine of a run, which clips by itself.

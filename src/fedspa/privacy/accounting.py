@@ -12,7 +12,7 @@ fixed-size pairs are handed σ/(2C) there, whereas the Poisson replace pair hold
 Events of different plans, and of both samplings under replace-one, compose.
 
 cpSGD's events are priced under replace-one: without rotation by their loss distributions too (`rounded`), which
-compose with all others; with rotation by cpSGD's theorem (`binomial`). What one accountant cannot compose gets an equal
+compose with all others; with rotation by a bound on them (`binomial`). What one accountant cannot compose gets an equal
 share of δ in each, and the ε are added: plain composition, which holds for any mechanisms.
 """
 

@@ -1,12 +1,13 @@
-"""What cpSGD costs: the Binomial mechanism's theorem, amplified by sampling and composed. docs/cpsgd.md derives it.
+"""What cpSGD costs: a bound on the Binomial mechanism, amplified by sampling and composed. docs/cpsgd.md derives it.
 
-    one release   Agarwal, Suresh, Yu, Kumar, McMahan, "cpSGD", NeurIPS 2018, Theorem 1, at p = 1/2
+    one release   Chernoff's bound on the privacy loss. As published: Agarwal, Suresh, Yu, Kumar, McMahan, "cpSGD",
+                  NeurIPS 2018, Theorem 1, at p = 1/2, which can be below the truth
     rounding      the sensitivities after stochastic quantisation (their Section 4, here for one record of a batch)
     sampling      Balle, Barthe, Gaboardi 2018, Theorem 9: B of m without replacement, replace-one
     composition   Dwork, Rothblum, Vadhan 2010, Theorem III.3, and plain addition, whichever is less
 
-A release is (ε, 2δ)-DP for every δ at which the theorem's condition holds, so δ is chosen for the total at hand. Where
-no δ satisfies the condition there is no guarantee, and ε is infinite.
+A release is (ε, 2δ)-DP for every δ at which there is a bound, so δ is chosen for the total at hand. Where noise can run
+out at every δ there is no guarantee, and ε is infinite.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ ROTATION_TAIL = 2.0**-10
 # How much of δ pays for composition; the rest is shared out among the releases. 0 stands for plain addition.
 _SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 0.8)
 _LARGEST_STEP_DELTA = 0.1
-# Above all rounding of the few operations between an event and its ε.
+# Above all rounding of the few operations between an event and its ε: relative, and where terms nearly cancel.
 _SLACK = 1 + 1e-9
+_LEAST = 1e-12
+# Of a release's δ, what pays for noise so far out that the bound on the loss does not reach there.
+_FAR_OUT = 0.1
 
 
 class Sensitivity(NamedTuple):
@@ -72,26 +76,58 @@ def variance(event: BinomialEvent) -> float:
     return event.trials * event.aggregated / 4
 
 
-def within_theorem(event: BinomialEvent, delta: float, moved: Sensitivity) -> bool:
-    """The condition of Theorem 1."""
-    return variance(event) >= max(23 * math.log(10 * event.coordinates / delta), 2 * moved.largest)
-
-
 def release_epsilon(event: BinomialEvent, delta: float, *, published: bool = False) -> float:
-    """ε of one release without sampling, which is (ε, 2·`delta`)-DP under replace-one; infinite beyond the theorem."""
-    moved = (published_sensitivity if published else sensitivity)(event, delta)
-    if not within_theorem(event, delta, moved):
-        return math.inf
+    """ε of one release without sampling, which is (ε, 2·`delta`)-DP under replace-one; infinite where none is known."""
+    if published:
+        return published_shift_epsilon(event, published_sensitivity(event, delta), delta) * _SLACK
+    return shift_epsilon(event, sensitivity(event, delta), delta) * _SLACK + _LEAST
+
+
+def published_shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> float:
+    """Theorem 1 of cpSGD; infinite outside its condition."""
     v, once, tenth = variance(event), math.log(1.25 / delta), math.log(10 / delta)
+    if v < max(23 * math.log(10 * event.coordinates / delta), 2 * moved.largest):
+        return math.inf
     gaussian = moved.l2 * math.sqrt(2 * once / v)
     skew = (moved.l2 * 1.75 * math.sqrt(2 * tenth) + moved.l1 / 3) / (v * (1 - delta / 10))
     extreme = moved.largest * 2 / 3 * (once + math.log(20 * event.coordinates / delta) * tenth) / v
-    epsilon = gaussian + skew + extreme
-    if epsilon > 1 and not published:
-        # The first term is the Gaussian mechanism's in the form that holds up to ε = 1. Beyond, the mean of the privacy
-        # loss counts: μ²/2 + μ·√(2·ln(1/δ)) bounds a Gaussian's at any μ. As printed, ε comes out below the truth.
-        epsilon += moved.l2**2 / (2 * v)
-    return epsilon * _SLACK
+    return gaussian + skew + extreme
+
+
+def shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> float:
+    """ε at `delta` of the noise alone, between two whole vectors that are `moved` apart: docs/cpsgd.md has the proof.
+
+    Unless a coordinate's noise is below −h, which happens with chance δ/10 at most, E e^(λ·loss) ≤ e^K(λ), and
+    max (1 − e^−z)·e^−λz = λ^λ/(1 + λ)^(1 + λ) turns that into ε for every λ: the best one is looked for.
+    """
+    v = variance(event)
+    h = math.sqrt(2 * v * math.log(event.coordinates / (_FAR_OUT * delta)))
+    furthest = (h + moved.largest) / (2 * v)
+    if furthest >= 1:
+        return math.inf
+    # −atanh u ≤ −u + γ·u² down to u = −furthest
+    gamma = furthest / (3 * (1 - furthest**2))
+    eta = gamma * moved.largest / v
+    tail = -math.log((1 - _FAR_OUT) * delta)
+    mean = moved.l2**2 / (2 * v) * (1 + eta / 3)
+
+    def epsilon(order: float) -> float:
+        left = 1 - order * eta
+        if left <= 0:
+            return math.inf
+        spread_out = (gamma * moved.l1 + order * moved.l2**2 * (1 + eta / 2) ** 2) / (2 * v * left)
+        return mean + spread_out + (tail - math.log1p(order)) / order - math.log1p(1 / order)
+
+    # K is convex, so ε falls in λ and then rises.
+    high = -math.log(eta)
+    low = high - 70
+    while high - low > 1e-7:
+        third = (high - low) / 3
+        if epsilon(math.exp(low + third)) <= epsilon(math.exp(high - third)):
+            high -= third
+        else:
+            low += third
+    return max(0.0, epsilon(math.exp(low)))
 
 
 def amplified(epsilon: float, rate: float) -> float:

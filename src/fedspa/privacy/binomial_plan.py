@@ -132,13 +132,14 @@ class BinomialPlan:
 
     @property
     def has_guarantee(self) -> bool:
-        """Whether any ε is known: not where noise can run out, and not outside the theorem that a rotation needs."""
+        """Whether any ε is known: not where noise can run out."""
         return _cost(self) < math.inf
 
     @property
     def beyond_theorem(self) -> bool:
         """Whether there is an ε, but not by cpSGD's own theorem: its condition on the variance does not hold."""
-        return self.has_guarantee and composed_epsilon({self.event: self.participations}, self.delta) == math.inf
+        spent = {self.event: self.participations}
+        return self.has_guarantee and composed_epsilon(spent, self.delta, published=True) == math.inf
 
     @property
     def is_private(self) -> bool:
@@ -149,7 +150,6 @@ class BinomialPlan:
     def flaw(self) -> str | None:
         """Why `is_private` is False, in a sentence for the reader of ε."""
         if not self.has_guarantee:
-            outside = " (it is outside cpSGD's theorem)" if self.rotation else ""
             enough = least_trials(self)
             way_out = (
                 f"it takes {enough:,} trials here"
@@ -158,7 +158,7 @@ class BinomialPlan:
                 "delta, or fewer rounds"
             )
             noise = f"Binomial({self.trials}, 1/2) noise"
-            return f"no guarantee: {noise} has no ε at δ = {self.delta:g}{outside}; {way_out}"
+            return f"no guarantee: {noise} has no ε at δ = {self.delta:g}; {way_out}"
         if self.adversary != "local":
             return (
                 f"not private against the server: ε counts the noise of all {self.agents} agents and holds only if "

@@ -3,7 +3,7 @@
 An event is the unit that ledgers store and accountants compose. A Gaussian one's noise multiplier is the standard
 deviation of the noise on the *sum* of clipped gradients, in units of the bound on one example's clipped gradient (√k·c
 for `coordinate` clipping, C for `l2`): the same number under both neighbouring relations. Accountants turn it into
-σ/sensitivity. A Binomial one (cpSGD) states what its theorem needs, in whole numbers.
+σ/sensitivity. A Binomial one (cpSGD) states its mechanism in whole numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loss distribution of one step of cpSGD without rotation: the exact mechanism, not its theorem (docs/cpsgd.md).
+"""Loss distribution of one step of cpSGD without rotation: the exact mechanism, not a bound on it (docs/cpsgd.md).
 
 The d coordinates of a release are independent, and each is the same channel: a in [0, k − 1], rounded at random to a
 whole number, plus Bin(N, ½). One record moves a coordinate by at most ρ = (k − 1)/B. The channel's divergences are

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedspa.privacy.accounting import priced_by
+
 if TYPE_CHECKING:
     from fedspa.privacy.binomial_plan import AnyPlan
     from fedspa.runs.config import Config
@@ -49,7 +51,7 @@ def statement(summary: Mapping[str, Any]) -> str:
 def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]]:
     """The guarantee for a reader who signs it: (what about, sentences), to be read as one paragraph."""
     if summary["epsilon"] is None:
-        return [("Nothing is promised.", NO_PROMISE if summary["delta"] is None else OUTSIDE_THEOREM)]
+        return [("Nothing is promised.", NO_PROMISE if summary["delta"] is None else NO_EPSILON)]
     epsilon, relation, local = summary["epsilon"], summary["neighbours"], summary["adversary"] == "local"
     terms = f"neighbouring relation {relation}, {summary['sampling']} sampling, accountant {summary['accountant']}"
     if local and not summary["private"]:
@@ -103,9 +105,7 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
     ]
 
 
-OUTSIDE_THEOREM = (
-    "No accountant bounds the noise of these settings, which is outside the algorithm's theorem: ε is not stated."
-)
+NO_EPSILON = "No accountant bounds the noise of these settings: ε is not stated."
 CLIP_FROM_DATA = (
     'the clip value was read off the records (privacy.clip_rule = "median") and nothing was paid for it, so what left '
     "the agents may tell more of a record than the noise hides, and no ε bounds how much."
@@ -126,7 +126,8 @@ def warnings(config: Config, plan: AnyPlan | None) -> list[str]:
         return [f"{config.algorithm.name} promises no privacy"]
     found = [] if plan is None or plan.flaw is None else [plan.flaw]
     if plan is not None and plan.beyond_theorem:
-        found.append("outside the condition of cpSGD's own theorem; epsilon is by the exact mechanism (accountant pld)")
+        by = f"accountant {priced_by(plan.event)}"
+        found.append(f"outside the condition of cpSGD's own theorem; epsilon is by what docs/cpsgd.md proves ({by})")
     if config.privacy.accountant == "theorem-1":
         found.append(
             "the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"

@@ -161,7 +161,7 @@ def _guarantee_card(run: Run, held: Promise | None) -> Card:
         return Card("Guarantee", "none" if nothing else "unknown", "no differential privacy" if nothing else "", True)
     facts = held.facts
     if facts["epsilon"] is None:
-        return Card("Guarantee", "none", "these settings are outside the algorithm's theorem", True)
+        return Card("Guarantee", "none", "no accountant bounds the noise of these settings", True)
     terms = (
         f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, accountant {facts['accountant']}"
     )
