@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
 import json
+import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +217,13 @@ def test_a_ledger_that_went_missing_is_no_fresh_budget(clinic):
     clinic.ledger.unlink()
     assert refusal(clinic) == "ledger"
     assert not clinic.ledger.exists()
+
+
+def test_a_ledger_with_an_event_of_a_newer_fedspa_is_refused(clinic):
+    assert clinic.ledger is not None
+    with sqlite3.connect(clinic.ledger) as connection:
+        connection.execute("""INSERT INTO event (text) VALUES ('{"kind":"laplace"}')""")
+    assert refusal(clinic) == "ledger"
 
 
 def test_codes_are_few_and_fixed():

@@ -67,9 +67,12 @@ def test_an_older_fedspa_is_to_be_upgraded_and_nothing_restored(path: Path, monk
         ledger.reserve("a", replace(EVENT, clip_from_data=True), "run", "0")
         monkeypatch.delitem(event_module._KINDS, "gaussian-clip-from-data")
         event_module._from_json.cache_clear()
-        with pytest.raises(LedgerError, match=r"written by a newer fedspa .*clip-from-data.*upgrade") as caught:
+        newer = r"written by a newer fedspa .*clip-from-data.*upgrade"
+        with pytest.raises(LedgerError, match=newer) as caught:
             ledger.spent("a")
     assert "restore" not in str(caught.value)
+    with pytest.raises(LedgerError, match=newer):  # and before it is written to, for whichever agent
+        Ledger.open(path, create=False)
 
 
 def test_same_triple_is_one_spend(path: Path) -> None:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import fedspa
 from fedspa.algorithms import Agent
-from fedspa.errors import BudgetError, ConfigError
+from fedspa.errors import BudgetError, ConfigError, LedgerError
+from fedspa.privacy import event as event_module
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
@@ -138,6 +139,16 @@ def test_a_ledger_of_both_samplings_has_a_total_under_replace_one(tmp_path: Path
         privacy={"neighbours": "replace-one"},
     )
     assert fedspa.run(again).summary["epsilon_total"] > largest
+
+
+def test_a_ledger_of_a_newer_fedspa_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = str(tmp_path / "shared.sqlite")
+    fedspa.run(small(tmp_path, run={"out": str(tmp_path / "first"), "ledger": shared}, privacy={"clip_rule": "median"}))
+    monkeypatch.delitem(event_module._KINDS, "gaussian-clip-from-data")
+    event_module._from_json.cache_clear()
+    with pytest.raises(LedgerError, match="written by a newer fedspa"):
+        fedspa.run(small(tmp_path, run={"out": str(tmp_path / "second"), "ledger": shared}))
+    assert not (tmp_path / "second").exists()
 
 
 def test_the_folder_holds_what_the_run_did(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = True, simulated: bool = False) -> Self:
-        """Open the ledger at `path`; with `create`, make it where there is no file. A bad file is never replaced.
+        """Open the ledger at `path`; with `create`, make it where there is no file. A bad file is never replaced, and
+        one with an event that cannot be priced here is refused: what comes of it would be known after training only.
 
         A deployment creates its ledger once and from then on opens it with `create=False`: a ledger that went missing
         is then an error and not a fresh budget. `simulated` books survive a killed process but not a power loss: they
@@ -79,8 +80,15 @@ class Ledger:
         if create and not path.exists():
             ledger_schema.create(path)
         connection = ledger_schema.connect(path, "rw")
-        if simulated:
-            connection.execute("PRAGMA synchronous=NORMAL")
+        try:
+            with ledger_schema.explained(path):
+                for (text,) in connection.execute("SELECT text FROM event"):
+                    parsed(path, text)
+                if simulated:
+                    connection.execute("PRAGMA synchronous=NORMAL")
+        except LedgerError:
+            connection.close()
+            raise
         return cls(path, connection)
 
     def close(self) -> None:

@@ -32,18 +32,22 @@ from fedspa.runs.statement import shown
 
 
 def refuse_over_budget(job: Job, run: str | None = None) -> None:
-    """Raise where the plan breaks the policy, or where some agent's ledger has no room for the rest of the run.
+    """Raise where the plan breaks the policy, where the ledger cannot be relied on, or where some agent has no room in
+    it for the rest of the run.
 
     `run` is the name of a run that is resumed: what it spent before counts as part of its plan.
     """
     settings = job.config.run
-    if job.plan is None or settings.policy is None:
+    if job.plan is None:
         return
-    policy = Policy.load(settings.policy)
-    policy.check(job.plan)
+    policy = None if settings.policy is None else Policy.load(settings.policy)
+    if policy is not None:
+        policy.check(job.plan)
     if settings.ledger is None or not Path(settings.ledger).exists():
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
+        if policy is None:
+            return
         for number in range(len(job.holdings)):
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
