@@ -14,8 +14,9 @@ import pytest
 
 from fedspa.errors import BudgetError
 from fedspa.privacy import ledger as ledger_module
+from fedspa.privacy.cap import Cap
 from fedspa.privacy.event import GaussianEvent
-from fedspa.privacy.ledger import Cap, Ledger
+from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import export, verify
 
 EVENT = GaussianEvent("poisson", 10, 600, 30, 2.47)

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.privacy.ledger import Cap, Ledger
+from fedspa.privacy.cap import Cap
+from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.plan import Plan
 from fedspa.privacy.policy import Code, Policy, PolicyRefusal
 

@@ -1,8 +1,8 @@
 """An agent's durable record of what it spent, over all runs, restarts and crashes.
 
 Local DP does not trust the server, so the agent keeps its own books: `reserve` writes a participation down *before*
-training, `release` marks it just before the update leaves. A crash in between wastes budget and hides nothing. The
-total ε is composed from the stored events by a verified accountant, under the relation that is asked for.
+training, `release` marks it just before the update leaves. A crash in between wastes budget and hides nothing. What
+the stored events cost together is for `cap` to say.
 """
 
 from __future__ import annotations
@@ -10,38 +10,18 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, get_args
+from typing import Self
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
-from fedspa.privacy.event import Event, Neighbours, UnknownKind, as_server_saw, from_json
-
-ACCOUNTANT: Final = "pld"
-
-
-@dataclass(frozen=True, slots=True)
-class Cap:
-    """The most that an agent's records may ever pay: (ε, δ) over all its entries, under one relation."""
-
-    epsilon: float
-    delta: float
-    neighbours: Neighbours
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon < float("inf"):
-            raise PrivacyError(f"the cap's epsilon is {self.epsilon}; it must be positive and finite")
-        if not 0 < self.delta < 1:
-            raise PrivacyError(f"the cap's delta is {self.delta}; it must lie between 0 and 1")
-        if self.neighbours not in get_args(Neighbours):
-            raise PrivacyError(
-                f"the cap's neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}"
-            )
+from fedspa.privacy.cap import Cap, accountants, total_epsilon
+from fedspa.privacy.event import Event, Neighbours, UnknownKind, from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,30 +250,6 @@ class Ledger:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-
-
-def total_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbours) -> float:
-    """Verified ε of all `events` together, against a server that saw each of them; 0 for none.
-
-    The accountant remembers what it was asked before.
-    """
-    if neighbours == "add-remove" and any(event.sampling == "fixed" for event in events):
-        raise PrivacyError(
-            "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "
-            "'add-remove'; ask for 'replace-one'"
-        )
-    if not events:
-        return 0.0
-    from fedspa.privacy import accounting  # slow to import
-
-    return accounting.epsilon(as_server_saw(events), delta, neighbours=neighbours, accountant=ACCOUNTANT)
-
-
-def accountants(events: Iterable[Event]) -> str:
-    """What prices these events, for the reader: cpSGD's may have an accountant of their own."""
-    from fedspa.privacy.accounting import priced_by
-
-    return " and ".join(sorted({priced_by(event) for event in events}, reverse=True))
 
 
 def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Event]:

@@ -15,8 +15,9 @@ from typing import Any
 
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
+from fedspa.privacy.cap import Cap, accountants, total_epsilon
 from fedspa.privacy.event import Event, Neighbours, from_json
-from fedspa.privacy.ledger import Cap, accountants, parsed, spent, total_epsilon
+from fedspa.privacy.ledger import parsed, spent
 
 MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
 

@@ -15,8 +15,9 @@ from typing import Any, Final, Literal, get_args
 
 from fedspa.errors import BudgetError, ConfigError, FedspaError
 from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
+from fedspa.privacy.cap import Cap
 from fedspa.privacy.event import Neighbours
-from fedspa.privacy.ledger import Cap, Ledger
+from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.plan import Clipping, ClipRule
 
 Code = Literal[

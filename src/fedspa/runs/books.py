@@ -23,7 +23,8 @@ from typing import Self
 
 from fedspa.errors import LedgerError
 from fedspa.privacy.binomial_plan import AnyPlan
-from fedspa.privacy.ledger import Ledger, accountants, total_epsilon
+from fedspa.privacy.cap import accountants, total_epsilon
+from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
 from fedspa.runs import durable
 from fedspa.runs.guarantee import Guarantee
