@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def one_run(config: str, data: str, rounds: int | None) -> dict[str, Any]:
     import fedspa
     from fedspa.runs.books import Books
 
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
 
     def timed(name: str) -> Callable[..., Any]:
         method = getattr(Books, name)
@@ -156,8 +156,13 @@ def take_part(ledger: Ledger, number: int) -> None:
 def syncs(path: Path, repeats: int) -> list[float]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     pages = bytes(6 * 4096)
+
+    def write() -> None:
+        os.write(descriptor, pages)
+        os.fsync(descriptor)
+
     try:
-        return [seconds(lambda: (os.write(descriptor, pages), os.fsync(descriptor))) for _ in range(repeats)]
+        return [seconds(write) for _ in range(repeats)]
     finally:
         os.close(descriptor)
 

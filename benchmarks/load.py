@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.case is not None:
         table, case = json.loads(arguments.case)
-        measure = {"server": server, "checkpoint": checkpoint}.get(table, simulator)
+        special: dict[str, Callable[..., object]] = {"server": server, "checkpoint": checkpoint}
+        measure = special.get(table, simulator)
         print(json.dumps(measure(**case)))
         return
     tables = {name: measured(name) for name in CASES if arguments.only in (None, name)}

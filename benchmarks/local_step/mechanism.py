@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,7 @@ def opacus_rows(module: nn.Module, mode: str) -> Callable[[Tensor, Tensor], list
     from opacus.grad_sample import wrap_model
 
     wrapped = wrap_model(module, grad_sample_mode=mode, loss_reduction="sum")
-    parameters = list(module.parameters())
+    parameters: list[Any] = list(module.parameters())  # Opacus gives them a `grad_sample`
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
     def rows(x: Tensor, y: Tensor) -> list[Tensor]:

@@ -49,7 +49,7 @@ def rival(name: str, case: Case, seed: int) -> Step:
 def plain_sgd(module: nn.Module, batch: Batch, channels_last: bool) -> Step:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     module = module.to(memory_format=layout)  # type: ignore[call-overload]
-    parameters = list(module.parameters())
+    parameters: list[Tensor] = list(module.parameters())
 
     def step() -> int:
         x, y = batch()

@@ -16,7 +16,7 @@ from peer_flower_client import client, trainer
 from peer_job import Rounds, folder_argument, read
 
 
-class CheckedFedAvg(FedAvg):  # type: ignore[misc]
+class CheckedFedAvg(FedAvg):
     """FedAvg goes on without the agents that failed, and quickly; a benchmark must not."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:

@@ -24,7 +24,7 @@ def client(folder: Path) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         mine = trainer(folder)
-        mine.module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        mine.module.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         mine.train(int(context.node_config["partition-id"]))
         content = RecordDict(
             {
