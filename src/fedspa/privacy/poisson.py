@@ -31,9 +31,8 @@ class Removed:
     shift: float
 
     def sketch(self, reach: float) -> tuple[Array, Array]:
-        x = np.linspace(-reach, self.shift + reach, SKETCH_POINTS)
-        density = (1 - self.rate) * np.exp(-(x**2) / 2) + self.rate * np.exp(-((x - self.shift) ** 2) / 2)
-        return mixture_loss(self.rate, self.shift, x), density / density.sum()
+        x, mass = _mixture(self.rate, self.shift, reach)
+        return mixture_loss(self.rate, self.shift, x), mass
 
     @lru_cache(maxsize=8)  # noqa: B019 (pairs are small values, equal ones share the entry)
     def discretise(self, interval: float, reach: float) -> LossMass:
@@ -76,9 +75,8 @@ class Replaced:
     shift: float
 
     def sketch(self, reach: float) -> tuple[Array, Array]:
-        x = np.linspace(-reach, self.shift + reach, SKETCH_POINTS)
-        density = (1 - self.rate) * np.exp(-(x**2) / 2) + self.rate * np.exp(-((x - self.shift) ** 2) / 2)
-        return self._loss(x), density / density.sum()
+        x, mass = _mixture(self.rate, self.shift, reach)
+        return self._loss(x), mass
 
     def _loss(self, x: Array) -> Array:
         return mixture_loss(self.rate, self.shift, x) - mixture_loss(self.rate, self.shift, -x)
@@ -115,6 +113,13 @@ class Replaced:
         mass[0] += (1 - q) * special.ndtr(x[0]) + q * special.ndtr(x[0] - shift)
         infinite = (1 - q) * special.ndtr(-x[-1]) + q * special.ndtr(shift - x[-1])
         return LossMass(interval, first, mass, float(infinite))
+
+
+def _mixture(rate: float, shift: float, reach: float) -> tuple[Array, Array]:
+    """(1 − q)·N(0, 1) + q·N(μ, 1) at a few thousand points: where, and how much of it."""
+    x = np.linspace(-reach, shift + reach, SKETCH_POINTS)
+    density = (1 - rate) * np.exp(-(x**2) / 2) + rate * np.exp(-((x - shift) ** 2) / 2)
+    return x, density / density.sum()
 
 
 def mixture_loss(rate: float, shift: float, x: Array) -> Array:
