@@ -28,12 +28,20 @@ def test_the_sentences_below_it_are_what_the_results_say() -> None:
         job["ms"]["stacked"]["median"] * steps * 10 / 1e3 for job, steps in ((mnist, 300 * 45), (cifar, 50 * 200))
     ]
     assert f"give {rounds[0]:.1f} s and\n  {rounds[1]:.1f} s" in PAGE
+    others = [run["whole_job_s"] for run in FOUND["other_runs"]]
+    (first, second), (third, fourth) = ([run[job["job"]] for run in others] for job in (mnist, cifar))
+    assert f"other runs {first:.1f} and {second:.1f} s, {third:.1f} and {fourth:.1f} s" in PAGE
+    first, second = (run["stacked_ms"][mnist["job"]] for run in FOUND["other_runs"])
+    assert f"gave medians\n  of {first:.4f} and {second:.4f} ms" in PAGE
+    for name, more in (("MNIST p=.05 l2", 21), ("CIFAR p=.1 l2", 71)):
+        ms = jobs[name]["ms"]
+        assert more == round(100 * (ms["stacked"]["median"] / ms["stacked, FedAvg"]["median"] - 1)), name
     for job in jobs.values():
         assert job["peak_mib"]["stacked"] < 2 * job["peak_mib"]["stacked, FedAvg"]
     kernels = FOUND["cifar_kernels_us"]
     back, sums = (sum(us for name, us in kernels.items() if what in name) for what in ("backward", "sums"))
-    steps = 1e4 * cifar["ms"]["stacked, steps only"]["median"]
-    assert f"({back:.0f} of {steps:.0f} µs a step) and its\n  convolutions' sums ({sums:.0f} µs)" in PAGE
+    assert f"({back:.0f} of 843 µs)\n  and its convolutions' sums ({sums:.0f} µs)" in PAGE
+    assert "a step took 843 µs" in FOUND["provenance"]["cifar_kernels_us"]
     split = list(FOUND["round_split_ms"].values())
     assert f"took {split[0]['round']:.0f} ms: {split[0]['train']:.0f} of training" in PAGE
     assert f"took {split[1]['round']:.0f} ms, of which {split[1]['train']:.0f} were training" in PAGE

@@ -95,6 +95,22 @@ def test_one_row_more_seeds(small: tuple[Path, Path, dict[str, Any]]) -> None:
     assert len(values) == 3
 
 
+def test_what_is_compared_runs_with_more_seeds(tmp_path: Path) -> None:
+    """Table 2's sound rows have three at least; --seeds asks for more, and quick rows stay quick."""
+    path = rows.find("cifar10")
+    spec = rows.read(path)
+    chosen = rows.select(spec, "fedspa-0.1,fedavg")
+
+    def counts(seeds: int, quick: bool) -> dict[str, int]:
+        planned = table.plan(path, spec, chosen, seeds, tmp_path, quick, [])
+        return {key: len(runs) for key, runs in planned.items()}
+
+    names = [f"fedspa-0.1-{setting}" for setting in ("published", "verified", "tuned")] + ["fedavg-1-published"]
+    assert counts(1, False) == dict(zip(names, (1, 3, 3, 1)))
+    assert counts(5, False) == dict.fromkeys(names, 5)
+    assert counts(1, True) == dict.fromkeys(names, 1)
+
+
 def test_quick_is_quick_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = small_table.write(tmp_path)

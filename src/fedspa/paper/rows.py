@@ -34,11 +34,15 @@ class Printed(Section):
 
 
 class Trial(Section):
-    """A config, and what this row changes in it (as in `fedspa run --set`); `quick` where the table's does not fit."""
+    """A config, and what this row changes in it (as in `fedspa run --set`); `quick` where the table's does not fit.
+
+    `seeds`: it runs with so many at least. What is compared from row to row needs its error bars.
+    """
 
     config: str
     set: list[str] = Field(default_factory=list)
     quick: list[str] | None = None
+    seeds: int = Field(default=1, ge=1)
 
 
 class Row(Section):

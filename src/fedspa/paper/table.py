@@ -24,7 +24,7 @@ def plan(
                 continue
             small = [] if not quick else spec.quick if trial.quick is None else trial.quick
             key = f"{row.key}-{setting}"
-            for seed in range(seeds):
+            for seed in range(seeds if quick else max(seeds, trial.seeds)):
                 name = f"{key}-seed-{seed}"
                 own = [f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
                 run = Planned(name, rows.trial_config(path, trial, [*small, *overrides, *own]))
@@ -147,7 +147,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
     )
     lines.append(
         f"best: over rounds, on the held-out records, as the paper reports; last: after the last round; "
-        f"{table['seeds']} seed(s), mean ± standard deviation. ε is the largest over agents."
+        f"{_seeds(table)}. ε is the largest over agents."
     )
     for row in table["rows"]:
         for setting in SETTINGS:
@@ -171,6 +171,13 @@ def notes(table: Mapping[str, Any]) -> list[str]:
             "none where no accountant knows one. Its published ε has the sensitivities as printed."
         )
     return lines
+
+
+def _seeds(table: Mapping[str, Any]) -> str:
+    counts = sorted({row[setting]["seeds"] for row in table["rows"] for setting in SETTINGS if setting in row})
+    if counts == [1]:
+        return "one seed"
+    return f"{' or '.join(map(str, counts))} seeds; ± is their standard deviation"
 
 
 def markdown(table: Mapping[str, Any]) -> str:
