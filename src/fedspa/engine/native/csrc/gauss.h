@@ -36,23 +36,24 @@ INLINE D square_root(D x) {
 #endif
 }
 
-/* log x for normal 0 < x <= 1: x = 2^e m with m in [√½, √2), s = (m-1)/(m+1), log m = 2s + s³ (the atanh series,
- * with minimax coefficients for s² < 0.0295). */
-INLINE D logarithm(D x) {
+/* -2 log(x / 2^63) for 1/2 <= x <= 2^63: x = 2^e m with m in [√½, √2), s = (m-1)/(m+1), log m = 2s + s³ (the atanh
+ * series, with minimax coefficients for s² < 0.0295). Powers of two are in the constants, where they cost nothing: to
+ * scale by one never rounds. */
+INLINE D minus_two_logarithms(D x) {
     L bits = (L)x;
     L shifted = bits - 0x3fe6a09e667f3bcd; /* the bits of √½: e is then the exponent field of the difference */
     L exponent = shifted >> 52;
     D m = (D)(bits - (exponent << 52));
-    D e = (D)(exponent + 0x4338000000000000) - 0x1.8p52; /* a small integer to double */
-    D f = m - 1.0, s = f / (m + 1.0), z = s * s;
-    D r = 1.479819860511658591e-01 - (D){0};
-    r = r * z + 1.531383769920937332e-01;
-    r = r * z + 1.818357216161805012e-01;
-    r = r * z + 2.222219843214978396e-01;
-    r = r * z + 2.857142874366239149e-01;
-    r = r * z + 3.999999999940941908e-01;
-    r = r * z + 6.666666666666735130e-01;
-    return (e * 6.93147180369123816490e-01 + (f + (s * (r * z - f)))) + e * 1.90821492927058770002e-10;
+    D e = (D)(exponent + 0x4338000000000000) - (0x1.8p52 + 63); /* a small integer to double */
+    D minus_f = 1.0 - m, f = minus_f + minus_f, s = minus_f / (-1.0 - m), z = s * s;
+    D r = -2 * 1.479819860511658591e-01 - (D){0};
+    r = r * z - 2 * 1.531383769920937332e-01;
+    r = r * z - 2 * 1.818357216161805012e-01;
+    r = r * z - 2 * 2.222219843214978396e-01;
+    r = r * z - 2 * 2.857142874366239149e-01;
+    r = r * z - 2 * 3.999999999940941908e-01;
+    r = r * z - 2 * 6.666666666666735130e-01;
+    return (e * (-2 * 6.93147180369123816490e-01) + (f + (s * (r * z - f)))) + e * (-2 * 1.90821492927058770002e-10);
 }
 
 /* By the parity of `quarter`: the one or the other of two, and the other or the one; then their signs. */
@@ -72,11 +73,11 @@ INLINE void turn(L quarter, D s, D c, D *sine, D *cosine) {
 #endif
 }
 
-/* sin and cos of πt for t in [-1, 1]: quarter turns taken off exactly, then minimax polynomials on ±π/4 (errors of 2e-17
+/* sin and cos of πt / 2^63 for t in ±2^63: quarter turns taken off exactly, then minimax polynomials on ±π/4 (errors of 2e-17
  * before rounding). An odd number of quarters swaps the two. */
 INLINE void sine_cosine(D t, D *sine, D *cosine) {
-    D turned = t * 2.0 + 0x1.8p52; /* rounds to the nearest integer, kept in the low bits */
-    D x = (t - (turned - 0x1.8p52) * 0.5) * 3.14159265358979323846;
+    D turned = t * 0x1p-62 + 0x1.8p52; /* rounds to the nearest integer, kept in the low bits */
+    D x = (t - (turned - 0x1.8p52) * 0x1p62) * (3.14159265358979323846 * 0x1p-63);
     D z = x * x;
     D s = 1.5918115263265975194e-10 - (D){0};
     s = s * z - 2.505113165023518147e-08;
@@ -98,9 +99,8 @@ INLINE void sine_cosine(D t, D *sine, D *cosine) {
 /* Two normals of each radius and angle. */
 INLINE void box_muller(L radii, L angles, D *first, D *second) {
     L top = (L)((uint64_t __attribute__((vector_size(4 * LANES))))radii >> 1);
-    D u = to_double(top) * 0x1p-63 + 0x1p-64;
-    D r = square_root(logarithm(u) * -2.0), s, c;
-    sine_cosine(to_double(angles) * 0x1p-63, &s, &c);
+    D r = square_root(minus_two_logarithms(to_double(top) + 0.5)), s, c;
+    sine_cosine(to_double(angles), &s, &c);
     *first = r * c;
     *second = r * s;
 }

@@ -30,7 +30,7 @@ struct op {
     int kind, linear;
     int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w; /* of the convolution, or of a pooling on its own */
     int pool, pool_h, pool_w, pool_stride_h, pool_stride_w, pool_pad_h, pool_pad_w;
-    int winograd, strip; /* forward by winograd.h, by strip.h */
+    int winograd, strip, square; /* forward by winograd.h, by strip.h, by square.h */
     int relu, include_pad;
     int rows, runs, run, run_padded, row_length; /* row_length: from row to row */
     int used_h, used_w;                          /* the convolution's pixels that anything reads */

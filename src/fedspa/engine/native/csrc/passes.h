@@ -43,6 +43,7 @@ static void forward_rows(struct work *w, int i, int n) {
         int64_t count = n - e < block ? n - e : block;
         const float *from = w->unit[i] + e * in->example, *packed = w->packed + op->packed;
         if (op->winograd) winograd_forward(op, in, from, count, packed, w->scratch, w->space);
+        else if (op->square) square_forward(op, in, from, count, packed, w->scratch, w->space);
         else if (op->strip) strip_forward(op, in, from, count, packed, w->scratch, w->space);
         else conv_forward(op, in, from, count, packed, w->scratch);
         for (int64_t j = 0; j < count; j++)

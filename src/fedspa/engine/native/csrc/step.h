@@ -60,6 +60,7 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
 static void prepare_weights(struct work *w, const struct op *op) {
     float *packed = w->packed + op->packed;
     if (op->winograd) winograd_weights(op, w->theta, packed);
+    else if (op->square) square_weights(op, w->theta, packed, w->space);
     else if (op->strip) strip_weights(op, w->theta, packed, w->space);
     else pack_weights(op, w->theta, packed);
 }

@@ -46,23 +46,27 @@ INLINE int strip_rows(const struct op *op) { return (op->used_h - 1) * op->strid
 
 INLINE int64_t strip_size(const struct op *op) { return strip_rows(op) * strip_row(op); }
 
-/* The points of one input channel in one kernel row: `g` has its five weights, `width` output channels each. */
-INLINE void strip_points(const float *g, int64_t spacing, int width, float *to) {
-    for (int lane = 0; lane < width; lane++) {
-        const float g0 = g[lane], g1 = g[spacing + lane], g2 = g[2 * spacing + lane], g3 = g[3 * spacing + lane];
-        const float g4 = g[4 * spacing + lane], even = (g0 + g4) + g2, odd = g1 + g3;
-        const float rising = (g0 + 16 * g4) + 4 * g2, rising_odd = 2 * g1 + 8 * g3;
-        const float falling = (16 * g0 + g4) + 4 * g2, falling_odd = 8 * g1 + 2 * g3;
-        to[0 * width + lane] = 0.25f * g0;
-        to[1 * width + lane] = (float)(1 / 18.0) * (even + odd);
-        to[2 * width + lane] = (float)(1 / 18.0) * (even - odd);
-        to[3 * width + lane] = (float)(1 / 360.0) * (rising + rising_odd);
-        to[4 * width + lane] = (float)(1 / 360.0) * (rising - rising_odd);
-        to[5 * width + lane] = (float)(1 / 45.0) * (falling + falling_odd);
-        to[6 * width + lane] = (float)(1 / 45.0) * (falling - falling_odd);
-        to[7 * width + lane] = 0.25f * g4;
+/* From five weights, `spacing` apart, to eight points, `apart`; a vector of them at a time. */
+#define STRIP_WEIGHTS(NAME, TYPE, LOAD, STORE)                                                                         \
+    INLINE void NAME(const float *g, int64_t spacing, float *to, int64_t apart) {                                      \
+        const TYPE g0 = LOAD(g), g1 = LOAD(g + spacing), g2 = LOAD(g + 2 * spacing), g3 = LOAD(g + 3 * spacing);       \
+        const TYPE g4 = LOAD(g + 4 * spacing), even = (g0 + g4) + g2, odd = g1 + g3;                                   \
+        const TYPE rising = (g0 + 16 * g4) + 4 * g2, rising_odd = 2 * g1 + 8 * g3;                                     \
+        const TYPE falling = (16 * g0 + g4) + 4 * g2, falling_odd = 8 * g1 + 2 * g3;                                   \
+        STORE(to, 0.25f * g0);                                                                                         \
+        STORE(to + apart, (float)(1 / 18.0) * (even + odd));                                                           \
+        STORE(to + 2 * apart, (float)(1 / 18.0) * (even - odd));                                                       \
+        STORE(to + 3 * apart, (float)(1 / 360.0) * (rising + rising_odd));                                             \
+        STORE(to + 4 * apart, (float)(1 / 360.0) * (rising - rising_odd));                                             \
+        STORE(to + 5 * apart, (float)(1 / 45.0) * (falling + falling_odd));                                            \
+        STORE(to + 6 * apart, (float)(1 / 45.0) * (falling - falling_odd));                                            \
+        STORE(to + 7 * apart, 0.25f * g4);                                                                             \
     }
-}
+STRIP_WEIGHTS(strip_points, V, load, store)
+#if LEVEL == 2
+STRIP_WEIGHTS(strip_points_half, H, load_half, store_half)
+STRIP_WEIGHTS(strip_points_quarter, Q, load_quarter, store_quarter)
+#endif
 
 /* Packed as [panel][kernel row][input channel][point][channels of the panel]; `space` has room for a kernel row's
  * weights turned over: run_padded vectors. */
@@ -87,9 +91,14 @@ PHASE void strip_weights(const struct op *op, const float *theta, float *packed,
                     space[k * LANES + lane] = lane < present ? row[lane * op->row_length + k] : 0;
 #endif
             for (int c = 0; c < channels; c++, packed += STRIP_POINTS * width) {
-                if (width == LANES) strip_points(space + c * LANES, (int64_t)channels * LANES, LANES, packed);
-                else if (width == LANES / 2) strip_points(space + c * LANES, (int64_t)channels * LANES, LANES / 2, packed);
-                else strip_points(space + c * LANES, (int64_t)channels * LANES, LANES / 4, packed);
+                const float *weights = space + c * LANES;
+                const int64_t spacing = (int64_t)channels * LANES;
+#if LEVEL == 2
+                if (width == LANES / 4) strip_points_quarter(weights, spacing, packed, LANES / 4);
+                else if (width == LANES / 2) strip_points_half(weights, spacing, packed, LANES / 2);
+                else
+#endif
+                strip_points(weights, spacing, packed, LANES);
             }
         }
     }
@@ -196,6 +205,37 @@ PHASE void strip_tile_quarter(const float *const *in, int runs, int channels, in
 }
 #endif
 
+INLINE void strip_tile(int panel, const float *const *in, int runs, int channels, int64_t row, const float *w,
+                       float *const *out, int64_t out_spacing) {
+#if LEVEL == 2
+    if (panel == PANEL_QUARTER) strip_tile_quarter(in, runs, channels, row, w, out, out_spacing);
+    else if (panel == PANEL_HALF) strip_tile_half(in, runs, channels, row, w, out, out_spacing);
+    else
+#endif
+        strip_tile_one(in, runs, channels, row, w, out, out_spacing);
+    (void)panel;
+}
+
+/* Kernels one row high: `rows` rows of strips, one behind the other, to as many rows of pixels. */
+INLINE void strip_row_tiles(const struct op *op, int panel, const float *from, int64_t rows, int channels,
+                            const float *packed, float *to) {
+    const int across = strips_across(op);
+    const int64_t below = (int64_t)scratch_width(op) * op->rows_padded, total = rows * across;
+    const float *a[3];
+    float *c[3];
+    int strip = 0, filled = 0;
+    for (int64_t s = 0; s < total; s++, from += channels * STRIP_POINTS) {
+        a[filled] = from;
+        c[filled++] = to + (int64_t)strip_start(op, strip) * op->rows_padded;
+        if (++strip == across) strip = 0, to += below;
+        if (s + 1 == total)
+            for (; filled < 3; filled++) a[filled] = a[filled - 1], c[filled] = c[filled - 1]; /* repeats a strip */
+        if (filled < 3) continue;
+        strip_tile(panel, a, 1, channels, 0, packed, c, op->rows_padded);
+        filled = 0;
+    }
+}
+
 /* As conv_forward; `space` holds the examples' transformed inputs. */
 PHASE void strip_forward(const struct op *op, const struct buffer *buffer, const float *in, int64_t examples,
                          const float *packed, float *scratch, float *space) {
@@ -226,14 +266,8 @@ PHASE void strip_forward(const struct op *op, const struct buffer *buffer, const
                 from += (op->stride_h - 1) * row;
                 if (++y == op->used_h) y = 0, from += left_over;
             }
-#if LEVEL == 2
-            if (panel == PANEL_QUARTER) strip_tile_quarter(a, op->runs, channels, row, packed, c, op->rows_padded);
-            else if (panel == PANEL_HALF) strip_tile_half(a, op->runs, channels, row, packed, c, op->rows_padded);
-            else
-#endif
-            strip_tile_one(a, op->runs, channels, row, packed, c, op->rows_padded);
+            strip_tile(panel, a, op->runs, channels, row, packed, c, op->rows_padded);
         }
-        (void)panel;
         packed += (int64_t)panel_width * op->runs * channels * STRIP_POINTS;
     }
 }

@@ -6,7 +6,7 @@
 #include "gauss.h"
 #include "net.h"
 #include "spread.h"
-#include "strip.h"
+#include "square.h"
 #include "winograd.h"
 
 #define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
@@ -88,6 +88,7 @@ static int chunk_size(const struct fedspa_net *net, int64_t records) {
 
 static int64_t examples_per_scratch(const struct op *op, int64_t chunk) {
     int64_t fit = SCRATCH_BYTES / (4 * scratch_size(op));
+    if (op->square && fit > SQUARE_EXAMPLES) fit = SQUARE_EXAMPLES;
     return fit < 1 ? 1 : fit > chunk ? chunk : fit;
 }
 
@@ -175,7 +176,10 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);
         if (op->winograd) space = larger(space, winograd_size(op, examples_per_scratch(op, chunk)));
-        if (op->strip) { /* transformed inputs, or a kernel row of weights with what its last vector reads past it */
+        if (op->square) {
+            space = larger(space, square_size(op));
+            space = larger(space, (int64_t)(op->run + PAD) * LANES + square_weights_size(op));
+        } else if (op->strip) { /* transformed inputs, or a kernel row of weights with what its last vector reads past it */
             space = larger(space, strip_size(op) * examples_per_scratch(op, chunk));
             space = larger(space, (int64_t)(op->run + PAD) * LANES);
         }
