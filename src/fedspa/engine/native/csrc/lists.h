@@ -143,12 +143,13 @@ INLINE void sort_channels(const struct op *op, int from, int to, const float *de
 }
 
 /* For every pixel of the chunk with a delta in some channel: those channels, as items whose `at` is a row of weights.
- * Rows `from` to `to` and examples `first` to `end` only. Returns the number of pixels. */
+ * Rows `from` to `to` and examples `first` to `end` only. Returns the number of pixels. Where backward walks columns of
+ * units, a spot is a unit's pixel and the one below it, with or without deltas, and a column's lie together. */
 static int64_t build_spots(struct work *w, int i, int from, int to, int first, int end) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
-    const int window = op->pool_h * op->pool_w;
-    const int together = spread_two_of(op) ? op->pool_w : window, below_at = together < window ? together * spot_room(op) : 0;
+    const int columns = spread_column_of(op) != NULL, window = op->pool_h * op->pool_w;
+    const int together = columns ? op->pool_w : window, below_at = columns ? together * spot_room(op) : 0;
     struct item *room = w->spot_items; /* of a unit: for each pixel of its window */
     struct spot *spot = w->spots;
     for (int e = first; e < end; e++) {
@@ -164,11 +165,13 @@ static int64_t build_spots(struct work *w, int i, int from, int to, int first, i
                 float *start = w->delta[i] + e * in->example + w->window[i][y * out->width + x];
                 for (int p = 0; p < together; p++) {
                     const struct item *items = room + p * spot_room(op), *below = items + below_at;
-                    const int count = (int)(next[p] - items), below_count = below_at ? (int)(next[p + together] - below) : 0;
-                    *spot = (struct spot){items, below, start + w->pixel[i][p], count, below_count};
-                    spot += count + below_count > 0;
+                    const int count = (int)(next[p] - items), below_count = columns ? (int)(next[p + together] - below) : 0;
+                    struct spot *here = columns ? spot + ((int64_t)x * together + p) * out->height + y : spot;
+                    *here = (struct spot){items, below, start + w->pixel[i][p], count, below_count};
+                    if (!columns) spot += count > 0;
                 }
             }
+        if (columns) spot += (int64_t)out->height * out->width * together;
     }
     return spot - w->spots;
 }

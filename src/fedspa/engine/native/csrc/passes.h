@@ -88,13 +88,14 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
 PHASE void spread(struct work *w, int i, int first, int end) {
     const struct op *op = w->net->ops + i;
     const int near = spread_near(op);
-    const spread_function two = spread_two_of(op);
+    const column_function column = spread_column_of(op);
+    const int height = w->net->buffers[i + 1].height;
     const int piece = near ? LONG_PIECE : SPREAD_PIECE, rows = near ? op->rows : SPREAD_ROWS;
     for (int from = 0; from < op->rows; from += rows) {
         const int64_t spots = build_spots(w, i, from, op->rows - from < rows ? op->rows : from + rows, first, end);
-        if (two) {
-            for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
-                two(w->theta + op->weights, spot, w->segment[i]);
+        if (column) {
+            for (const struct spot *spot = w->spots; spot < w->spots + spots; spot += height)
+                column(w->theta + op->weights, spot, height, w->segment[i]);
             continue;
         }
         for (int s = 0, length; s < segments_of(op); s += length) {

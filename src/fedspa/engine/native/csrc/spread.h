@@ -56,36 +56,53 @@ INLINE void spread_piece(const int n, const int paired, const float *weights, co
 }
 
 #if LEVEL == 2
-/* The same for two pixels, one above the other, of a kernel with `runs` of `length` vectors and, with `tail`, up to four
- * floats more: all but a row of their windows is the same. */
-INLINE void spread_two(const int runs, const int length, const int tail, const float *weights, const struct spot *spot,
-                       const int32_t *segment) {
+/* The same for a column of `height` units that each pick from two pixels, one above the other, of a kernel with `runs` of
+ * `length` vectors and, with `tail`, up to four floats more. The windows of a unit's two pixels share all but one row,
+ * and those of two units all but two: a row stays in registers from the first unit that adds to it to the last. */
+INLINE void spread_column(const int runs, const int length, const int tail, const float *weights,
+                          const struct spot *spot, int height, const int32_t *segment) {
     const int stride = length + tail; /* vectors in memory, of which the tail fills a quarter */
     V acc[LONG_PIECE];
     Q rest[6];
-    SPREAD_UNROLLED(runs + 1, r) {
-        SPREAD_UNROLLED(length, j) acc[r * length + j] = load(spot->window + segment[r * stride + j]);
-        if (tail) rest[r] = load_quarter(spot->window + segment[r * stride + length]);
+#define COLUMN_ROWS(FROM, TO, VECTOR, QUARTER)                                                                         \
+    SPREAD_UNROLLED(6, r) {                                                                                            \
+        if (r < FROM || r >= TO) continue;                                                                             \
+        SPREAD_UNROLLED(length, j) VECTOR(spot->window + segment[r * stride + j], acc[r * length + j]);                \
+        if (tail) QUARTER(spot->window + segment[r * stride + length], rest[r]);                                       \
     }
-    SPREAD_UNROLLED(2, lower) {
-        const struct item *items = lower ? spot->below : spot->items, *end = items + (lower ? spot->below_count : spot->count);
-        for (; items < end; items++) {
-            const float *row = weights + items->at;
-            const V d = splat(items->delta);
-            const Q few = items->delta - (Q){0};
-            SPREAD_UNROLLED(runs, r) {
-                SPREAD_UNROLLED(length, j) acc[(r + lower) * length + j] += d * load(row + (r * stride + j) * LANES);
-                if (tail) rest[r + lower] += few * load_quarter(row + (r * stride + length) * LANES);
+#define COLUMN_LOAD(FROM, V) V = load(FROM)
+#define COLUMN_LOAD_QUARTER(FROM, V) V = load_quarter(FROM)
+    COLUMN_ROWS(0, runs - 1, COLUMN_LOAD, COLUMN_LOAD_QUARTER)
+    for (const struct spot *end = spot + height; spot < end; spot++) {
+        COLUMN_ROWS(runs - 1, runs + 1, COLUMN_LOAD, COLUMN_LOAD_QUARTER)
+        SPREAD_UNROLLED(2, lower) {
+            const struct item *items = lower ? spot->below : spot->items;
+            const struct item *last = items + (lower ? spot->below_count : spot->count);
+            for (; items < last; items++) {
+                const float *row = weights + items->at;
+                const V d = splat(items->delta);
+                const Q few = items->delta - (Q){0};
+                SPREAD_UNROLLED(runs, r) {
+                    SPREAD_UNROLLED(length, j) acc[(r + lower) * length + j] += d * load(row + (r * stride + j) * LANES);
+                    if (tail) rest[r + lower] += few * load_quarter(row + (r * stride + length) * LANES);
+                }
             }
         }
+        COLUMN_ROWS(0, 2, store, store_quarter)
+        SPREAD_UNROLLED(runs - 1, r) { /* two rows up: the next unit's window */
+            SPREAD_UNROLLED(length, j) acc[r * length + j] = acc[(r + 2) * length + j];
+            if (tail) rest[r] = rest[r + 2];
+        }
     }
-    SPREAD_UNROLLED(runs + 1, r) {
-        SPREAD_UNROLLED(length, j) store(spot->window + segment[r * stride + j], acc[r * length + j]);
-        if (tail) store_quarter(spot->window + segment[r * stride + length], rest[r]);
+    spot--;
+    SPREAD_UNROLLED(runs - 1, r) {
+        SPREAD_UNROLLED(length, j) store(spot->window + segment[(r + 2) * stride + j], acc[r * length + j]);
+        if (tail) store_quarter(spot->window + segment[(r + 2) * stride + length], rest[r]);
     }
 }
 #endif
 
+typedef void (*column_function)(const float *, const struct spot *, int, const int32_t *);
 typedef void (*spread_function)(const float *, const struct spot *, const int32_t *);
 
 #define SPREAD_FUNCTION(N) SPREAD_VERSION(N, 0, )
@@ -106,30 +123,34 @@ SPREAD_FUNCTION(16)
 SPREAD_FUNCTION(20)
 SPREAD_FUNCTION(24)
 
-#define SPREAD_TWO(RUNS, LENGTH, TAIL)                                                                                 \
-    static void spread_two_##RUNS##_##LENGTH##_##TAIL(const float *weights, const struct spot *spot,                   \
-                                                      const int32_t *segment) {                                        \
-        spread_two(RUNS, LENGTH, TAIL, weights, spot, segment);                                                        \
+#define SPREAD_COLUMN(RUNS, LENGTH, TAIL)                                                                              \
+    static void spread_column_##RUNS##_##LENGTH##_##TAIL(const float *weights, const struct spot *spot, int height,    \
+                                                         const int32_t *segment) {                                     \
+        spread_column(RUNS, LENGTH, TAIL, weights, spot, height, segment);                                             \
     }
-#define SPREAD_BOTH(RUNS, LENGTH) SPREAD_TWO(RUNS, LENGTH, 0) SPREAD_TWO(RUNS, LENGTH, 1)
-SPREAD_BOTH(3, 1) SPREAD_BOTH(3, 2) SPREAD_BOTH(3, 3) SPREAD_BOTH(3, 4) SPREAD_BOTH(3, 5) SPREAD_TWO(3, 6, 0)
-SPREAD_BOTH(5, 1) SPREAD_BOTH(5, 2) SPREAD_BOTH(5, 3) SPREAD_TWO(5, 4, 0)
+#define SPREAD_BOTH(RUNS, LENGTH) SPREAD_COLUMN(RUNS, LENGTH, 0) SPREAD_COLUMN(RUNS, LENGTH, 1)
+SPREAD_BOTH(3, 1) SPREAD_BOTH(3, 2) SPREAD_BOTH(3, 3) SPREAD_BOTH(3, 4) SPREAD_BOTH(3, 5) SPREAD_COLUMN(3, 6, 0)
+SPREAD_BOTH(5, 1) SPREAD_BOTH(5, 2) SPREAD_BOTH(5, 3) SPREAD_COLUMN(5, 4, 0)
 /* By the vectors of a run, the tail's among them; then by whether there is one. */
-static const spread_function THREE_RUNS[][2] = {
-    {spread_two_3_1_0, NULL},             {spread_two_3_2_0, spread_two_3_1_1}, {spread_two_3_3_0, spread_two_3_2_1},
-    {spread_two_3_4_0, spread_two_3_3_1}, {spread_two_3_5_0, spread_two_3_4_1}, {spread_two_3_6_0, spread_two_3_5_1}};
-static const spread_function FIVE_RUNS[][2] = {{spread_two_5_1_0, NULL},
-                                               {spread_two_5_2_0, spread_two_5_1_1},
-                                               {spread_two_5_3_0, spread_two_5_2_1},
-                                               {spread_two_5_4_0, spread_two_5_3_1}};
+static const column_function THREE_RUNS[][2] = {{spread_column_3_1_0, NULL},
+                                                {spread_column_3_2_0, spread_column_3_1_1},
+                                                {spread_column_3_3_0, spread_column_3_2_1},
+                                                {spread_column_3_4_0, spread_column_3_3_1},
+                                                {spread_column_3_5_0, spread_column_3_4_1},
+                                                {spread_column_3_6_0, spread_column_3_5_1}};
+static const column_function FIVE_RUNS[][2] = {{spread_column_5_1_0, NULL},
+                                               {spread_column_5_2_0, spread_column_5_1_1},
+                                               {spread_column_5_3_0, spread_column_5_2_1},
+                                               {spread_column_5_4_0, spread_column_5_3_1}};
 #endif
 
-/* Backward for two pixels together, or NULL where that is not possible: both picked from by one unit, their windows a
- * row apart, all weights near. */
-INLINE spread_function spread_two_of(const struct op *op) {
+/* Backward for a column of units, or NULL where that is not possible: each picks from two rows of pixels that no other
+ * picks from, whose windows are a row apart, and all weights are near. */
+INLINE column_function spread_column_of(const struct op *op) {
 #if LEVEL == 2
     const int length = op->run_padded / LANES, tail = length > 1 && op->run % LANES > 0 && op->run % LANES <= LANES / 4;
-    if (op->pool_h != 2 || op->pool_pad_h > 0 || op->stride_h != 1 || is_paired(op) || !spread_near(op)) return NULL;
+    if (op->pool_h != 2 || op->pool_stride_h != 2 || op->pool_pad_h > 0 || op->stride_h != 1) return NULL;
+    if (is_paired(op) || !spread_near(op)) return NULL;
     if (op->runs == 3 && length <= 6) return THREE_RUNS[length - 1][tail];
     if (op->runs == 5 && length <= 4) return FIVE_RUNS[length - 1][tail];
 #endif
