@@ -8,6 +8,8 @@
 #ifndef FEDSPA_ROWS_H
 #define FEDSPA_ROWS_H
 
+#include <float.h>
+
 #include "net.h"
 #include "simd.h"
 
@@ -107,7 +109,14 @@ INLINE void add_scaled_piece(const int n, const int paired, const float *x, cons
     UNROLLED(n, j) store_int(sum + to[j], total[j]);
 }
 
-/* The same where each example has one pixel: its piece is one rounded product. */
+/* Finite, so that nothing times zero is NaN. */
+INLINE float scaled_delta(float delta, float factor) {
+    const float scaled = delta * factor;
+    return scaled > FLT_MAX ? FLT_MAX : scaled < -FLT_MAX ? -FLT_MAX : scaled;
+}
+
+/* The same where each example has one pixel, so that there is no sum that could cancel: the delta is scaled before it is
+ * multiplied. Two roundings either way, which CLIP_MARGIN covers. */
 INLINE void add_scaled_products(const int n, const int paired, const float *x, const struct list *l,
                                 const struct piece *s, int32_t *sum, const float *factor) {
     const int32_t *from = s->from, *to = s->to;
@@ -115,8 +124,8 @@ INLINE void add_scaled_products(const int n, const int paired, const float *x, c
     UNROLLED(n, j) total[j] = load_int(sum + to[j]);
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
-        V d = splat(l->items[i].delta), f = splat(factor[l->example[i]]);
-        UNROLLED(n, j) total[j] += to_units(f * (d * load_window(paired, p, from, j)));
+        const V d = splat(scaled_delta(l->items[i].delta, factor[l->example[i]]));
+        UNROLLED(n, j) total[j] += to_units(d * load_window(paired, p, from, j));
     }
     UNROLLED(n, j) store_int(sum + to[j], total[j]);
 }
