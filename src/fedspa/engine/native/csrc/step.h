@@ -135,14 +135,13 @@ static int place_parameters(struct work *w, const struct fedspa_task *task, cons
         w->place[j] = w->net->place[task->coordinates ? task->coordinates[j] : j];
         w->active[w->place[j]] = -1;
     }
-    int64_t straight = 0;
-    for (int64_t j = 0; j + 8 <= task->active; j++) {
-        int beside = 1;
-        for (int i = 1; i < 8; i++) beside &= w->place[j + i] == w->place[j] + i;
-        straight += w->straight[j] = (uint8_t)beside;
+    for (int64_t j = task->active - 1; j >= 0; j--) {
+        const int follows = j + 1 < task->active && w->place[j + 1] == w->place[j] + 1;
+        w->beside[j] = follows ? w->beside[j + 1] + 1 : 1;
+        w->straight += w->beside[j] >= 8;
     }
     /* Where most coordinates are active and lie apart, a pass over all is faster than one place after the other. */
-    if (task->clip != CLIP_NONE && 4 * task->active > w->net->dimension && 2 * straight < task->active)
+    if (task->clip != CLIP_NONE && 4 * task->active > w->net->dimension && 2 * w->straight < task->active)
         w->placed = take(w, 8 * (w->net->layout + PAD));
     return cut_rows(w);
 }

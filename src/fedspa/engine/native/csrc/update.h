@@ -26,20 +26,20 @@ INLINE void move(struct work *w, int64_t from, int64_t to, const double *noise, 
     float *restrict theta = w->theta;
     const int32_t *restrict units = w->units;
     const double *restrict total = w->folded ? w->total : NULL;
-    for (int64_t j = from; j < to;) {
-        const int32_t at = w->place[j];
-        const double *value = noise + j - from;
-        if (w->straight[j] && j + 8 <= to) { /* the common case at p = 1 */
-            D8 sums = __builtin_convertvector(*(const I8U *)(units + at), D8);
-            if (total) sums += *(const D8U *)(total + at);
-            D8 noisy = sums + deviation * *(const D8U *)value;
-            D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
-            store_half(theta + at, __builtin_convertvector(next, H));
-            j += 8;
-        } else {
-            theta[at] = (float)(theta[at] - step * (units[at] + (total ? total[at] : 0) + deviation * *value));
-            j++;
+    for (int64_t j = from; j < to; j++) {
+        int64_t at = w->place[j];
+        if (w->straight) { /* usual at p = 1 */
+            for (int64_t side = w->beside[j]; side >= 8 && j + 8 <= to; side -= 8, at += 8, j += 8) {
+                D8 sums = __builtin_convertvector(*(const I8U *)(units + at), D8);
+                if (total) sums += *(const D8U *)(total + at);
+                const D8 noisy = sums + deviation * *(const D8U *)(noise + j - from);
+                const D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
+                store_half(theta + at, __builtin_convertvector(next, H));
+            }
+            if (j == to) break;
+            at = w->place[j];
         }
+        theta[at] = (float)(theta[at] - step * (units[at] + (total ? total[at] : 0) + deviation * noise[j - from]));
     }
 }
 

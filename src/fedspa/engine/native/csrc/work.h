@@ -49,7 +49,8 @@ struct work {
     int64_t zeroed;           /* examples left out so far, of all steps */
     int32_t *place, *active;
     int all_active;
-    uint8_t *straight;        /* do eight parameters lie side by side from here on? */
+    int32_t *beside;          /* how many of the active parameters lie side by side from here on, */
+    int64_t straight;         /* and for how many of them those are eight or more */
     double *placed;           /* a step's noise where its coordinates lie, or NULL where it goes there at once */
     uint64_t *sampling_words;
     int64_t *chosen;
@@ -127,7 +128,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->kept = take(w, net->count * (int64_t)sizeof *w->kept);
     int64_t room_to_keep = task->clip == CLIP_L2 ? KEPT_BYTES : 0;
     w->place = take(w, 4 * task->active);
-    w->straight = take(w, task->active);
+    w->beside = take(w, 4 * task->active);
     w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
     w->factor = take(w, 4 * chunk);
     w->sampling_words = take(w, 3 * 8 * stream_room(task->records, task->batch));
