@@ -59,7 +59,7 @@ class NativeEngine:
         self.threads = threads
         self._level = LEVELS.index(level or library.best_level())
         self._dimension = sum(p.numel() for p in module.parameters())
-        self._nets: dict[tuple[int, ...], int] = {}
+        self._nets: dict[tuple[tuple[int, ...], bool], int] = {}
         self._building = Lock()
 
     def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
@@ -94,7 +94,7 @@ class NativeEngine:
         start = self._start(theta)
         if any(task.exact for task in tasks):
             raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
-        nets = [self._net(tuple(task.x.shape[1:])) for task in tasks]
+        nets = [self._net(tuple(task.x.shape[1:]), self._mostly_noised(task)) for task in tasks]
         stop = c_int32(0)
         with ThreadPoolExecutor(max_workers=min(self.threads, max(1, len(tasks)))) as pool:
             futures = [pool.submit(self._one, start, net, task, stop) for net, task in zip(nets, tasks)]
@@ -112,21 +112,25 @@ class NativeEngine:
             raise ConfigError(f"theta has {start.numel()} values; the model has {self._dimension} parameters")
         return start
 
-    def _net(self, shape: tuple[int, ...]) -> int:
+    def _mostly_noised(self, task: LocalTask) -> bool:
+        """Whether noise goes to so many coordinates that their order matters more than the rest of a step."""
+        return task.plan is not None and 4 * task.plan.active > self._dimension
+
+    def _net(self, shape: tuple[int, ...], straight: bool = False) -> int:
         """The library's net for records of this shape, built once, whichever thread asks first."""
         with self._building:
-            if shape not in self._nets:
-                self._nets[shape] = self._build(shape)
-            return self._nets[shape]
+            if (shape, straight) not in self._nets:
+                self._nets[shape, straight] = self._build(shape, straight)
+            return self._nets[shape, straight]
 
-    def _build(self, shape: tuple[int, ...]) -> int:
+    def _build(self, shape: tuple[int, ...], straight: bool) -> int:
         try:
             layers = describe(self._module, shape)
         except Unsupported as why:
             raise ConfigError(f"run.engine = 'native' is not possible for this model: {why}") from why
         sides = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
         net: int = self._library.fedspa_net_new(
-            (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension
+            (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension, straight
         )
         if not net:
             raise ConfigError("run.engine = 'native' could not lay out this model; use run.engine = 'generic'")

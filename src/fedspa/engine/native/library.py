@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
 
-_ABI = 4
+_ABI = 5
 LEVELS = ("plain", "avx2", "avx512")
 Level = Literal["plain", "avx2", "avx512"]
 
@@ -84,7 +84,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
         return None
     loaded.fedspa_best_level.restype = c_int64
     loaded.fedspa_net_new.restype = c_void_p
-    loaded.fedspa_net_new.argtypes = [POINTER(Layer), c_int64, POINTER(c_int64), c_int64]
+    loaded.fedspa_net_new.argtypes = [POINTER(Layer), c_int64, POINTER(c_int64), c_int64, c_int64]
     loaded.fedspa_net_free.restype = None
     loaded.fedspa_net_free.argtypes = [c_void_p]
     loaded.fedspa_classes.restype = c_int64

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 4
+#define FEDSPA_ABI 5
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -48,9 +48,10 @@ struct fedspa_net;
 int64_t fedspa_abi(void);
 int64_t fedspa_best_level(void);
 
-/* NULL where the layers do not fit each other or memory ran out. Input is (channels, height, width). */
+/* NULL where the layers do not fit each other or memory ran out. Input is (channels, height, width). `straight` lets
+ * theta keep more of its order inside: a step costs a little more, noise on most of the coordinates much less. */
 struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t count, const int64_t *input,
-                                  int64_t dimension);
+                                  int64_t dimension, int64_t straight);
 void fedspa_net_free(struct fedspa_net *net);
 int64_t fedspa_classes(const struct fedspa_net *net);
 

@@ -61,6 +61,7 @@ static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_
     net->layout += (int64_t)op->rows * op->row_length;
     op->bias = l->bias_offset < 0 ? -1 : net->layout;
     net->layout += l->bias_offset < 0 ? 0 : op->rows_padded;
+    if (!op->linear) net->convolutions = net->layout;
     op->packed = net->packed;
     /* Room for the weights as they are, as winograd.h wants 3 x 3 (16 points), as strip.h wants five wide (8 a row), or
      * as square.h wants 5 x 5 (64). */
@@ -136,6 +137,11 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
             shape_buffer(out, op->rows, op->full_h, op->full_w);
             break;
         case LAYER_LINEAR:
+            if (net->straight && in->channels > 1 && in->height * in->width > 1) {
+                op->kind = OP_FLATTEN;
+                shape_buffer(out, in->channels * in->height * in->width, 1, 1);
+                net->count++, op++, in++, out++;
+            }
             add_rows(net, op, l, in);
             shape_buffer(out, op->rows, 1, 1);
             flat = 1;
@@ -178,14 +184,15 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
 }
 
 struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t count, const int64_t *input,
-                                  int64_t dimension) {
+                                  int64_t dimension, int64_t straight) {
     struct fedspa_net *net = calloc(1, sizeof *net);
     if (!net) return NULL;
-    net->ops = calloc((size_t)count + 1, sizeof *net->ops);
-    net->buffers = calloc((size_t)count + 2, sizeof *net->buffers);
+    net->ops = calloc((size_t)count + 2, sizeof *net->ops); /* one more than layers: OP_FLATTEN */
+    net->buffers = calloc((size_t)count + 3, sizeof *net->buffers);
     net->place = calloc((size_t)dimension, sizeof *net->place);
     net->pool = calloc(1, sizeof *net->pool);
     net->dimension = dimension;
+    net->straight = straight != 0;
     if (net->ops && net->buffers && net->place && net->pool) {
         for (int i = 0; i < 3; i++) net->input[i] = (int)input[i];
         shape_buffer(net->buffers, net->input[0], net->input[1], net->input[2]);

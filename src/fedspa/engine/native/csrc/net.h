@@ -22,7 +22,7 @@ struct buffer {
     int64_t example; /* floats from one example to the next; at least 2 PAD of them never hold a value */
 };
 
-enum { OP_ROWS, OP_MAXPOOL, OP_AVGPOOL, OP_RELU, OP_TANH };
+enum { OP_ROWS, OP_MAXPOOL, OP_AVGPOOL, OP_RELU, OP_TANH, OP_FLATTEN };
 
 /* OP_ROWS is a convolution or a linear layer (a convolution with one pixel and one run), with the max-pooling and the
  * ReLU behind it if there are any. They commute, so their order does not matter. */
@@ -46,8 +46,10 @@ struct fedspa_net {
     struct buffer *buffers;
     int input[3];
     int classes;
+    int straight;        /* a linear layer behind convolutions has its weights in their own order */
     int64_t dimension;   /* d */
     int64_t layout;      /* floats of the row layout */
+    int64_t convolutions; /* of which so many belong to convolutions, which come first */
     int64_t packed;      /* floats of all packed weights */
     int32_t *place;
     struct memory_pool *pool;

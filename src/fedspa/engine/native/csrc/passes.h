@@ -63,7 +63,8 @@ static void forward(struct work *w, int n) {
         for (int e = 0; e < n; e++) {
             const float *a = w->unit[i] + e * in->example;
             float *b = w->unit[i + 1] + e * out->example;
-            if (op->kind == OP_RELU || op->kind == OP_TANH) point_forward(op->kind, in, out, a, b);
+            if (op->kind == OP_FLATTEN) flatten_forward(in, a, b);
+            else if (op->kind == OP_RELU || op->kind == OP_TANH) point_forward(op->kind, in, out, a, b);
             else pool_forward(op, in, out, a, b);
         }
     }
@@ -122,7 +123,8 @@ static void propagate(struct work *w, int n) {
         for (int e = 0; e < n; e++) {
             float *to = w->delta[i] + e * in->example;
             const float *from = w->delta[i + 1] + e * out->example;
-            if (op->kind == OP_RELU || op->kind == OP_TANH)
+            if (op->kind == OP_FLATTEN) flatten_backward(in, from, to);
+            else if (op->kind == OP_RELU || op->kind == OP_TANH)
                 point_backward(op->kind, in, out, w->unit[i + 1] + e * out->example, from, to);
             else
                 pool_backward(op, in, out, w->unit[i] + e * in->example, from, to);

@@ -131,6 +131,54 @@ static void point_backward(int kind, const struct buffer *in, const struct buffe
     }
 }
 
+#if LEVEL == 2
+/* 16 pixels by 16 channels at a time, turned over. */
+INLINE void flatten(const struct buffer *in, const float *pixels, const float *planes, float *to_planes, float *to_pixels) {
+    const int plane = in->height * in->width;
+    for (int c = 0; c < in->channels; c += LANES)
+        for (int s = 0; s < plane; s += LANES) {
+            const int channels = in->channels - c < LANES ? in->channels - c : LANES;
+            const int count = plane - s < LANES ? plane - s : LANES;
+            V block[LANES];
+            int64_t at[LANES];
+            for (int j = 0; j < LANES; j++) {
+                const int p = s + (j < count ? j : 0);
+                at[j] = in->origin + (int64_t)(p / in->width) * in->row + (int64_t)(p % in->width) * in->channels + c;
+            }
+            for (int j = 0; j < LANES; j++)
+                block[j] = to_planes ? load(pixels + at[j]) : load(planes + (int64_t)(c + (j < channels ? j : 0)) * plane + s);
+            transpose(block);
+            if (to_planes)
+                for (int j = 0; j < channels; j++) store_first(to_planes + (int64_t)(c + j) * plane + s, block[j], count);
+            else
+                for (int j = 0; j < count; j++) store_first(to_pixels + at[j], block[j], channels);
+        }
+}
+#endif
+
+/* Between channels last and the order of torch's Flatten: one plane a channel. */
+static void flatten_forward(const struct buffer *in, const float *a, float *b) {
+#if LEVEL == 2
+    flatten(in, a, NULL, b, NULL);
+#else
+    EACH_ROW(in, y)
+        for (int x = 0; x < in->width; x++)
+            for (int c = 0; c < in->channels; c++)
+                b[(c * in->height + y) * in->width + x] = a[in->origin + (int64_t)y * in->row + x * in->channels + c];
+#endif
+}
+
+static void flatten_backward(const struct buffer *in, const float *from, float *to) {
+#if LEVEL == 2
+    flatten(in, NULL, from, NULL, to);
+#else
+    EACH_ROW(in, y)
+        for (int x = 0; x < in->width; x++)
+            for (int c = 0; c < in->channels; c++)
+                to[in->origin + (int64_t)y * in->row + x * in->channels + c] = from[(c * in->height + y) * in->width + x];
+#endif
+}
+
 struct window {
     int top, bottom, left, right;
     float share; /* average pooling: one over the pixels that count */

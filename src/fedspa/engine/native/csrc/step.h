@@ -26,6 +26,7 @@ PHASE int leave_out_wild(struct work *w, float *const *values, int first, int n)
     int wild = 0;
     for (int e = 0; e < n; e++)
         for (int i = first; i <= w->net->count && w->factor[e] != 0; i++) {
+            if (i > first && w->net->ops[i - 1].kind == OP_FLATTEN) continue; /* what the buffer before it holds */
             int64_t size = w->net->buffers[i].example;
             if (!any_wild(values[i] + e * size, size)) continue;
             w->factor[e] = 0;
@@ -140,9 +141,10 @@ static int place_parameters(struct work *w, const struct fedspa_task *task, cons
         w->beside[j] = follows ? w->beside[j + 1] + 1 : 1;
         w->straight += w->beside[j] >= 8;
     }
-    /* Where most coordinates are active and lie apart, a pass over all is faster than one place after the other. */
-    if (task->clip != CLIP_NONE && 4 * task->active > w->net->dimension && 2 * w->straight < task->active)
-        w->placed = take(w, 8 * (w->net->layout + PAD));
+    if (task->clip != CLIP_NONE && 4 * task->active > w->net->dimension) {
+        w->placed_end = w->net->convolutions; /* their coordinates lie apart; whole vectors, as PAD is */
+        w->placed = take(w, 8 * (w->placed_end + PAD));
+    }
     return cut_rows(w);
 }
 

@@ -21,13 +21,18 @@ PHASE void descend(struct work *w, const struct fedspa_task *task) {
     }
 }
 
-/* theta -= step * (units + deviation * noise), for the noise of coordinates `from` to `to`. */
+/* theta -= step * (units + deviation * noise), for the noise of coordinates `from` to `to`. Where there are many that lie
+ * apart, those of convolutions, their noise only goes to its place: a pass over all is faster than one after the other. */
 INLINE void move(struct work *w, int64_t from, int64_t to, const double *noise, double step, double deviation) {
     float *restrict theta = w->theta;
     const int32_t *restrict units = w->units;
     const double *restrict total = w->folded ? w->total : NULL;
     for (int64_t j = from; j < to; j++) {
         int64_t at = w->place[j];
+        if (at < w->placed_end) {
+            w->placed[at] = noise[j - from];
+            continue;
+        }
         if (w->straight) { /* usual at p = 1 */
             for (int64_t side = w->beside[j]; side >= 8 && j + 8 <= to; side -= 8, at += 8, j += 8) {
                 D8 sums = __builtin_convertvector(*(const I8U *)(units + at), D8);
@@ -43,9 +48,9 @@ INLINE void move(struct work *w, int64_t from, int64_t to, const double *noise, 
     }
 }
 
-/* The same over the whole layout, once all noise is there. */
-PHASE void move_all(struct work *w, double step, double deviation) {
-    for (int64_t i = 0; i < w->net->layout; i += 8) {
+/* The same for those, once all noise is there. */
+PHASE void move_placed(struct work *w, double step, double deviation) {
+    for (int64_t i = 0; i < w->placed_end; i += 8) {
         const H units = keep_active(load_half((const float *)w->units + i), w->active + i);
         D8 sums = __builtin_convertvector((I8)units, D8);
         if (w->folded) sums += *(const D8U *)(w->total + i);
@@ -53,11 +58,6 @@ PHASE void move_all(struct work *w, double step, double deviation) {
         const D8 next = __builtin_convertvector(load_half(w->theta + i), D8) - step * noisy;
         store_half(w->theta + i, __builtin_convertvector(next, H));
     }
-}
-
-/* Noise of coordinates `from` to `to` to where they lie. */
-INLINE void place_noise(struct work *w, int64_t from, int64_t to, const double *noise) {
-    for (int64_t j = from; j < to; j++) w->placed[w->place[j]] = noise[j - from];
 }
 
 /* As descend, with clipped gradients and noise, both in units until the noise has been added. */
@@ -71,17 +71,12 @@ PHASE void release(struct work *w, const struct fedspa_task *task, struct stream
             const int64_t count = half - i < GAUSS_STEP ? half - i : GAUSS_STEP;
             const int64_t a = start + i, b = a + half, end = b + count < start + n ? b + count : start + n;
             gauss_pairs(noise, half, i, count, first, second);
-            if (w->placed) {
-                place_noise(w, a, a + count, first);
-                place_noise(w, b, end, second);
-            } else {
-                move(w, a, a + count, first, step, deviation);
-                move(w, b, end, second, step, deviation);
-            }
+            move(w, a, a + count, first, step, deviation);
+            move(w, b, end, second, step, deviation);
         }
         noise->position += (uint64_t)(2 * half);
     }
-    if (w->placed) move_all(w, step, deviation);
+    move_placed(w, step, deviation);
 }
 
 #endif

@@ -51,7 +51,8 @@ struct work {
     int all_active;
     int32_t *beside;          /* how many of the active parameters lie side by side from here on, */
     int64_t straight;         /* and for how many of them those are eight or more */
-    double *placed;           /* a step's noise where its coordinates lie, or NULL where it goes there at once */
+    double *placed;           /* a step's noise where its coordinates lie, for those in front of `placed_end` in the layout; */
+    int64_t placed_end;       /* that of others is added at once */
     uint64_t *sampling_words;
     int64_t *chosen;
     uint8_t *seen;
