@@ -74,6 +74,15 @@ def sent(terms: Terms, who: Agent) -> Tensor:
     return torch.from_numpy(update.values).to(torch.float64)
 
 
+def test_records_among_those_of_others_make_the_same_answer() -> None:
+    terms = replace(TERMS, plan=replace(PLAN, batch=5, trials=50), batch=5)
+    someone, other = agent(0), agent(1)
+    rows = torch.randperm(RECORDS, generator=torch.Generator().manual_seed(1)) + RECORDS
+    x, y = torch.cat([other.x, someone.x]), torch.cat([other.y, someone.y])
+    x[rows], y[rows] = someone.x, someone.y
+    assert torch.equal(sent(terms, someone), sent(terms, replace(someone, x=x, y=y, rows=rows)))
+
+
 @pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 @pytest.mark.parametrize("rotation", [False, True])
 @pytest.mark.parametrize("clip", ["coordinate", "l2"])

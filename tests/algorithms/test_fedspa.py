@@ -14,7 +14,8 @@ from torch import nn
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
-from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.task import LocalResult, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
 from fedspa.mechanism.mask import active_coordinates
 from fedspa.mechanism.sampling import draw_batch
@@ -97,6 +98,31 @@ def test_the_noise_of_an_update_is_what_the_server_expects(mask: str) -> None:
     factor = D / K if mask == "per-agent" else 1.0
     assert announced.update_noise == pytest.approx(0.2 * factor * tiny.sigma * math.sqrt(TAU))
     assert values.std() == pytest.approx(announced.update_noise, rel=5 / math.sqrt(2 * values.size))
+
+
+def among_others(who: Agent) -> Agent:
+    """The same agent, its records between those of two others, in another order."""
+    rows = M + torch.randperm(M, generator=torch.Generator().manual_seed(1))
+    x, y = torch.cat([agent(1).x, who.x, agent(2).x]), torch.cat([agent(1).y, who.y, agent(2).y])
+    x[rows], y[rows] = who.x, who.y
+    return replace(who, x=x, y=y, rows=rows)
+
+
+@pytest.mark.parametrize("algorithm", ["fedspa", "fedavg"])
+@pytest.mark.parametrize("native", [False, True])
+def test_records_among_those_of_others_make_the_same_update(algorithm: str, native: bool) -> None:
+    """Whether the engine reads them where they are or not."""
+    if native and library.library() is None:
+        pytest.skip("the native engine was not built")
+    engine = NativeEngine(net(), 1) if native else GenericEngine(net())
+    assert isinstance(engine, ReadsRows) == native
+    someone, announced = agent(7), terms() if algorithm == "fedspa" else terms(plan=None)
+    assert among_others(someone).records == someone.records
+    answers = [
+        next(ALGORITHMS[algorithm].respond(FlatModel(net()).flatten(), announced, [who], engine))
+        for who in (someone, among_others(someone))
+    ]
+    assert np.array_equal(answers[0].values, answers[1].values)
 
 
 def test_masks_are_the_agents_own_or_everyones() -> None:

@@ -92,7 +92,10 @@ def _drawn(seed: bytes, dimension: int, active: int, layers: tuple[tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A data holder in one round: its records, its own mask seed (public) and its own key (private)."""
+    """A data holder in one round: its records, its own mask seed (public) and its own key (private).
+
+    With `rows`, x and y hold others' records, too, as in a simulation, and its own are those.
+    """
 
     number: int
     x: Tensor
@@ -100,6 +103,17 @@ class Agent:
     mask_seed: bytes
     key: bytes
     exact: bool = False
+    rows: Tensor | None = None
+
+    @property
+    def records(self) -> int:
+        """How many it holds."""
+        return len(self.y) if self.rows is None else len(self.rows)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of those of its records."""
+        index = index if self.rows is None else self.rows[index]
+        return self.x[index], self.y[index]
 
 
 Answer = Update | IntegerUpdate

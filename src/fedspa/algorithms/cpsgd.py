@@ -49,11 +49,11 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
 
 def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> IntegerUpdate:
     plan, seed = _plan(terms), terms.mask_seed or agent.mask_seed
-    if len(agent.y) < plan.records:
-        raise PrivacyError(f"an agent holds {len(agent.y)} records; the plan's ε holds from {plan.records} on")
+    if agent.records < plan.records:
+        raise PrivacyError(f"an agent holds {agent.records} records; the plan's ε holds from {plan.records} on")
     sampling, rounding, noise = (Stream(derive_key(agent.key, label)) for label in ("sampling", "rounding", "noise"))
-    index = torch.from_numpy(draw_batch("fixed", plan.batch, 0.0, len(agent.y), sampling)).to(agent.y.device)
-    x, y = agent.x[index].to(theta.device), agent.y[index].to(theta.device)
+    index = torch.from_numpy(draw_batch("fixed", plan.batch, 0.0, agent.records, sampling)).to(agent.y.device)
+    x, y = (values.to(theta.device) for values in agent.take(index))
     total, zeroed = _sum(theta, plan, x, y, engine, agent.exact)
     if zeroed:
         logger.warning(

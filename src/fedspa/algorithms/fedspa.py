@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Algorithm, Terms
-from fedspa.engine.task import Engine, LocalTask
+from fedspa.engine.task import Engine, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
 from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.wire.payload import Update
@@ -32,7 +32,7 @@ logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that
 def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Update]:
     """The answers of all agents of a round, as one piece of work for the engine (lines 4–12)."""
     seeds = [terms.mask_seed or agent.mask_seed for agent in agents]
-    tasks = [_task(theta, terms, agent, seed) for agent, seed in zip(agents, seeds)]
+    tasks = [_task(theta, terms, agent, seed, engine) for agent, seed in zip(agents, seeds)]
     for agent, seed, result in zip(agents, seeds, engine.train(theta, tasks)):  # lines 6–10
         if result.zeroed:
             logger.warning(
@@ -48,18 +48,21 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
         )
 
 
-def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes) -> LocalTask:
+def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine) -> LocalTask:
     if isinstance(terms.plan, BinomialPlan):
         raise PrivacyError("the terms hold a plan of cpsgd, whose noise this algorithm does not add")
-    if terms.plan is not None and terms.plan.sampling == "fixed" and len(agent.y) < terms.plan.records:
+    if terms.plan is not None and terms.plan.sampling == "fixed" and agent.records < terms.plan.records:
         raise PrivacyError(
-            f"an agent holds {len(agent.y)} records; with fixed-size batches the plan's ε holds from "
+            f"an agent holds {agent.records} records; with fixed-size batches the plan's ε holds from "
             f"{terms.plan.records} on"
         )
+    x, y, rows = agent.x, agent.y, agent.rows
+    if rows is not None and not isinstance(engine, ReadsRows):
+        x, y, rows = x[rows], y[rows], None
     coordinates = terms.coordinates(seed)  # line 5
     return LocalTask(
-        x=agent.x,
-        y=agent.y,
+        x=x,
+        y=y,
         coordinates=None if coordinates is None else torch.from_numpy(coordinates).to(theta.device),
         scale=terms.scale,
         sampling=terms.sampling,
@@ -69,6 +72,7 @@ def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes) -> LocalTask:
         plan=terms.plan,
         key=agent.key,
         exact=agent.exact,
+        rows=rows,
     )
 
 

@@ -67,8 +67,9 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
     everywhere = slice(None) if task.coordinates is None else task.coordinates
     local = theta.clone()  # line 6
     for _ in range(task.local_steps):  # line 7
-        chosen = draw_batch(task.sampling, task.batch, task.rate, len(task.y), sampling)  # line 8
+        chosen = draw_batch(task.sampling, task.batch, task.rate, task.records, sampling)  # line 8
         index = torch.from_numpy(chosen).to(task.y.device)
+        index = index if task.rows is None else task.rows[index]
         x, y = task.x[index].to(theta.device), task.y[index].to(theta.device)
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ class LocalTask:
 
     `coordinates` is ω, sorted, or None where all d coordinates are active. `plan` is None where nothing is clipped or
     noised (FedAvg). `key` is the agent's private randomness of this round: who is sampled and what noise is drawn.
+    `rows`, for engines that read them, says where in x and y the agent's records are; else they are all there is.
     """
 
     x: Tensor
@@ -31,12 +32,18 @@ class LocalTask:
     plan: Plan | None
     key: bytes
     exact: bool = False
+    rows: Tensor | None = None
+
+    @property
+    def records(self) -> int:
+        """How many the agent holds."""
+        return len(self.y) if self.rows is None else len(self.rows)
 
     @property
     def rate(self) -> float:
         """The chance of a record in a Poisson batch. The plan's, which is public: a rate made from the agent's own
         count would differ between neighbours that differ by a record."""
-        return self.plan.rate if self.plan is not None else self.batch / len(self.y)
+        return self.plan.rate if self.plan is not None else self.batch / self.records
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,13 @@ class Engine(Protocol):
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         """Run every task from the same θ. Does not change θ."""
         ...
+
+
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A back end that finds an agent's records among those of others, so that nobody has to copy them together."""
+
+    reads_rows: Literal[True]
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent
+from fedspa.engine.task import ReadsRows
 from fedspa.errors import FedspaError, PayloadError
 from fedspa.federation.datasets import Dataset
 from fedspa.federation.participation import schedule
@@ -185,8 +186,10 @@ class Simulation:
     def _agents(self, cohort: list[int], t: int) -> list[Agent]:
         """The agents of round t, with their records: valid until the next round's are asked for."""
         holdings = [self.job.holdings[number] for number in cohort]
-        held = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *holdings]))
         train = (self.job.data.train_x, self.job.data.train_y)
+        if isinstance(self.job.engine, ReadsRows):
+            return [self._agent(number, t, *train, torch.from_numpy(rows)) for number, rows in zip(cohort, holdings)]
+        held = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *holdings]))
         if self._room is None or len(self._room[0]) < len(held):
             self._room = tuple(records.new_empty(len(held), *records.shape[1:]) for records in train)
         sizes = [len(holding) for holding in holdings]
@@ -194,14 +197,15 @@ class Simulation:
             torch.split(torch.index_select(records, 0, held, out=room[: len(held)]), sizes)
             for records, room in zip(train, self._room)
         )
-        return [
-            Agent(
-                number=number,
-                x=x[place],
-                y=y[place],
-                mask_seed=mask_seed(self.server.public_key, t, number),
-                key=agent_key(self._private, t, number),
-                exact=self.job.config.privacy.noise == "exact",
-            )
-            for place, number in enumerate(cohort)
-        ]
+        return [self._agent(number, t, x[place], y[place]) for place, number in enumerate(cohort)]
+
+    def _agent(self, number: int, t: int, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Agent:
+        return Agent(
+            number=number,
+            x=x,
+            y=y,
+            mask_seed=mask_seed(self.server.public_key, t, number),
+            key=agent_key(self._private, t, number),
+            exact=self.job.config.privacy.noise == "exact",
+            rows=rows,
+        )

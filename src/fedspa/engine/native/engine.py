@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_double, c_int32, c_int64
 from dataclasses import replace
 from threading import Lock
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ class NativeEngine:
     """Trains agents natively. The first `train` fixes the records' shape."""
 
     name = "native"
+    reads_rows: Literal[True] = True
 
     def __init__(self, module: nn.Module, threads: int, level: Level | None = None) -> None:
         """`level` caps the instruction set (tests); the CPU's best otherwise."""
@@ -138,10 +140,10 @@ class NativeEngine:
         return net
 
     def _one(self, theta: Tensor, net: int, task: LocalTask, stop: c_int32) -> LocalResult:
-        records, plan = len(task.y), task.plan
+        records, plan = task.records, task.plan
         if task.sampling == "fixed" and task.batch > records:
             raise PrivacyError(f"{task.batch} of {records} cannot be drawn without replacement; lower the batch")
-        x, y = _records(task.x, task.y)
+        x, y, rows = _held(task)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
         active = self._dimension if coordinates is None else coordinates.numel()
         if plan is not None and plan.active != active:
@@ -157,6 +159,7 @@ class NativeEngine:
         order = library.Task(
             x=x.data_ptr(),
             y=y.data_ptr(),
+            rows=None if rows is None else rows.data_ptr(),
             records=records,
             coordinates=None if coordinates is None else coordinates.data_ptr(),
             active=active,
@@ -189,6 +192,25 @@ def _records(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if len(x) != len(y):
         raise DataError(f"{len(x)} records have {len(y)} labels; there must be one each")
     return x.detach().to("cpu", torch.float32).contiguous(), y.to("cpu", torch.int64).contiguous()
+
+
+def _held(task: LocalTask) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Records as the library reads them, and where among them the agent's are, or None: all."""
+    if task.rows is None:
+        return *_records(task.x, task.y), None
+    rows = task.rows.to("cpu", torch.int64).contiguous()
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(task.y):
+        raise DataError(f"an agent's records are numbered beyond the {len(task.y)} that there are")
+    x, y = _records(task.x, task.y) if _readable(task) else _records(task.x[rows], task.y[rows])
+    return x, y, rows if _readable(task) else None
+
+
+def _readable(task: LocalTask) -> bool:
+    """Whether the library reads all records as they are: else only the agent's own are converted."""
+    return all(
+        records.device.type == "cpu" and records.dtype == dtype and records.is_contiguous()
+        for records, dtype in ((task.x, torch.float32), (task.y, torch.int64))
+    )
 
 
 def _check(code: int) -> None:

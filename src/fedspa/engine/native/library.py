@@ -38,6 +38,7 @@ class Task(Structure):
     _fields_ = [
         ("x", c_void_p),
         ("y", c_void_p),
+        ("rows", c_void_p),
         ("records", c_int64),
         ("coordinates", c_void_p),
         ("active", c_int64),

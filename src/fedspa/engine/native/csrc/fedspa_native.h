@@ -27,6 +27,7 @@ enum { CLIP_NONE, CLIP_COORDINATE, CLIP_L2 };
 struct fedspa_task {
     const float *x;       /* records x channels x height x width */
     const int64_t *y;
+    const int64_t *rows;  /* where in x and y the agent's records are, or NULL: they are all there is */
     int64_t records;
     const int64_t *coordinates; /* sorted, or NULL: all of them */
     int64_t active;             /* k */

@@ -149,8 +149,10 @@ static int place_parameters(struct work *w, const struct fedspa_task *task, cons
 }
 
 static int labels_fit(const struct fedspa_net *net, const struct fedspa_task *task) {
-    for (int64_t i = 0; i < task->records; i++)
-        if (task->y[i] < 0 || task->y[i] >= net->classes) return 0;
+    for (int64_t i = 0; i < task->records; i++) {
+        const int64_t label = task->y[task->rows ? task->rows[i] : i];
+        if (label < 0 || label >= net->classes) return 0;
+    }
     return 1;
 }
 
@@ -227,6 +229,8 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
         int64_t batch = task->sampling == SAMPLE_POISSON
                             ? draw_poisson(&sampling, task->rate, task->records, w.chosen, w.sampling_words)
                             : draw_fixed(&sampling, task->batch, task->records, w.chosen, w.sampling_words, w.seen);
+        if (task->rows)
+            for (int64_t i = 0; i < batch; i++) w.chosen[i] = task->rows[w.chosen[i]];
         const double centred = add_batch(&w, task, batch, clip_value);
         if (task->clip == CLIP_NONE) descend(&w, task);
         else release(&w, task, &noise, clip_value);

@@ -1,0 +1,141 @@
+"""Agents of the native engine: threads and memory that they share, records that are not finite, Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from native_nets import KEY, same, small_net, small_task
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.task import LocalTask
+from fedspa.errors import DataError
+from fedspa.mechanism.clipping import clip_rows
+from fedspa.privacy.plan import Plan
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+def test_the_thread_count_changes_no_bit(level: library.Level) -> None:
+    theta = FlatModel(small_net()).flatten()
+    base = small_task()
+    tasks = [LocalTask(base.x[i:], base.y[i:], None, 1.0, "fixed", 6, 5, 0.05, None, bytes([i]) * 32) for i in range(7)]
+    alone = [NativeEngine(small_net(), 1, level).train(theta, [task])[0] for task in tasks]
+    for threads in (1, 2, 5):
+        together = NativeEngine(small_net(), threads, level).train(theta, tasks)
+        assert all(same(a, b) for a, b in zip(alone, together))
+
+
+@pytest.mark.parametrize("level", library.LEVELS)
+def test_memory_of_earlier_agents_changes_no_bit(level: library.Level) -> None:
+    """An engine's agents work in the same memory one after the other, whatever the one before left there."""
+    theta = FlatModel(small_net()).flatten()
+    mask = torch.arange(1, len(theta), 9)
+    one = small_task(clip="l2", rule="quantile", mask=mask, steps=2)
+    tasks = [
+        *(small_task(steps=3), one, replace(one, plan=None), small_task(clip="l2"), small_task(steps=3)),
+        *(replace(one, x=one.x * math.nan), one, replace(one, coordinates=None, plan=None), small_task(mask=mask)),
+    ]
+    alone = [NativeEngine(small_net(), 1, level).train(theta, [task])[0] for task in tasks]
+    assert all(same(a, b) for a, b in zip(alone, NativeEngine(small_net(), 1, level).train(theta, tasks)))
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_records_among_those_of_others_are_the_same_records(sampling: str, kind: torch.dtype) -> None:
+    """Other types than the library's are converted, those of others are never trained on."""
+    theta = FlatModel(small_net()).flatten()
+    base = small_task(sampling=sampling)
+    rows = torch.randperm(100, generator=torch.Generator().manual_seed(1))[: len(base.y)]
+    x = torch.full((100, 1, 12, 12), math.nan, dtype=kind)
+    y = torch.full((100,), 99, dtype=torch.int64 if kind is torch.float32 else torch.int32)
+    x[rows], y[rows] = base.x.to(kind), base.y.to(y.dtype)
+    for task in (base, replace(base, plan=None)):
+        scattered = replace(task, x=x, y=y, rows=rows)
+        assert scattered.records == len(base.y)
+        for engine in (NativeEngine(small_net(), 2), ReferenceEngine(small_net())):
+            if engine.name == "native" or kind is torch.float32:
+                assert same(engine.train(theta, [scattered])[0], engine.train(theta, [task])[0])
+
+
+@pytest.mark.parametrize("wrong", [-1, 40])
+def test_records_that_are_not_there_are_refused(wrong: int) -> None:
+    task = replace(small_task(), rows=torch.tensor([0, wrong]))
+    with pytest.raises(DataError, match="numbered beyond the 40"):
+        NativeEngine(small_net(), 1).train(FlatModel(small_net()).flatten(), [task])
+
+
+@pytest.mark.parametrize("clip", ["coordinate", "l2"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38])
+def test_a_record_that_is_not_finite_counts_as_zero(clip: str, poison: float) -> None:
+    theta = FlatModel(small_net()).flatten()
+    base = small_task(clip=clip, sampling="fixed", steps=1)
+    x = base.x[:6].clone()
+    assert base.plan is not None
+    plan = replace(base.plan, records=6)
+    task = LocalTask(x, base.y[:6], None, 1.0, "fixed", 6, 1, 1000.0, plan, KEY)
+    whole = NativeEngine(small_net(), 1).train(theta, [task])[0].delta
+    x[2, 0, 4, 4] = poison
+    without = NativeEngine(small_net(), 1).train(theta, [task])[0].delta
+    assert torch.isfinite(without).all()
+    assert not torch.equal(whole, without)
+    keep = torch.tensor([0, 1, 3, 4, 5])
+    model = FlatModel(small_net())
+    rows = model.per_example_gradients()(theta, base.x[:6], base.y[:6])
+    # What left the sum is the poisoned record's clipped gradient, and nothing else.
+    gone = clip_rows(rows, plan.clip, plan.clip_value).sum(0) - clip_rows(rows[keep], plan.clip, plan.clip_value).sum(0)
+    assert float(((without - whole) * 6 / 1000 - gone).abs().max()) < 1e-5 * plan.clip_value + 1e-6
+
+
+def test_fedavg_shows_a_broken_record() -> None:
+    base = small_task()
+    x = base.x.clone()
+    x[:, 0, 4, 4] = math.nan
+    task = LocalTask(x, base.y, None, 1.0, "fixed", 6, 1, 0.1, None, KEY)
+    assert NativeEngine(small_net(), 1).train(FlatModel(small_net()).flatten(), [task])[0].delta.isnan().all()
+
+
+def test_no_example_can_weigh_more_than_the_bound() -> None:
+    """The privacy claim itself: one record more or less moves the sum by at most the plan's clip norm."""
+    theta = 30 * FlatModel(small_net()).flatten()  # gradients far above any bound
+    base = small_task()
+    for clip, value in (("coordinate", 0.013), ("l2", 0.37)):
+        d = len(theta)
+        plan = Plan(d, d, clip, value, "fixed", 1, 5, 1, 1, 1e-9, "replace-one", 1e-3)  # type: ignore[arg-type]
+        for seed in range(5):
+            task = LocalTask(base.x[:5], base.y[:5], None, 1.0, "fixed", 1, 1, 2.0**20, plan, bytes([seed]) * 32)
+            gradient = NativeEngine(small_net(), 1).train(theta, [task])[0].delta.double() / 2.0**20
+            assert 0 < float(gradient.norm()) <= plan.clip_norm * (1 + 1e-6)
+            if clip == "coordinate":
+                assert float(gradient.abs().max()) <= value * (1 + 1e-6)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what it puts in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_stops_agents_at_their_next_step() -> None:
+    base = small_task()
+    task = LocalTask(base.x, base.y, None, 1.0, "poisson", 6, 10**9, 0.0, None, KEY)  # days of work
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        NativeEngine(small_net(), 2).train(FlatModel(small_net()).flatten(), [task] * 3)
+    assert time.monotonic() - start < 10

@@ -1,0 +1,95 @@
+"""What the native engine and its library refuse, and how they say so."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from ctypes import c_int64
+from pathlib import Path
+
+import pytest
+import torch
+from native_nets import small_net, small_task
+from torch import nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.native import NativeEngine, library, supports
+from fedspa.engine.task import LocalTask
+from fedspa.errors import ConfigError, DataError, PrivacyError
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+
+
+@pytest.mark.parametrize(
+    ("module", "word"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Sigmoid(), nn.Linear(8, 2)), "Sigmoid"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3, dilation=2), nn.Flatten(), nn.Linear(256, 2)), "dilation"),
+        (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(36, 2)), "ceil_mode"),
+        (nn.Sequential(nn.MaxPool2d(2, 1, padding=2), nn.Flatten(), nn.Linear(225, 2)), "half of its kernel"),
+        (nn.Sequential(nn.AvgPool2d((4, 2), 1, (1, 2)), nn.Flatten(), nn.Linear(165, 2)), "half of its kernel"),
+        (nn.Sequential(nn.MaxPool2d(2, 1, padding=-1), nn.Flatten(), nn.Linear(81, 2)), "negative"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3, padding=(0, -1)), nn.Flatten(), nn.Linear(160, 2)), "negative padding"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(100, 2)), "does not fit"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3)), "score"),
+        (nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(144, 2)), "buffers"),
+    ],
+)
+def test_what_it_cannot_do_is_said(module: nn.Module, word: str) -> None:
+    assert word in (supports(module, (1, 12, 12)) or "")
+
+
+@pytest.mark.parametrize("kind", [library.CONV, library.MAXPOOL, library.AVGPOOL])
+@pytest.mark.parametrize("change", [{}, {"pad_h": 2}, {"pad_w": -1}, {"stride_h": 0}, {"kernel_w": 0}])
+def test_the_library_itself_refuses_windows_outside_the_image(kind: int, change: dict[str, int]) -> None:
+    loaded = library.library()
+    assert loaded is not None
+    window = {"kernel_h": 2, "kernel_w": 2, "stride_h": 1, "stride_w": 1, "pad_h": 1, "pad_w": 1} | change
+    first = library.Layer(kind=kind, outputs=1, weight_offset=0, bias_offset=-1, **window)
+    last = library.Layer(kind=library.LINEAR, outputs=2, weight_offset=4, bias_offset=-1)
+    net = loaded.fedspa_net_new((library.Layer * 2)(first, last), 2, (c_int64 * 3)(1, 6, 6), 1000, 0)
+    fits = not change or (kind == library.CONV and "pad_h" in change)  # a convolution may look at padding only
+    assert (net is not None) == fits
+    loaded.fedspa_net_free(net)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions looked for are those of x86")
+def test_products_and_sums_stay_apart_at_the_plain_level(tmp_path: Path) -> None:
+    """As on a CPU whose compilers fuse them without being asked."""
+    source, made = Path(library.__file__).with_name("csrc") / "level_plain.c", tmp_path / "plain.s"
+    subprocess.run(["cc", "-std=gnu11", "-O2", "-Wno-psabi", "-mfma", "-S", "-o", made, source], check=True)
+    text = made.read_text()
+    assert "vmulps" in text
+    assert "vfmadd" not in text
+
+
+def test_shared_and_frozen_parameters_are_left_to_other_engines() -> None:
+    layer = nn.Linear(6, 6)
+    assert "twice" in (supports(nn.Sequential(layer, nn.ReLU(), layer), (6,)) or "")
+    frozen = nn.Sequential(nn.Linear(6, 2))
+    frozen[0].bias.requires_grad_(False)
+    assert "frozen" in (supports(frozen, (6,)) or "")
+
+
+def test_wrong_labels_masks_and_modes_are_refused() -> None:
+    theta = FlatModel(small_net()).flatten()
+    task = small_task()
+    engine = NativeEngine(small_net(), 2)
+    make = lambda **c: LocalTask(**{name: getattr(task, name) for name in LocalTask.__slots__} | c)  # noqa: E731
+    with pytest.raises(DataError, match="label"):
+        engine.train(theta, [make(y=task.y + 3)])
+    with pytest.raises(PrivacyError, match="must agree"):
+        engine.train(theta, [make(coordinates=torch.arange(5))])
+    with pytest.raises(PrivacyError, match="without replacement"):
+        engine.train(theta, [make(sampling="fixed", batch=99)])
+    with pytest.raises(ConfigError, match="exact"):
+        engine.train(theta, [make(exact=True)])
+    with pytest.raises(ConfigError, match="coordinates outside"):
+        engine.train(theta, [make(coordinates=torch.tensor([len(theta)]), plan=None)])
+    for coordinates in ([3, 2], [1, 1]):
+        with pytest.raises(ConfigError, match="do not increase"):
+            engine.train(theta, [make(coordinates=torch.tensor(coordinates), plan=None)])
+    with pytest.raises(DataError, match="one each"):
+        engine.train(theta, [make(x=task.x[:-1])])
