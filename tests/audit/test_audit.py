@@ -100,9 +100,10 @@ def engine_questions(setting, target, alpha):
     ],
 )
 def test_false_alarms_come_no_oftener_than_stated(questions, of_fit):
-    """200 audits with α = 0.05 for each question. A question alarms more often than 28 times with a chance below 1e-6,
-    and the union of all stays within the sum of their shares; the questions of fit must alarm now and then."""
-    repetitions, alpha = 200, 0.05
+    """100 audits with α = 0.1 for each question. A question alarms more often than 27 times with a chance below 1e-6;
+    one that alarms three times too often does so with a chance of 0.7, four times too often with one of 0.99. The union
+    of all stays within the sum of their shares; the questions of fit must alarm now and then."""
+    repetitions, alpha = 100, 0.1
     target = production("auto", exact=False)
     alarms: Counter[str] = Counter()
     for seed in range(repetitions):
@@ -112,7 +113,7 @@ def test_false_alarms_come_no_oftener_than_stated(questions, of_fit):
     limit = stats.binom.isf(1e-6, repetitions, alpha)
     assert all(count <= limit for count in alarms.values()), alarms
     for name in of_fit:
-        assert alarms[name] > 0, f"{name} never alarmed at 5 %: it cannot fail"
+        assert alarms[name] > 0, f"{name} never alarmed at 10 %: it cannot fail"
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from fedspa.privacy import ledger_report
 from fedspa.privacy.ledger import Ledger
 
 HOSPITAL = Path(__file__).parents[2] / "examples/hospital"
-ROUNDS = 5
+ROUNDS = 4
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
     assert [line["round"] for line in metrics] == list(range(ROUNDS))
     assert all(torch.isfinite(value).all() for value in load_file(out / "model.safetensors").values())
     summary = json.loads((out / "summary.json").read_text())
-    # 119 held-out records; the larger class alone gives 0.77. One run of this test gave 0.958, and runs of the hospital
+    # 119 held-out records; the larger class alone gives 0.77. A run of this test gave 0.933, and runs of the hospital
     # example, with similar settings, 0.92 to 0.94.
     assert summary["accuracy_last"] > 0.85
     asked = [json.loads(line) for line in (out / "asked.jsonl").read_text().splitlines()]

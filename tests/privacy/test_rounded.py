@@ -112,6 +112,11 @@ def test_composition_of_whole_runs_by_brute_force() -> None:
     assert worst <= delta
 
 
+def shift_is_told_exactly(event: BinomialEvent) -> bool:
+    """Elsewhere it is rounded up to a whole number, and a bound that does not may be below it."""
+    return rounded_step(event).shift == Fraction(2**event.bits - 1, event.batch)
+
+
 EVENT = BinomialEvent(10, 600, 1, 21840, 1, 7130, False, 1)
 
 
@@ -156,7 +161,8 @@ def test_more_noise_costs_less_and_the_bound_costs_more(
     assert quieter <= cost * slack + 1e-6
     assert cost <= longer * slack + 1e-6
     assert cost <= larger * slack + 1e-6
-    assert cost <= bound({event: times}, 1e-4) * slack
+    if shift_is_told_exactly(event):
+        assert cost <= bound({event: times}, 1e-4) * slack
 
 
 @pytest.mark.parametrize("trials", [8_388_607, 8_388_608, 7130, 7131])
