@@ -12,7 +12,14 @@ from fedspa.audit.attacks import epsilon_check, mu_check
 from fedspa.audit.batches import sampler_checks
 from fedspa.audit.canaries import run_checks
 from fedspa.audit.noise import noise_checks
-from fedspa.audit.probe import engine_mu_check, engine_noise_checks, engine_sampler_checks, make_probe
+from fedspa.audit.pairs import pair_check
+from fedspa.audit.probe import (
+    engine_mu_check,
+    engine_noise_checks,
+    engine_pair_check,
+    engine_sampler_checks,
+    make_probe,
+)
 from fedspa.audit.run import COMMON, PER_RELATION, audit
 from fedspa.audit.setting import from_config, synthetic
 from fedspa.audit.target import production
@@ -40,12 +47,46 @@ def test_production_holds(clip, sampling, mode):
     assert len(chance) == COMMON - exact_sizes + PER_RELATION * len(setting.relations)
 
 
-@pytest.mark.slow
+def pairs(setting, target, alpha):
+    probe = make_probe(setting, target)
+    return [
+        *(pair_check(setting, target, plan) for plan in setting.plans()),
+        *(engine_pair_check(setting, target, probe, plan) for plan in setting.plans()),
+    ]
+
+
+def noise(setting, target, alpha):
+    probe = make_probe(setting, target)
+    return [*noise_checks(setting, target, alpha), *engine_noise_checks(setting, target, probe, alpha)]
+
+
+def batches(setting, target, alpha):
+    probe = make_probe(setting, target)
+    return [*sampler_checks(setting, target, alpha), *engine_sampler_checks(setting, probe, alpha)]
+
+
+# The questions that are there for each mistake, and which of them must see it, in the mechanism and in a run's engine.
+CAUGHT_BY = {
+    "sensitivity": (pairs, {"pair, replace-one", "engine: pair, replace-one"}),
+    "noise": (noise, {"noise: law", "engine: noise"}),
+    "noise-missing": (noise, {"noise: law", "engine: noise"}),
+    "clip": (pairs, {"pair, add-remove", "engine: pair, add-remove"}),
+    "mean": (pairs, {"pair, add-remove", "pair, replace-one"}),
+    "seed": (noise, {"engine: keys"}),
+    "seed-reused": (noise, {"engine: keys"}),
+    "sampling": (batches, {"sampler: steps", "engine: steps"}),
+    "sampling-fixed": (batches, {"sampler: batch sizes", "engine: batch sizes"}),
+}
+
+
 @pytest.mark.parametrize(("name", "clip"), [*zip(plants.PLANTS, itertools.cycle(["coordinate", "l2"]))])
 def test_every_plant_is_caught(name, clip):
-    setting = synthetic(clip=clip, draws=200)
-    report = audit(setting, plants.plant(name, production("auto", exact=False)))
-    assert not report.holds
+    """At the false-alarm rate of a whole audit; over seeds 1 to 8 each mistake was caught 8 times."""
+    setting = synthetic(clip=clip, draws=200, noise_mode="seeded")
+    alpha = setting.false_alarm / (COMMON + PER_RELATION * len(setting.relations))
+    questions, wanted = CAUGHT_BY[name]
+    checks = questions(setting, plants.plant(name, production("auto", exact=False)), alpha)
+    assert {check.name for check in checks if not check.holds} >= wanted
 
 
 def test_an_unknown_plant_is_an_error():
