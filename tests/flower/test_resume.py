@@ -6,15 +6,19 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
+import dataclasses
 import json
 
 import torch
 from flwr.app import Message
 
 from fedspa.errors import BudgetError, ConfigError, FedspaError
+from fedspa.flower import server_app, strategy
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.privacy.ledger import Ledger
+from fedspa.runs import setup
+from fedspa.runs.plans import calibrated_plan
 
 from .local_grid import POLICY
 from .test_strategy import theta
@@ -100,6 +104,39 @@ def test_a_resume_under_another_config_is_refused(simulation, train):
     simulation.fault = honest
     with pytest.raises(FedspaError, match=r"privacy.noise_multiplier was 1.5"):
         train(simulation, flower__resume=True, privacy__noise_multiplier=1.0)
+
+
+def doubled(config, dimension, active, records):
+    plan = calibrated_plan(config, dimension, active, records)
+    return dataclasses.replace(plan, noise_multiplier=2 * plan.noise_multiplier)
+
+
+@pytest.mark.parametrize("kind", ["simulation", "deployment"])
+def test_a_resume_with_other_noise_is_refused(kind, request, train, monkeypatch):
+    """A mended accountant calibrates to other noise: its ε is not that of the rounds before."""
+    grid = request.getfixturevalue(kind)
+    die_in_round(grid, 1, 0)
+    with pytest.raises(Killed):
+        train(grid)
+    grid.fault = honest
+    with monkeypatch.context() as patched:
+        patched.setattr(setup, "calibrated_plan", doubled)
+        with pytest.raises(FedspaError, match="finish it with the version that began it") as caught:
+            train(grid, flower__resume=True)
+    assert "\n" not in str(caught.value)
+    assert train(grid, flower__resume=True)["rounds"] == 3
+
+
+def test_a_checkpoint_that_does_not_say_its_noise_is_refused(deployment, train, monkeypatch):
+    """As older versions wrote them."""
+    for module in (strategy, server_app):
+        monkeypatch.setattr(module, "noise", lambda job: {})
+    die_in_round(deployment, 1, 0)
+    with pytest.raises(Killed):
+        train(deployment)
+    deployment.fault = honest
+    with pytest.raises(FedspaError, match=r"older fedspa.*finish the run with the version that began it"):
+        train(deployment, flower__resume=True)
 
 
 def test_a_resume_needs_a_folder(simulation, train):

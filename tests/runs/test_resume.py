@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ from small_runs import ALGORITHMS, ledger_content, outcome, small
 import fedspa
 from fedspa.errors import ConfigError, LedgerError
 from fedspa.mechanism import streams
+from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.policy import PolicyRefusal
+from fedspa.runs import setup
 from fedspa.runs.checkpoint import CheckpointError
+from fedspa.runs.config import Config
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.simulate import Stopped, simulate
+from fedspa.runs.plans import calibrated_plan
+from fedspa.runs.simulate import Simulation, Stopped, simulate
 
 
 class Crash(Exception):
@@ -217,6 +223,52 @@ class TestRefusals:
         shutil.copy(tmp_path / "old.sqlite", tmp_path / "run" / "ledger.sqlite")
         with pytest.raises(LedgerError, match="3 entries of this run, whose checkpoint counts 9"):
             simulate(resume=tmp_path / "run")
+
+    @pytest.mark.parametrize("noise", ["seeded", "secure"])
+    @pytest.mark.parametrize("kind", ["given", "quantile", "median", "cpsgd"])
+    def test_noise_that_earlier_rounds_did_not_have(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, noise: str
+    ) -> None:
+        """An accountant is mended between start and resume: ε of the new noise is not that of the rounds before."""
+        sections = ALGORITHMS["cpsgd"] if kind == "cpsgd" else {"privacy": {"clip_rule": kind}}
+        run = {"ledger": str(tmp_path / "l.sqlite")} if noise == "secure" else {}
+        config = small(tmp_path / "run", **sections, run=run)
+        config["privacy"] |= {"epsilon": 8.0, "noise": noise, "noise_multiplier": None, "trials": None}
+        stop_after(config, 2)
+
+        def mended(config: Config, dimension: int, active: int, records: int) -> AnyPlan:
+            plan = calibrated_plan(config, dimension, active, records)
+            if isinstance(plan, BinomialPlan):
+                return replace(plan, trials=2 * plan.trials)
+            return replace(plan, noise_multiplier=2 * plan.noise_multiplier)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(setup, "calibrated_plan", mended)
+            with pytest.raises(LedgerError, match="finish it with the version that began it") as caught:
+                simulate(resume=tmp_path / "run")
+        assert "\n" not in str(caught.value)
+        assert simulate(resume=tmp_path / "run").summary["rounds"] == 4
+
+    def test_a_policy_counts_before_the_first_checkpoint_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        policy = tmp_path / "policy.toml"
+        limits = 'epsilon = 1000.0\ndelta = 1e-3\nneighbours = "add-remove"\nmin_noise_multiplier = {}\n'
+        limits += 'max_local_steps = 10\nmax_rounds = 10\nmax_compression = 1.0\nclippings = ["l2"]\n'
+        policy.write_text(limits.format(0.1))
+
+        def dying(*_: object) -> None:
+            raise Crash
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Simulation, "checkpoint", dying)
+            with pytest.raises(Crash):
+                simulate(small(tmp_path / "run", run={"policy": str(policy)}))
+        policy.write_text(limits.format(50.0))
+        with pytest.raises(PolicyRefusal, match="50"):
+            simulate(resume=tmp_path / "run")
+        policy.write_text(limits.format(0.1))
+        assert simulate(resume=tmp_path / "run").summary["rounds"] == 4
 
     def test_a_ledger_that_is_gone_is_not_a_fresh_budget(self, stopped: Path) -> None:
         (stopped / "ledger.sqlite").unlink()

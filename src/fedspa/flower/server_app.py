@@ -29,7 +29,7 @@ from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator
 from fedspa.runs.folder import RunFolder
-from fedspa.runs.resume import facts, saved
+from fedspa.runs.resume import facts, noise, saved
 from fedspa.runs.setup import Job, prepare, records_of
 from fedspa.runs.statement import statement
 from fedspa.runs.summary import summarise
@@ -136,6 +136,7 @@ def _first_checkpoint(job: Job) -> Checkpoint:
         run=secrets.token_hex(16),
         config=job.config,
         facts=facts(job),
+        extra=noise(job),
     )
 
 

@@ -35,7 +35,7 @@ from fedspa.runs.coordinator import Coordinator, Intake
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.resume import facts, history
+from fedspa.runs.resume import facts, history, noise, refuse_other_noise
 from fedspa.runs.setup import Job
 
 
@@ -68,6 +68,8 @@ class FedSpa(Strategy):
         self._asked.require(begun.extra.get("asked", {}))
         self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int]] | None = None
+        if self._asked.counts:
+            refuse_other_noise(begun, job)
         if job.plan is not None:
             agents = range(job.config.federation.agents)
             self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
@@ -264,6 +266,7 @@ class FedSpa(Strategy):
                 "dropped": dict(self.dropped),
                 "asked": self._asked.counts,
                 "taken": {str(number): times for number, times in sorted(self.taken.items())},
+                **noise(self.job),
             },
         )
         self._folder.save(state, self.job.config.run.keep)

@@ -198,6 +198,12 @@ class Ledger:
             count: int = self._connection.execute(query, (agent, run)).fetchone()[0]
         return count
 
+    def events(self, run: str) -> set[Event]:
+        """The distinct events of `run`, of all its agents."""
+        with ledger_schema.explained(self.path):
+            query = "SELECT DISTINCT text FROM entry JOIN event ON event.id = entry.event WHERE run = ?"
+            return {parsed(self.path, text) for (text,) in self._connection.execute(query, (run,))}
+
     def spent(self, agent: str) -> Mapping[Event, int]:
         """What `agent` spent in all its runs: distinct events and how often each (read from the kept totals)."""
         with ledger_schema.explained(self.path):

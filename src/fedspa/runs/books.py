@@ -24,6 +24,7 @@ from typing import Self
 from fedspa.errors import LedgerError
 from fedspa.privacy.binomial_plan import AnyPlan
 from fedspa.privacy.cap import accountants, total_epsilon
+from fedspa.privacy.event import Event
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
 from fedspa.runs import durable
@@ -53,6 +54,16 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
                 ledger.require(agent_name(number), job.plan.event, policy.cap, participations=left)
+
+
+def refuse_another_event(then: Event, now: Event) -> None:
+    """Raise where a resumed run took part in `then` before and its plan has come to `now`: what it promises is priced
+    by one event, and the rounds that are done had the noise of the other."""
+    if then != now:
+        raise LedgerError(
+            f"this run began with {then.to_json()} and would go on with {now.to_json()}: another fedspa calibrates "
+            "privacy.epsilon to other noise; finish it with the version that began it, or start a new run"
+        )
 
 
 def agent_name(number: int) -> str:
@@ -140,6 +151,8 @@ class Books:
                 f"{self._ledger.path} holds {sum(spent.values())} entries of this run, whose checkpoint counts "
                 f"{uploads}: it is an old copy or another ledger; put the newest one back"
             )
+        for event in self._ledger.events(self.run):
+            refuse_another_event(event, self._event)
         if self._job.config.privacy.noise == "seeded":
             for cohort in cohorts:
                 self.guarantee.took_part(cohort)

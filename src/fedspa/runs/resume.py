@@ -8,6 +8,8 @@ from dataclasses import asdict
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedspa.privacy.event import from_json
+from fedspa.runs.books import refuse_another_event
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_latest
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
@@ -35,6 +37,23 @@ def saved(folder: RunFolder, job: Job) -> Checkpoint | None:
     for line in found.damaged if found is not None else ():
         log.warning("%s; going on from the checkpoint before it", line)
     return found
+
+
+def noise(job: Job) -> dict[str, str]:
+    """What a checkpoint says of it where no ledger does: a server's agents keep theirs to themselves."""
+    return {} if job.plan is None else {"event": job.plan.event.to_json()}
+
+
+def refuse_other_noise(checkpoint: Checkpoint, job: Job) -> None:
+    """Raise where the rounds of the checkpoint did not have the noise that the job would go on with."""
+    if job.plan is None:
+        return
+    if "event" not in checkpoint.extra:
+        raise CheckpointError(
+            "the checkpoint is of an older fedspa and does not say what noise its rounds had; finish the run with the "
+            "version that began it, or start a new run"
+        )
+    refuse_another_event(from_json(checkpoint.extra["event"]), job.plan.event)
 
 
 def history(checkpoint: Checkpoint) -> list[RoundMetrics]:

@@ -82,8 +82,9 @@ def simulate(
     simulation = Simulation(job)
     with RunFolder(config, job.data.name) if resume is None else RunFolder.reopen(Path(resume), config) as folder:
         begun = saved(folder, job) if resume is not None else None
+        if resume is not None:
+            refuse_over_budget(job, None if begun is None else begun.run)
         if begun is not None:
-            refuse_over_budget(job, begun.run)
             simulation.server.restore(begun.state, begun.clip_value)
             folder.rewind(begun.metrics)
         else:
