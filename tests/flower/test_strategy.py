@@ -19,6 +19,8 @@ from fedspa.errors import FedspaError, LedgerError
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
+from fedspa.privacy import event
+from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.runs.config import Config
 from fedspa.wire.payload import Update, encode
@@ -129,6 +131,27 @@ def test_a_ledger_that_cannot_be_opened_is_known_before_anyone_trains(simulation
     with pytest.raises(LedgerError, match="does not exist"):
         train(simulation, run__ledger=str(tmp_path / "absent/shared.sqlite"))
     assert not simulation.sent
+
+
+def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_only(
+    simulation, train, tmp_path, monkeypatch
+):
+    shared = str(tmp_path / "shared.sqlite")
+
+    def newer(node: int, question: Message, answer):
+        reply = answer()
+        if question.metadata.group_id == "2" and node == 103:
+            with Ledger.open(shared, create=False) as ledger:
+                ledger.reserve("agent-0", GaussianEvent("poisson", 1, 10, 1, 1.0, clip_from_data=True), "other", "0")
+            monkeypatch.delitem(event._KINDS, "gaussian-clip-from-data")
+            event._from_json.cache_clear()
+        return [reply]
+
+    simulation.fault = newer
+    summary = train(simulation, run__ledger=shared, federation__per_round=4)
+    assert (summary["rounds"], summary["epsilon_total"]) == (3, None)
+    (note,) = (warning for warning in summary["warnings"] if "over all runs" in warning)
+    assert "newer fedspa" in note
 
 
 def test_a_ledger_of_both_samplings_ends_in_a_summary(simulation, train, tmp_path):

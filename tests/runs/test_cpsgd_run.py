@@ -17,6 +17,9 @@ from fedspa.privacy.event import BinomialEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import PolicyRefusal
 from fedspa.runs.config import load
+from fedspa.runs.report.promise import promise
+from fedspa.runs.report.read import read
+from fedspa.runs.report.tables import epsilons
 from fedspa.runs.setup import prepare
 from fedspa.runs.statement import statement
 
@@ -101,6 +104,19 @@ def test_runs_of_both_kinds_on_one_ledger_add_up(tmp_path: Path) -> None:
     ).summary
     rounded = fedspa.run(cpsgd(tmp_path / "rounded", run=dict(shared))).summary
     assert rounded["epsilon_total"] > gaussian["epsilon"] + rounded["epsilon"]  # each at half of δ
+    assert (gaussian["accountant_total"], rounded["accountant_total"]) == ("pld", "pld and binomial")
+    assert "with all runs in the ledger (pld and binomial)" in statement(rounded)
+    assert total_priced_by(tmp_path / "rounded") == "pld and binomial"
+    older = {key: value for key, value in rounded.items() if key != "accountant_total"}
+    (tmp_path / "rounded/summary.json").write_text(json.dumps(older))
+    assert total_priced_by(tmp_path / "rounded") == "–"
+    assert "with all runs in the ledger (accountant not recorded)" in statement(older)
+
+
+def total_priced_by(folder: Path) -> str:
+    """As the report's table has it."""
+    (accountant,) = (row[3] for row in epsilons(promise(read(folder))) if "all runs" in row[-1])
+    return accountant
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import PolicyRefusal
 from fedspa.runs.books import Books
 from fedspa.runs.config import load
+from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
 from fedspa.runs.statement import shown, statement
@@ -139,6 +140,27 @@ def test_a_ledger_of_both_samplings_has_a_total_under_replace_one(tmp_path: Path
         privacy={"neighbours": "replace-one"},
     )
     assert fedspa.run(again).summary["epsilon_total"] > largest
+
+
+def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = str(tmp_path / "shared.sqlite")
+
+    def newer(metrics: RoundMetrics) -> None:
+        if metrics.round == 2:
+            with Ledger.open(shared, create=False) as ledger:
+                ledger.reserve("agent-0", GaussianEvent("poisson", 1, 10, 1, 1.0, clip_from_data=True), "other", "0")
+            monkeypatch.delitem(event_module._KINDS, "gaussian-clip-from-data")
+            event_module._from_json.cache_clear()
+
+    result = fedspa.run(small(tmp_path, run={"ledger": shared}), on_round=newer)
+    assert result.summary["epsilon"] > 0
+    assert result.summary["epsilon_total"] is None
+    (note,) = (warning for warning in result.summary["warnings"] if "over all runs" in warning)
+    assert "newer fedspa" in note
+    assert "\n" not in note
+    assert (result.folder / "model.safetensors").exists()
 
 
 def test_a_ledger_of_a_newer_fedspa_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
 from fedspa.privacy.ledger import Ledger
-from fedspa.runs.books import Books, Total, agent_name, largest_total, refuse_over_budget
+from fedspa.runs.books import Books, Total, agent_name, largest_total, no_total, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator
@@ -106,17 +106,20 @@ def _total(strategy: FedSpa) -> Total | None:
     job = strategy.job
     if job.plan is None or job.config.run.ledger is None:
         return None
-    with Ledger.open(job.config.run.ledger, create=False) as ledger:
-        for number, uploads in sorted(strategy.taken.items()):
-            found = ledger.participations(agent_name(number), strategy.run)
-            if found < uploads:
-                return Total(
-                    None,
-                    f"no ε over all runs: {ledger.path} (run.ledger) holds {found} entries of this run by agent "
-                    f"{number}, which sent {uploads} updates; let its node write the same file, which no ledger in its "
-                    "node-config and a whole path in run.ledger see to",
-                )
-        return largest_total(job.plan, ledger, len(job.holdings))
+    try:
+        with Ledger.open(job.config.run.ledger, create=False) as ledger:
+            for number, uploads in sorted(strategy.taken.items()):
+                found = ledger.participations(agent_name(number), strategy.run)
+                if found < uploads:
+                    return Total(
+                        None,
+                        f"no ε over all runs: {ledger.path} (run.ledger) holds {found} entries of this run by agent "
+                        f"{number}, which sent {uploads} updates; let its node write the same file, which no ledger in "
+                        "its node-config and a whole path in run.ledger see to",
+                    )
+            return largest_total(job.plan, ledger, len(job.holdings))
+    except FedspaError as error:
+        return no_total(error)
 
 
 def _folder(job: Job, settings: FlowerSettings) -> RunFolder:

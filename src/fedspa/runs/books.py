@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedspa.errors import LedgerError
+from fedspa.errors import FedspaError, LedgerError
 from fedspa.privacy.binomial_plan import AnyPlan
 from fedspa.privacy.cap import accountants, total_epsilon
 from fedspa.privacy.event import Event
@@ -72,10 +72,17 @@ def agent_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """ε of all runs in a ledger; None where none can be stated, and then `note` says why. A trained run never fails."""
+    """ε of all runs in a ledger and what priced it; None where none can be stated, and then `note` says why: a trained
+    run never fails."""
 
     epsilon: float | None
     note: str | None = None
+    accountant: str | None = None
+
+
+def no_total(error: FedspaError) -> Total:
+    """Where the ledger cannot be priced now: another process wrote what this version cannot read, or damaged it."""
+    return Total(None, f"no ε over all runs in the ledger: {error}")
 
 
 def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> Total:
@@ -98,7 +105,7 @@ def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> Total:
             "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
             f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({accountants(held)})",
         )
-    return Total(largest)
+    return Total(largest, accountant=accountants(held))
 
 
 def draw_run_name(folder: Path) -> str:
@@ -206,7 +213,10 @@ class Books:
         """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server."""
         if self._job.plan is None or self._job.config.run.ledger is None:
             return None
-        return largest_total(self._job.plan, self._ledger, len(self._job.holdings))
+        try:
+            return largest_total(self._job.plan, self._ledger, len(self._job.holdings))
+        except FedspaError as error:
+            return no_total(error)
 
     def _unused_name(self, t: int, cohort: Sequence[int]) -> str:
         """The first name for round t under which none of them has an entry."""

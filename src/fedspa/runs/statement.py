@@ -35,7 +35,8 @@ def statement(summary: Mapping[str, Any]) -> str:
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
     if summary["epsilon_total"] is not None:
-        other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger (pld)"
+        by = summary.get("accountant_total") or "accountant not recorded"  # older summaries do not say
+        other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger ({by})"
     flaw = "" if summary["private"] else "NOT PRIVATE (see the notes); were the clip value given, "
     against = "against the server and all others"
     if summary["adversary"] != "local":

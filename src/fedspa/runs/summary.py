@@ -23,9 +23,9 @@ def summarise(
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 
     `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
-    earlier runs of a ledger that outlives it, against a server that saw every update. `epsilon` is None, too, where
-    cpSGD has no guarantee. `uplink_bytes` is what an agent sent in the whole run (mean over all agents),
-    `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out records.
+    earlier runs of a ledger that outlives it, against a server that saw every update, by `accountant_total`. `epsilon`
+    is None, too, where cpSGD has no guarantee. `uplink_bytes` is what an agent sent in the whole run (mean over all
+    agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out records.
     `adversary` says against whom ε holds; `bits` and `trials` are cpSGD's.
     """
     config = job.config
@@ -38,6 +38,7 @@ def summarise(
         "accuracy_by_class": list(accuracy_by_class),
         **promised(job.plan, books.guarantee, config.privacy.noise),
         "epsilon_total": None if total is None else total.epsilon,
+        "accountant_total": None if total is None else total.accountant,
         "uplink_bytes": sent / config.federation.agents,
         "payload_bytes": sent / max(1, uploads),
         "coding": job.coding,

@@ -57,7 +57,7 @@ def promise(run: Run) -> Promise | None:
     guarantee = Guarantee(plan, config.privacy.accountant)
     for number, times in enumerate(counts.values()):
         guarantee.took_part([number], times)
-    facts = {**promised(plan, guarantee, config.privacy.noise), "epsilon_total": None}
+    facts = {**promised(plan, guarantee, config.privacy.noise), "epsilon_total": None, "accountant_total": None}
     _hold_against_summary(run, facts)
     return Promise(
         facts=facts,

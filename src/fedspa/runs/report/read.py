@@ -138,6 +138,7 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
         return None
     if isinstance(found, dict):
         found.setdefault("adversary", "local")  # older summaries know of no other
+        found.setdefault("accountant_total", None)
     if not isinstance(found, dict) or not _is_summary(found):
         problems.append("summary.json is not a run's summary and was left out")
         return None
@@ -150,7 +151,8 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
     kinds: dict[str, tuple[type, ...]] = {
         **dict.fromkeys(("epsilon", "epsilon_replace_one", "epsilon_published", "epsilon_total", "delta"), number),
         **dict.fromkeys(("participations_max", "dimension", "compression", "seconds", "noise_multiplier"), number),
-        **dict.fromkeys(("neighbours", "sampling", "accountant", "noise", "coding", "engine"), text),
+        **dict.fromkeys(("neighbours", "sampling", "accountant", "accountant_total"), text),
+        **dict.fromkeys(("noise", "coding", "engine"), text),
         "warnings": (list,),
         "private": (bool,),
     }

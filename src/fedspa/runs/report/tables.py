@@ -41,7 +41,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     if facts["epsilon_total"] is not None:
         total = shown(facts["epsilon_total"])
         note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
-        rows.append(["verified", facts["neighbours"], facts["sampling"], "pld", total, note])
+        rows.append(["verified", facts["neighbours"], facts["sampling"], facts["accountant_total"] or "–", total, note])
     if facts["epsilon_published"] is not None:
         by = "Theorem 1" if facts["trials"] is None else "cpSGD's, printed"
         rows.append(["published", "replace-one", "fixed", by, shown(facts["epsilon_published"]), "not a guarantee"])
