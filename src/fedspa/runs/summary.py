@@ -25,8 +25,8 @@ def summarise(
     `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
     earlier runs of a ledger that outlives it, against a server that saw every update, by `accountant_total`. `epsilon`
     is None, too, where cpSGD has no guarantee. `uplink_bytes` is what an agent sent in the whole run (mean over all
-    agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out records.
-    `adversary` says against whom ε holds; `bits` and `trials` are cpSGD's.
+    agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out
+    records. `adversary` says against whom ε holds; `bits` and `trials` are cpSGD's.
     """
     config = job.config
     uploads = sum(metrics.agents for metrics in history)
