@@ -56,12 +56,13 @@ PHASE void build_lists(struct work *w, int i, int first, int from, int to) {
 }
 
 #if LEVEL == 2
-/* The items of the lanes in `alive`, pushed together; 16 are written. */
-INLINE void store_items(struct item *to, __mmask16 alive, __m512i at, __m512i delta) {
+/* The items of the lanes in `alive`, pushed together; 16 are written, or 8 where there are no more. */
+INLINE void store_items(struct item *to, int few, __mmask16 alive, __m512i at, __m512i delta) {
     const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     at = _mm512_maskz_compress_epi32(alive, at);
     delta = _mm512_maskz_compress_epi32(alive, delta);
     _mm512_storeu_si512(to, _mm512_permutex2var_epi32(at, low, delta));
+    if (few) return;
     _mm512_storeu_si512(to + LANES / 2,
                         _mm512_permutex2var_epi32(at, _mm512_add_epi32(low, _mm512_set1_epi32(LANES / 2)), delta));
 }
@@ -99,7 +100,7 @@ PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) 
             for (int r = 0; r < rows; r++) {
                 const __m512i within = op->pool ? _mm512_permutexvar_epi32((__m512i)args[r], pixel) : _mm512_setzero_si512();
                 const __mmask16 alive = _mm512_cmp_ps_mask((__m512)deltas[r], _mm512_setzero_ps(), _CMP_NEQ_UQ);
-                store_items(next[r], alive, _mm512_add_epi32(start, within), (__m512i)deltas[r]);
+                store_items(next[r], 0, alive, _mm512_add_epi32(start, within), (__m512i)deltas[r]);
                 next[r] += __builtin_popcount(alive);
             }
         }
@@ -108,13 +109,13 @@ PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) 
 }
 #endif
 
-/* The living channels of a unit among rows `from` to `to`, as items behind `next` of the pixel that each picks. */
-INLINE void sort_channels(const struct op *op, int from, int to, const float *delta, const float *unit,
-                          const int32_t *arg, struct item **next) {
 #if LEVEL == 2
+/* The living channels of a unit among rows `from` to `to`, as items behind `next` of the pixel, of `window`, that each
+ * picks. */
+INLINE void sort_channels_of(const int window, const struct op *op, int from, int to, const float *delta,
+                             const float *unit, const int32_t *arg, struct item **next) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i length = _mm512_set1_epi32(op->row_length);
-    const int window = op->pool_h * op->pool_w;
     for (int first = from; first < to; first += LANES) {
         const __m512 deltas = (__m512)load(delta + first), zero = _mm512_setzero_ps();
         const int left = to - first;
@@ -125,10 +126,19 @@ INLINE void sort_channels(const struct op *op, int from, int to, const float *de
         const __m512i args = arg ? (__m512i)load_int(arg + first) : _mm512_setzero_si512();
         for (int p = 0; p < window; p++) {
             const __mmask16 here = _mm512_mask_cmpeq_epi32_mask(alive, args, _mm512_set1_epi32(p));
-            store_items(next[p], here, row, (__m512i)deltas);
+            store_items(next[p], left <= LANES / 2, here, row, (__m512i)deltas);
             next[p] += __builtin_popcount(here);
         }
     }
+}
+#endif
+
+INLINE void sort_channels(const struct op *op, int from, int to, const float *delta, const float *unit,
+                          const int32_t *arg, struct item **next) {
+#if LEVEL == 2
+    const int window = op->pool_h * op->pool_w;
+    if (window == 4) sort_channels_of(4, op, from, to, delta, unit, arg, next);
+    else sort_channels_of(window, op, from, to, delta, unit, arg, next);
 #else
     for (int first = from; first < to; first += 8) {
         const int left = to - first;

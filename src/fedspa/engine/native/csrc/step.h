@@ -24,14 +24,16 @@ static float units_per(double size) {
  * may overflow: their gradients are no use to anyone. Returns how many. */
 PHASE int leave_out_wild(struct work *w, float *const *values, int first, int n) {
     int wild = 0;
-    for (int e = 0; e < n; e++)
-        for (int i = first; i <= w->net->count && w->factor[e] != 0; i++) {
-            if (i > first && w->net->ops[i - 1].kind == OP_FLATTEN) continue; /* what the buffer before it holds */
-            int64_t size = w->net->buffers[i].example;
-            if (!any_wild(values[i] + e * size, size)) continue;
+    for (int i = first; i <= w->net->count; i++) {
+        if (i > first && w->net->ops[i - 1].kind == OP_FLATTEN) continue; /* what the buffer before it holds */
+        const int64_t size = w->net->buffers[i].example;
+        if (!any_wild(values[i], n * size)) continue; /* nearly always: examples lie one behind the other */
+        for (int e = 0; e < n; e++) {
+            if (w->factor[e] == 0 || !any_wild(values[i] + e * size, size)) continue;
             w->factor[e] = 0;
             wild++;
         }
+    }
     return wild;
 }
 
