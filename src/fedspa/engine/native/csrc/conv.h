@@ -103,6 +103,16 @@ INLINE int64_t scratch_size(const struct op *op) {
     return (int64_t)op->used_h * scratch_width(op) * op->rows_padded;
 }
 
+/* Which pixel of its window a unit of a pooling picks is a byte, and a word holds those of four units of a channel: rows
+ * of channels, one for every four units. */
+#define PICKS 4
+
+INLINE int64_t pick_words(const struct op *op, const struct buffer *out) {
+    return (int64_t)(out->height * out->width + PICKS - 1) / PICKS * op->rows_padded;
+}
+
+INLINE int picked(int32_t word, int unit) { return word >> 8 * (unit % PICKS) & 0xff; }
+
 /* `in`: the examples' input buffers; `scratch`: their outputs, one after the other, without bias. */
 PHASE void conv_forward(const struct op *op, const struct buffer *buffer, const float *in, int64_t examples,
                          const float *packed, float *scratch) {

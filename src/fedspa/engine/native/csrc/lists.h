@@ -7,6 +7,13 @@
 
 static const int32_t FIRST_PIXEL[LIST_BLOCK]; /* without pooling a unit has one pixel, number 0 */
 
+/* Where the picks of an example's unit are, from channel `first` on. */
+INLINE const int32_t *picks_at(const struct work *w, int i, int e, int u, int first) {
+    const struct op *op = w->net->ops + i;
+    if (!op->pool) return FIRST_PIXEL;
+    return w->arg[i] + e * pick_words(op, w->net->buffers + i + 1) + (int64_t)(u / PICKS) * op->rows_padded + first;
+}
+
 /* Ends an example's part of the lists that have one. */
 INLINE void end_example(struct work *w, int rows, int e, struct item *const *next) {
     for (int r = 0; r < rows; r++) {
@@ -33,23 +40,22 @@ PHASE void build_lists(struct work *w, int i, int first, int from, int to) {
     }
     for (int e = from; e < to; e++) {
         if (w->factor[e] == 0) continue;
-        const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * units * op->rows_padded + first : FIRST_PIXEL;
         for (int u = 0; u < units; u++) {
+            const int32_t *word = picks_at(w, i, e, u, first);
             const int64_t at = e * out->example + w->at[i][u] + first;
             const float *delta = w->delta[i + 1] + at;
             const unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
             const int32_t start = (int32_t)(e * in->example) + w->window[i][u];
             if (rows == LIST_BLOCK)
                 UNROLLED(LIST_BLOCK, r) {
-                    *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
+                    *next[r] = (struct item){start + pixel[picked(word[r], u)], delta[r]};
                     next[r] += alive >> r & 1;
                 }
             else
                 for (int r = 0; r < rows; r++) {
-                    *next[r] = (struct item){start + pixel[arg[r]], delta[r]};
+                    *next[r] = (struct item){start + pixel[picked(word[r], u)], delta[r]};
                     next[r] += alive >> r & 1;
                 }
-            if (op->pool) arg += op->rows_padded;
         }
         end_example(w, rows, e, next);
     }
@@ -67,12 +73,32 @@ INLINE void store_items(struct item *to, int few, __mmask16 alive, __m512i at, _
                         _mm512_permutex2var_epi32(at, _mm512_add_epi32(low, _mm512_set1_epi32(LANES / 2)), delta));
 }
 
+/* The picks of sixteen units (or as many as `words` rows hold), channel by channel. */
+INLINE void turn_picks(const int32_t *word, int64_t stride, int words, uint8_t picks[LANES][LANES]) {
+    __m512i a[4], b[4];
+    UNROLLED(4, j) a[j] = (__m512i)load_int(word + (j < words ? j : 0) * stride);
+    UNROLLED(2, h) {
+        b[h] = _mm512_unpacklo_epi32(a[2 * h], a[2 * h + 1]);
+        b[2 + h] = _mm512_unpackhi_epi32(a[2 * h], a[2 * h + 1]);
+    }
+    UNROLLED(2, h) {
+        a[2 * h] = _mm512_unpacklo_epi64(b[2 * h], b[2 * h + 1]); /* channels 2 h, 2 h + 4, … */
+        a[2 * h + 1] = _mm512_unpackhi_epi64(b[2 * h], b[2 * h + 1]);
+    }
+    UNROLLED(4, k) {
+        _mm_storeu_si128((__m128i *)picks[k], _mm512_castsi512_si128(a[k]));
+        _mm_storeu_si128((__m128i *)picks[4 + k], _mm512_extracti32x4_epi32(a[k], 1));
+        _mm_storeu_si128((__m128i *)picks[8 + k], _mm512_extracti32x4_epi32(a[k], 2));
+        _mm_storeu_si128((__m128i *)picks[12 + k], _mm512_extracti32x4_epi32(a[k], 3));
+    }
+}
+
 /* The same for up to LISTS rows: 16 units by 16 rows are turned over, and a row's living ones pushed together. */
 PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int rows = op->rows - first < LISTS ? op->rows - first : LISTS, units = out->height * out->width;
-    const __m512i pixel = _mm512_loadu_si512(w->pixel[i]);
+    const __m512i pixel = _mm512_loadu_si512(w->pixel[i]), none = _mm512_setzero_si512();
     struct item *next[LISTS];
     for (int r = 0; r < LISTS; r++) {
         w->lists[r].groups = w->lists[r].count = 0;
@@ -82,7 +108,8 @@ PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) 
         if (w->factor[e] == 0) continue;
         const float *delta = w->delta[i + 1] + e * out->example + first, *unit = w->unit[i + 1] + e * out->example + first;
         for (int u = 0; u < units; u += LANES) {
-            V deltas[LANES], args[LANES];
+            V deltas[LANES];
+            uint8_t picks[LANES][LANES];
             const int count = units - u < LANES ? units - u : LANES;
             for (int j = 0; j < count; j++) {
                 const int32_t at = w->at[i][u + j];
@@ -91,14 +118,11 @@ PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) 
             }
             for (int j = count; j < LANES; j++) deltas[j] = (V){0};
             transpose(deltas);
-            if (op->pool) {
-                const int32_t *arg = w->arg[i] + ((int64_t)e * units + u) * op->rows_padded + first;
-                for (int j = 0; j < LANES; j++) args[j] = (V)load_int(arg + (j < count ? j : 0) * op->rows_padded);
-                transpose(args);
-            }
+            if (op->pool) turn_picks(picks_at(w, i, e, u, first), op->rows_padded, (count + PICKS - 1) / PICKS, picks);
             const __m512i start = (__m512i)(load_int(w->window[i] + u) + (int32_t)(e * in->example));
             for (int r = 0; r < rows; r++) {
-                const __m512i within = op->pool ? _mm512_permutexvar_epi32((__m512i)args[r], pixel) : _mm512_setzero_si512();
+                const __m512i pick = op->pool ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)picks[r])) : none;
+                const __m512i within = _mm512_permutexvar_epi32(pick, pixel);
                 const __mmask16 alive = _mm512_cmp_ps_mask((__m512)deltas[r], _mm512_setzero_ps(), _CMP_NEQ_UQ);
                 store_items(next[r], 0, alive, _mm512_add_epi32(start, within), (__m512i)deltas[r]);
                 next[r] += __builtin_popcount(alive);
@@ -113,7 +137,7 @@ PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) 
 /* The living channels of a unit among rows `from` to `to`, as items behind `next` of the pixel, of `window`, that each
  * picks. */
 INLINE void sort_channels_of(const int window, const struct op *op, int from, int to, const float *delta,
-                             const float *unit, const int32_t *arg, struct item **next) {
+                             const float *unit, const int32_t *word, int u, struct item **next) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i length = _mm512_set1_epi32(op->row_length);
     for (int first = from; first < to; first += LANES) {
@@ -123,7 +147,7 @@ INLINE void sort_channels_of(const int window, const struct op *op, int from, in
         alive = _mm512_mask_cmp_ps_mask(alive, deltas, zero, _CMP_NEQ_UQ);
         if (op->relu) alive = _mm512_mask_cmp_ps_mask(alive, (__m512)load(unit + first), zero, _CMP_GT_OQ);
         const __m512i row = _mm512_mullo_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(first)), length);
-        const __m512i args = arg ? (__m512i)load_int(arg + first) : _mm512_setzero_si512();
+        const __m512i args = word ? (__m512i)(load_int(word + first) >> 8 * (u % PICKS) & 0xff) : _mm512_setzero_si512();
         for (int p = 0; p < window; p++) {
             const __mmask16 here = _mm512_mask_cmpeq_epi32_mask(alive, args, _mm512_set1_epi32(p));
             store_items(next[p], left <= LANES / 2, here, row, (__m512i)deltas);
@@ -134,18 +158,18 @@ INLINE void sort_channels_of(const int window, const struct op *op, int from, in
 #endif
 
 INLINE void sort_channels(const struct op *op, int from, int to, const float *delta, const float *unit,
-                          const int32_t *arg, struct item **next) {
+                          const int32_t *word, int u, struct item **next) {
 #if LEVEL == 2
     const int window = op->pool_h * op->pool_w;
-    if (window == 4) sort_channels_of(4, op, from, to, delta, unit, arg, next);
-    else sort_channels_of(window, op, from, to, delta, unit, arg, next);
+    if (window == 4) sort_channels_of(4, op, from, to, delta, unit, word, u, next);
+    else sort_channels_of(window, op, from, to, delta, unit, word, u, next);
 #else
     for (int first = from; first < to; first += 8) {
         const int left = to - first;
         unsigned alive = alive_of_8(delta + first, unit + first, op->relu);
         if (left < 8) alive &= (1u << left) - 1;
         for (; alive; alive &= alive - 1) {
-            const int r = first + __builtin_ctz(alive), p = arg ? arg[r] : 0;
+            const int r = first + __builtin_ctz(alive), p = word ? picked(word[r], u) : 0;
             *next[p]++ = (struct item){r * op->row_length, delta[r]};
         }
     }
@@ -164,15 +188,15 @@ static int64_t build_spots(struct work *w, int i, int from, int to, int first, i
     struct spot *spot = w->spots;
     for (int e = first; e < end; e++) {
         if (w->factor[e] == 0) continue;
-        const int32_t *arg = op->pool ? w->arg[i] + (int64_t)e * out->height * out->width * op->rows_padded : NULL;
         for (int y = 0; y < out->height; y++)
-            for (int x = 0; x < out->width; x++, arg += op->pool ? op->rows_padded : 0, room += window * spot_room(op)) {
-                const int64_t at = e * out->example + w->at[i][y * out->width + x];
+            for (int x = 0; x < out->width; x++, room += window * spot_room(op)) {
+                const int u = y * out->width + x;
+                const int64_t at = e * out->example + w->at[i][u];
                 const float *delta = w->delta[i + 1] + at, *unit = w->unit[i + 1] + at;
                 struct item **next = w->next;
                 for (int p = 0; p < window; p++) next[p] = room + p * spot_room(op);
-                sort_channels(op, from, to, delta, unit, arg, next);
-                float *start = w->delta[i] + e * in->example + w->window[i][y * out->width + x];
+                sort_channels(op, from, to, delta, unit, op->pool ? picks_at(w, i, e, u, 0) : NULL, u, next);
+                float *start = w->delta[i] + e * in->example + w->window[i][u];
                 for (int p = 0; p < together; p++) {
                     const struct item *items = room + p * spot_room(op), *below = items + below_at;
                     const int count = (int)(next[p] - items), below_count = columns ? (int)(next[p + together] - below) : 0;

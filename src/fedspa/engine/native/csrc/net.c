@@ -89,7 +89,7 @@ static int fuse(struct op *op, const struct fedspa_layer *l, struct buffer *out)
         op->relu = 1;
         return 1;
     }
-    if (l->kind != LAYER_MAXPOOL || op->pool || op->linear) return 0;
+    if (l->kind != LAYER_MAXPOOL || op->pool || op->linear || l->kernel_h * l->kernel_w > 256) return 0;
     op->pool = 1;
     op->pool_h = (int)l->kernel_h;
     op->pool_w = (int)l->kernel_w;

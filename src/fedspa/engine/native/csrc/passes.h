@@ -38,7 +38,6 @@ static void forward_rows(struct work *w, int i, int n) {
         return;
     }
     const int64_t block = examples_per_scratch(op, w->chunk), size = scratch_size(op);
-    const int64_t args = (int64_t)out->height * out->width * op->rows_padded;
     for (int64_t e = 0; e < n; e += block) {
         int64_t count = n - e < block ? n - e : block;
         const float *from = w->unit[i] + e * in->example, *packed = w->packed + op->packed;
@@ -48,7 +47,7 @@ static void forward_rows(struct work *w, int i, int n) {
         else conv_forward(op, in, from, count, packed, w->scratch);
         for (int64_t j = 0; j < count; j++)
             finish_conv(op, out, w->scratch + j * size, w->theta, w->unit[i + 1] + (e + j) * out->example,
-                        op->pool ? w->arg[i] + (e + j) * args : NULL);
+                        op->pool ? w->arg[i] + (e + j) * pick_words(op, out) : NULL);
     }
 }
 

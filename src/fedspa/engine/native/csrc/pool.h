@@ -14,23 +14,26 @@ INLINE void finish_pairs(const struct op *op, const struct buffer *out, const fl
     for (int c = 0; c < op->rows; c += LANES) {
         const V shift = bias ? load(bias + c) : (V){0};
         const int whole = op->rows - c >= LANES;
+        int32_t *word = arg + c;
+        I words = {0};
+        int u = 0;
         for (int y = 0; y < out->height; y++) {
             const float *p = scratch + 2 * y * below + c;
             float *unit = to + out->origin + (int64_t)y * out->row + c;
-            int32_t *place = arg + (int64_t)y * out->width * channels + c;
-            for (int x = 0; x < out->width; x++, p += 2 * channels, unit += out->channels, place += channels) {
-                V best = load(p);
-                I where = {0};
-                take_greater(&best, &where, load(p + channels), splat_int(1));
-                take_greater(&best, &where, load(p + below), splat_int(2));
-                take_greater(&best, &where, load(p + below + channels), splat_int(3));
+            for (int x = 0; x < out->width; x++, p += 2 * channels, unit += out->channels, u++) {
+                V best;
+                const I where = greatest_of_four(load(p), load(p + channels), load(p + below), load(p + below + channels), &best);
                 best += shift;
                 if (op->relu) best = rectify(best);
                 if (whole) store(unit, best);
                 else store_first(unit, best, op->rows - c);
-                store_int(place, where);
+                words |= where << 8 * (u % PICKS);
+                if (u % PICKS < PICKS - 1) continue;
+                store_int(word, words);
+                words = (I){0}, word += channels;
             }
         }
+        if (u % PICKS > 0) store_int(word, words);
     }
 }
 
@@ -63,7 +66,10 @@ PHASE void finish_conv(const struct op *op, const struct buffer *out, const floa
                 if (op->relu) best = rectify(best);
                 if (op->rows - c >= LANES) store(unit + c, best);
                 else store_first(unit + c, best, op->rows - c);
-                if (arg) store_int(arg + ((int64_t)y * out->width + x) * channels + c, where);
+                if (!arg) continue;
+                const int u = y * out->width + x;
+                int32_t *word = arg + (int64_t)(u / PICKS) * channels + c;
+                store_int(word, where << 8 * (u % PICKS) | (u % PICKS > 0 ? load_int(word) : (I){0}));
             }
         }
 }

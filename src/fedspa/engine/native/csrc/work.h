@@ -81,7 +81,7 @@ static int chunk_size(const struct fedspa_net *net, int64_t records) {
     for (int i = 0; i <= net->count; i++) {
         bytes += 8 * net->buffers[i].example;
         if (i < net->count && net->ops[i].pool)
-            bytes += 4 * (int64_t)net->buffers[i + 1].height * net->buffers[i + 1].width * net->ops[i].rows_padded;
+            bytes += 4 * pick_words(net->ops + i, net->buffers + i + 1);
     }
     int64_t chunk = CHUNK_BYTES / bytes;
     chunk = chunk < 3 ? 3 : chunk > CHUNK ? CHUNK : chunk;
@@ -143,7 +143,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         if (i == net->count || net->ops[i].kind != OP_ROWS) continue;
         const struct op *op = net->ops + i;
         const int64_t units = (int64_t)b[1].height * b[1].width;
-        if (op->pool) w->arg[i] = take(w, 4 * units * op->rows_padded * chunk);
+        if (op->pool) w->arg[i] = take(w, 4 * pick_words(op, b + 1) * chunk);
         const int per_vector = is_paired(op) ? 2 : 1, step = LANES / per_vector, count = segments_of(op) * per_vector;
         const int more = per_vector == 1 ? op->run_padded / LANES : 0; /* of a run below the last (spread.h) */
         w->segment[i] = take(w, 4 * (count + more));
