@@ -30,11 +30,37 @@ PHASE void load_examples(struct work *w, const struct fedspa_task *task, const i
     }
 }
 
+/* A convolution five wide: as much of an example at a time as stays in the nearest cache between convolution and pooling. */
+static void forward_strips(struct work *w, int i, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    const float *packed = w->packed + op->packed;
+    for (int e = 0; e < n; e++) {
+        float *to = w->unit[i + 1] + e * out->example;
+        int32_t *picks = op->pool ? w->arg[i] + e * pick_words(op, out) : NULL;
+        strip_transform(op, in, w->unit[i] + e * in->example, w->space);
+        if (!pools_pairs(op)) {
+            strip_forward(op, in, 0, op->used_h, packed, w->scratch, w->space);
+            finish_conv(op, out, w->scratch, w->theta, to, picks);
+            continue;
+        }
+        for (int y = 0; y < out->height; y += PICKS) {
+            const int rows = out->height - y < PICKS ? out->height - y : PICKS;
+            strip_forward(op, in, 2 * y, 2 * rows, packed, w->scratch, w->space);
+            finish_pairs(op, out, y, rows, w->scratch, w->theta, to, picks);
+        }
+    }
+}
+
 static void forward_rows(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     if (op->linear) {
         linear_forward(op, in, out, w->unit[i], n, w->theta, w->unit[i + 1]);
+        return;
+    }
+    if (op->strip && !op->square) {
+        forward_strips(w, i, n);
         return;
     }
     const int64_t block = examples_per_scratch(op, w->chunk), size = scratch_size(op);
@@ -43,7 +69,6 @@ static void forward_rows(struct work *w, int i, int n) {
         const float *from = w->unit[i] + e * in->example, *packed = w->packed + op->packed;
         if (op->winograd) winograd_forward(op, in, from, count, packed, w->scratch, w->space);
         else if (op->square) square_forward(op, in, from, count, packed, w->scratch, w->space);
-        else if (op->strip) strip_forward(op, in, from, count, packed, w->scratch, w->space);
         else conv_forward(op, in, from, count, packed, w->scratch);
         for (int64_t j = 0; j < count; j++)
             finish_conv(op, out, w->scratch + j * size, w->theta, w->unit[i + 1] + (e + j) * out->example,

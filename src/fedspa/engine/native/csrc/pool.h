@@ -6,20 +6,27 @@
 
 #include "conv.h"
 
-/* The usual case, 2 x 2 pixels that do not overlap, without the general one's borders. */
-INLINE void finish_pairs(const struct op *op, const struct buffer *out, const float *scratch, const float *bias,
-                         float *to, int32_t *arg) {
+INLINE int pools_pairs(const struct op *op) {
+    return op->pool && op->pool_h == 2 && op->pool_w == 2 && op->pool_stride_h == 2 && op->pool_stride_w == 2 &&
+           op->pool_pad_h == 0 && op->pool_pad_w == 0;
+}
+
+/* The usual case, 2 x 2 pixels that do not overlap, without the general one's borders: `rows` rows of units from `first`
+ * on, a multiple of PICKS, whose pixels start at `scratch`. */
+PHASE void finish_pairs(const struct op *op, const struct buffer *out, int first, int rows, const float *scratch,
+                        const float *theta, float *to, int32_t *arg) {
+    const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
     const int channels = op->rows_padded;
     const int64_t below = (int64_t)scratch_width(op) * channels;
     for (int c = 0; c < op->rows; c += LANES) {
         const V shift = bias ? load(bias + c) : (V){0};
         const int whole = op->rows - c >= LANES;
-        int32_t *word = arg + c;
+        int32_t *word = arg + (int64_t)first / PICKS * out->width * channels + c;
         I words = {0};
         int u = 0;
-        for (int y = 0; y < out->height; y++) {
+        for (int y = 0; y < rows; y++) {
             const float *p = scratch + 2 * y * below + c;
-            float *unit = to + out->origin + (int64_t)y * out->row + c;
+            float *unit = to + out->origin + (int64_t)(first + y) * out->row + c;
             for (int x = 0; x < out->width; x++, p += 2 * channels, unit += out->channels, u++) {
                 V best;
                 const I where = greatest_of_four(load(p), load(p + channels), load(p + below), load(p + below + channels), &best);
@@ -43,9 +50,8 @@ PHASE void finish_conv(const struct op *op, const struct buffer *out, const floa
                        float *to, int32_t *arg) {
     const int width = scratch_width(op), channels = op->rows_padded;
     const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
-    if (op->pool && op->pool_h == 2 && op->pool_w == 2 && op->pool_stride_h == 2 && op->pool_stride_w == 2 &&
-        op->pool_pad_h == 0 && op->pool_pad_w == 0) {
-        finish_pairs(op, out, scratch, bias, to, arg);
+    if (pools_pairs(op)) {
+        finish_pairs(op, out, 0, out->height, scratch, theta, to, arg);
         return;
     }
     for (int y = 0; y < out->height; y++)

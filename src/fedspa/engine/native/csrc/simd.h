@@ -115,17 +115,17 @@ INLINE void take_greater(V *best, I *arg, V v, I place) {
 /* The same of four values, in order: the greatest, and which it is. */
 INLINE I greatest_of_four(V a, V b, V c, V d, V *best) {
 #if LEVEL == 2
+    const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
     const __mmask16 second = _mm512_cmp_ps_mask((__m512)b, (__m512)a, _CMP_GT_OQ);
     const __mmask16 fourth = _mm512_cmp_ps_mask((__m512)d, (__m512)c, _CMP_GT_OQ);
     const __m512 upper = _mm512_max_ps((__m512)b, (__m512)a), lower = _mm512_max_ps((__m512)d, (__m512)c);
     const __mmask16 below = _mm512_cmp_ps_mask(lower, upper, _CMP_GT_OQ);
-    const __mmask16 odd = (__mmask16)((below & fourth) | (~below & second));
+    const __m512i above = _mm512_maskz_mov_epi32(second, _mm512_set1_epi32(1));
+    const __m512i under = _mm512_mask_mov_epi32(_mm512_set1_epi32(2), fourth, _mm512_set1_epi32(3));
     /* A maximum drops a NaN in front of it: then any NaN will do, and which pixel it was does not matter. */
-    const __mmask16 broken = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) |
-                             _mm512_cmp_ps_mask((__m512)c, (__m512)d, _CMP_UNORD_Q);
-    *best = (V)_mm512_mask_mov_ps(_mm512_max_ps(lower, upper), broken, _mm512_set1_ps(__builtin_nanf("")));
-    return (I)_mm512_mask_or_epi32(_mm512_maskz_mov_epi32(below, _mm512_set1_epi32(2)), odd,
-                                   _mm512_maskz_mov_epi32(below, _mm512_set1_epi32(2)), _mm512_set1_epi32(1));
+    *best = (V)_mm512_mask_mov_ps(_mm512_max_ps(lower, upper), _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q), nan);
+    *best = (V)_mm512_mask_mov_ps((__m512)*best, _mm512_cmp_ps_mask((__m512)c, (__m512)d, _CMP_UNORD_Q), nan);
+    return (I)_mm512_mask_mov_epi32(above, below, under);
 #else
     I where = {0};
     *best = a;

@@ -98,8 +98,8 @@ PHASE void square_forward(const struct op *op, const struct buffer *buffer, cons
     for (int start = 0, width; start < op->rows; start += width) {
         const int panel = strip_panel_at(op->rows, start, &width);
         for (int p = 0; p < STRIP_POINTS; p++, packed += buffer->channels * STRIP_POINTS * width)
-            strip_row_tiles(op, panel, points + p * squares * row, squares, buffer->channels, packed,
-                            found + p * squares * pixels + start);
+            strip_tiles(op, panel, points + p * squares * row, squares, row, 1, 0, buffer->channels, packed,
+                        found + p * squares * pixels + start);
     }
     for (int64_t e = 0; e < examples; e++)
         for (int s = 0; s < down; s++)

@@ -216,59 +216,41 @@ INLINE void strip_tile(int panel, const float *const *in, int runs, int channels
     (void)panel;
 }
 
-/* Kernels one row high: `rows` rows of strips, one behind the other, to as many rows of pixels. */
-INLINE void strip_row_tiles(const struct op *op, int panel, const float *from, int64_t rows, int channels,
-                            const float *packed, float *to) {
+/* The pixels of `rows` rows of strips, `step` floats from one to the next, for one panel: under `runs` rows of weights, the
+ * input's being `row` apart. */
+INLINE void strip_tiles(const struct op *op, int panel, const float *from, int64_t rows, int64_t step, int runs,
+                        int64_t row, int channels, const float *packed, float *to) {
     const int across = strips_across(op);
     const int64_t below = (int64_t)scratch_width(op) * op->rows_padded, total = rows * across;
     const float *a[3];
     float *c[3];
     int strip = 0, filled = 0;
-    for (int64_t s = 0; s < total; s++, from += channels * STRIP_POINTS) {
-        a[filled] = from;
+    for (int64_t s = 0; s < total; s++) {
+        a[filled] = from + (int64_t)strip * channels * STRIP_POINTS;
         c[filled++] = to + (int64_t)strip_start(op, strip) * op->rows_padded;
-        if (++strip == across) strip = 0, to += below;
+        if (++strip == across) strip = 0, to += below, from += step;
         if (s + 1 == total)
             for (; filled < 3; filled++) a[filled] = a[filled - 1], c[filled] = c[filled - 1]; /* repeats a strip */
         if (filled < 3) continue;
-        strip_tile(panel, a, 1, channels, 0, packed, c, op->rows_padded);
+        strip_tile(panel, a, runs, channels, row, packed, c, op->rows_padded);
         filled = 0;
     }
 }
 
-/* As conv_forward; `space` holds the examples' transformed inputs. */
-PHASE void strip_forward(const struct op *op, const struct buffer *buffer, const float *in, int64_t examples,
-                         const float *packed, float *scratch, float *space) {
-    const int channels = buffer->channels, across = strips_across(op), width = scratch_width(op);
-    const int64_t size = strip_size(op), row = strip_row(op), total = (int64_t)op->used_h * across * examples;
-    const int64_t below = (int64_t)width * op->rows_padded, left_over = size - op->used_h * op->stride_h * row;
-    for (int64_t e = 0; e < examples; e++) {
-        if (channels == 1) strip_input(op, buffer, 1, in + e * buffer->example, space + e * size);
-        else strip_input(op, buffer, channels, in + e * buffer->example, space + e * size);
-    }
-    for (int start = 0, panel_width; start < op->rows; start += panel_width) {
-        const int panel = strip_panel_at(op->rows, start, &panel_width);
-        int strip = 0, y = 0;
-        const float *from = space, *a[3] = {NULL};
-        float *to = scratch + start, *c[3] = {NULL};
-        for (int64_t first = 0; first < total; first += 3) {
-            for (int j = 0; j < 3; j++) {
-                if (first + j == total) { /* a short last tile repeats a strip */
-                    a[j] = a[j - 1], c[j] = c[j - 1];
-                    if (j == 1) a[2] = a[1], c[2] = c[1];
-                    break;
-                }
-                a[j] = from;
-                c[j] = to + (int64_t)strip_start(op, strip) * op->rows_padded;
-                from += channels * STRIP_POINTS;
-                if (++strip < across) continue;
-                strip = 0, to += below;
-                from += (op->stride_h - 1) * row;
-                if (++y == op->used_h) y = 0, from += left_over;
-            }
-            strip_tile(panel, a, op->runs, channels, row, packed, c, op->rows_padded);
-        }
-        packed += (int64_t)panel_width * op->runs * channels * STRIP_POINTS;
+/* One example's input, transformed. */
+PHASE void strip_transform(const struct op *op, const struct buffer *buffer, const float *in, float *space) {
+    if (buffer->channels == 1) strip_input(op, buffer, 1, in, space);
+    else strip_input(op, buffer, buffer->channels, in, space);
+}
+
+/* The rows of pixels from `first` on of one example whose transformed input is in `space`, without bias. */
+PHASE void strip_forward(const struct op *op, const struct buffer *buffer, int first, int rows, const float *packed,
+                         float *scratch, const float *space) {
+    const int64_t row = strip_row(op), step = op->stride_h * row;
+    for (int start = 0, width; start < op->rows; start += width) {
+        const int panel = strip_panel_at(op->rows, start, &width);
+        strip_tiles(op, panel, space + first * step, rows, step, op->runs, row, buffer->channels, packed, scratch + start);
+        packed += (int64_t)width * op->runs * buffer->channels * STRIP_POINTS;
     }
 }
 

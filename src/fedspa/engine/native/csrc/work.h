@@ -182,7 +182,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
             space = larger(space, square_size(op));
             space = larger(space, (int64_t)(op->run + PAD) * LANES + square_weights_size(op));
         } else if (op->strip) { /* transformed inputs, or a kernel row of weights with what its last vector reads past it */
-            space = larger(space, strip_size(op) * examples_per_scratch(op, chunk));
+            space = larger(space, strip_size(op));
             space = larger(space, (int64_t)(op->run + PAD) * LANES);
         }
         pixels = larger(pixels, units);
