@@ -85,6 +85,29 @@ def test_the_fast_transform_of_convolutions_five_wide(
     check_convolution(level, nn.Conv2d(inputs, outputs, (height, 5), stride=(stride, 1)), pooled, shape)
 
 
+@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize(("shape", "outputs"), [((9, 26, 19), 20), ((5, 17, 17), 48), ((9, 10, 25), 33)])
+def test_the_fast_transforms_are_accurate_where_clipping_is_hard(
+    level: library.Level, shape: tuple[int, int, int], outputs: int
+) -> None:
+    """Weights of full size, a clip value of a tenth of the largest gradient: F(4, 5) in both directions fails here."""
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        features = nn.Sequential(nn.Conv2d(shape[0], outputs, 5), nn.MaxPool2d(2), nn.Flatten())
+        module = nn.Sequential(*features, nn.Linear(features(torch.zeros(1, *shape)).shape[1], 5))
+        with torch.no_grad():
+            for p in module.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) / math.sqrt(p[0].numel() if p.dim() > 1 else 4))
+        x, y = records(module, shape, 9, seed)
+        theta = FlatModel(module).flatten()
+        d, bound = len(theta), 0.1 * gradient_scale(module, x, y, "coordinate")
+        plan = Plan(d, d, "coordinate", bound, "fixed", len(y), len(y), 1, 1, 1e-3, "replace-one", 1e-3)
+        task = LocalTask(x, y, None, 1.0, "fixed", len(y), 1, len(y) * 2.0**12, plan, KEY)
+        ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double() / 2.0**12
+        truth = ReferenceEngine(module).train(theta, [task])[0].delta.double() / 2.0**12
+        assert float((ours - truth).abs().max()) <= 1e-5 * bound + 1e-6 * float(truth.abs().max())
+
+
 def test_records_near_a_kink_are_rare() -> None:
     module = small_net()
     x = torch.randn(2000, 1, 12, 12, generator=torch.Generator().manual_seed(1))

@@ -64,8 +64,8 @@ static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_
     if (!op->linear) net->convolutions = net->layout;
     op->packed = net->packed;
     /* Room for the weights as they are, as winograd.h wants 3 x 3 (16 points), as strip.h wants five wide (8 a row), or
-     * as square.h wants 5 x 5 (64). */
-    const int points = op->kernel_w == 5 ? 8 * larger(op->kernel_h, op->kernel_h == 5 ? 8 : 0)
+     * as square.h wants 5 x 5 (56). */
+    const int points = op->kernel_w == 5 ? 8 * larger(op->kernel_h, op->kernel_h == 5 ? 7 : 0)
                                          : larger(op->kernel_h * op->kernel_w, 16);
     net->packed += op->linear ? 0 : (int64_t)op->rows_padded * in->channels * points + PAD;
 
@@ -113,7 +113,7 @@ static void choose_forward(struct op *op, const struct buffer *in) {
                    op->stride_w == 1 && in->channels >= 16 && op->rows >= 16 && op->used_h % 2 == 0 &&
                    op->used_w % 2 == 0 && op->used_w >= 4;
     op->strip = op->kind == OP_ROWS && !op->linear && op->kernel_w == 5 && op->stride_w == 1 && op->used_w >= 4;
-    op->square = op->strip && op->kernel_h == 5 && op->stride_h == 1 && op->used_h >= 4 && in->channels >= 4;
+    op->square = op->strip && op->kernel_h == 5 && op->stride_h == 1 && op->used_h >= 2 && in->channels >= 4;
 }
 
 static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int64_t count) {
