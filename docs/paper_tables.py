@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspa.paper import plot, table, tradeoff
+from fedspa.runs.statement import shown
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "paper.md", ROOT / "experiments" / "results"
@@ -133,7 +134,7 @@ def _cpsgd(found: Mapping[str, Any]) -> list[str]:
     parts = []
     for row in rows:
         cell = row["published"]
-        cost = "no ε" if cell["epsilon"] is None else f"ε = {cell['epsilon']:.3g} with secure aggregation"
+        cost = "no ε" if cell["epsilon"] is None else f"ε = {shown(cell['epsilon'])} with secure aggregation"
         printed = (
             "printed: diverged"
             if row["printed"]["diverged"]

@@ -25,6 +25,13 @@ def test_the_page_is_what_the_results_say() -> None:
     assert paper_tables.filled(PAGE) == PAGE
 
 
+def test_no_epsilon_is_rounded_down() -> None:
+    cell = {"epsilon": 0.1385, "accuracy_best": {"mean": 50.0}}
+    row = {"algorithm": "cpsgd", "compression": 0.4, "published": cell, "printed": {"diverged": True}}
+    (line,) = paper_tables._cpsgd({"rows": [row]})
+    assert "ε = 0.139 with secure aggregation" in line
+
+
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_every_part_has_its_place(name: str) -> None:
     for part in ("table", "findings", "curve"):
