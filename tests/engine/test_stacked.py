@@ -220,6 +220,18 @@ def test_an_agents_bits_do_not_depend_on_its_company() -> None:
     assert torch.equal(theta, FlatModel(small_net()).flatten())
 
 
+def test_records_among_those_of_others_are_the_same_records() -> None:
+    """Kernels know of no rows: what is not the agent's must be gone before them."""
+    net = small_net()
+    task = make_task(net, (1, 7, 7), 20, "l2")
+    rows = torch.randperm(100, generator=torch.Generator().manual_seed(1))[: len(task.y)]
+    x, y = torch.full((100, 1, 7, 7), math.nan), torch.full((100,), 99)
+    x[rows], y[rows] = task.x.float(), task.y
+    theta, engine = FlatModel(net).flatten(), StackedEngine(net, "cpu", tf32=False)
+    scattered = replace(task, x=x, y=y, rows=rows)
+    assert torch.equal(engine.train(theta, [scattered])[0].delta, engine.train(theta, [task])[0].delta)
+
+
 def test_tf32_is_a_gpus_affair() -> None:
     assert StackedEngine(small_net(), "cpu", tf32=True).tf32 is False
     assert StackedEngine(small_net(), "cpu", tf32=True).name == "stacked"

@@ -18,7 +18,7 @@ class LocalTask:
 
     `coordinates` is ω, sorted, or None where all d coordinates are active. `plan` is None where nothing is clipped or
     noised (FedAvg). `key` is the agent's private randomness of this round: who is sampled and what noise is drawn.
-    `rows`, for engines that read them, says where in x and y the agent's records are; else they are all there is.
+    `rows` says where in x and y the agent's records are, and then no engine may train on others; without, they are all.
     """
 
     x: Tensor

@@ -130,6 +130,8 @@ class StackedEngine:
     def _moved(self, task: LocalTask) -> LocalTask:
         """The task with its tensors on the engine's device, checked for what kernels could not say."""
         device = self._device
+        if task.rows is not None:
+            task = replace(task, x=task.x[task.rows], y=task.y[task.rows], rows=None)
         obstacle = device_obstacle(device, task.exact)
         if obstacle is not None:
             raise ConfigError(f"run.engine = 'stacked' is not possible here: {obstacle}; use 'auto' or 'generic'")
