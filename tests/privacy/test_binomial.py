@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
@@ -48,7 +49,7 @@ def test_sensitivities_by_hand() -> None:
 
 
 def test_with_rotation_by_hand() -> None:
-    # d = 100 is padded to 128; λ = √(2·ln(2·128·2¹⁰)) = √(2·12.4766) = 4.99533
+    # d = 100 is padded to 128; κ = √(2·ln(2·128·2¹⁰)) = √(2·12.4766) = 4.99533
     # r = √128·3/(10·4.99533) = 0.679460; ‖x‖₁ ≤ √128·0.679460 = 7.68718
     # Δ₁ = 7.68718 + √(2·7.68718·12.2061) + 8.13738 = 7.68718 + 13.69883 + 8.13738 = 29.52340; Δ∞ = ⌈0.679⌉ = 1
     # Δ₂ = min(0.679460 + 5.43354, √29.52340 = 5.43354)
@@ -206,3 +207,14 @@ def test_amplification_does_not_overflow() -> None:
     assert amplified(5000.0, 0.01) == pytest.approx(5000 + math.log(0.01))
     assert amplified(0.5, 1.0) == pytest.approx(0.5)
     assert amplified(math.inf, 0.01) == math.inf
+    assert amplified(700.1, 0.01) == pytest.approx(amplified(699.9, 0.01) + 0.2)
+
+
+@given(st.floats(-15, 3), st.integers(1, 2**31 - 1), st.integers(1, 2**31 - 1))
+@example(-10.0, 1, 10**7)  # ε + ln(q + (1 − q)e^−ε) loses all its digits here, and can be negative
+@example(2.9, 1, 2**31 - 1)
+def test_amplification_is_never_below_the_truth(magnitude: float, batch: int, records: int) -> None:
+    cost, rate = 10**magnitude, min(batch, records) / max(batch, records)
+    with mpmath.workdps(60):
+        truth = mpmath.log(1 + mpmath.mpf(rate) * mpmath.expm1(mpmath.mpf(cost)))
+        assert truth <= amplified(cost, rate) <= truth * (1 + mpmath.mpf(2) ** -48)

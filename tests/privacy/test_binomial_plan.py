@@ -45,7 +45,7 @@ def test_derived_by_hand() -> None:
 def test_a_rotated_plan_spans_what_a_rotated_coordinate_hardly_passes() -> None:
     rotated = replace(PLAN, rotation=True, clip="l2", clip_value=5.0)
     assert rotated.coordinates == 128
-    assert rotated.reach == pytest.approx(4.99533 * 5 / math.sqrt(128), rel=1e-5)  # λ·G/√d
+    assert rotated.reach == pytest.approx(4.99533 * 5 / math.sqrt(128), rel=1e-5)  # κ·G/√d
     assert rotated.event.rotation
 
 

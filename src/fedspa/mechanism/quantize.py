@@ -78,7 +78,7 @@ def quantized(total: Integers, plan: BinomialPlan, seed: bytes, rounding: Stream
 
 
 def reach(plan: BinomialPlan) -> int:
-    """What the levels span, in integers of the batch's (rotated) sum: ±B times an example's bound, times λ."""
+    """What the levels span, in integers of the batch's (rotated) sum: ±B times an example's bound, times κ."""
     grid = example_grid(plan)
     most = plan.batch * grid.limit
     half = most

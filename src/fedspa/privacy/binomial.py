@@ -41,7 +41,7 @@ class Sensitivity(NamedTuple):
 
 
 def spread(event: BinomialEvent) -> float:
-    """λ: the levels span ±λ/√d times the bound on a gradient's L2 norm. 1 without rotation (a coordinate's clip)."""
+    """κ: the levels span ±κ/√d times the bound on a gradient's L2 norm. 1 without rotation (a coordinate's clip)."""
     return math.sqrt(2 * math.log(2 * event.coordinates / ROTATION_TAIL)) if event.rotation else 1.0
 
 
@@ -131,8 +131,10 @@ def shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> flo
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """ln(1 + q(e^ε − 1)), without overflow."""
-    return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon)) if epsilon < math.inf else math.inf
+    """ln(1 + q(e^ε − 1)), without overflow, to all digits however small, and never below."""
+    far = epsilon > 700  # e^ε is near the largest number, and the 1s are nothing beside it
+    cost = epsilon + math.log(rate) if far else math.log1p(rate * math.expm1(epsilon))
+    return cost * (1 + 2**-50)  # four units in the last place: above what the functions may round away
 
 
 def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float, *, published: bool = False) -> float:
