@@ -40,6 +40,7 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.mechanism.quantize import noised
 from fedspa.mechanism.streams import Stream
+from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.binomial import sensitivity, spread
 from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping
@@ -88,6 +89,13 @@ def test_the_real_thing_holds_in_every_variant() -> None:
     assert report.holds
     assert len(report.checks) == 3 * 12 + 4
     assert {check.name for check in report.checks} >= {name for name, _ in CAUGHT_BY.values()}
+
+
+def test_draws_could_refute_what_is_claimed() -> None:
+    """An attack on n draws of either side shows an ε of ln n at most."""
+    full = synthetic()
+    claims = [epsilon({plan.event: 1}, plan.delta, neighbours="replace-one") for plan in full.variants]
+    assert 0 < max(claims) < math.log(full.draws)
 
 
 @pytest.mark.parametrize("name", CPSGD_PLANTS)

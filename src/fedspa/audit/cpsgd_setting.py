@@ -70,8 +70,8 @@ class CpsgdSetting:
 
 
 def synthetic(*, noise_mode: NoiseMode = "secure", draws: int = 5000, seed: int = 0) -> CpsgdSetting:
-    """A small mechanism that the attacks see well: 16 coordinates, 2 of 8 records, and little noise, if not the least
-    that has an ε: every planted mistake was found at these trials."""
+    """A small mechanism that the attacks see well: 16 coordinates, 2 of 8 records, little noise. Not the least that has
+    an ε (17 and 31 trials): a claim so weak, of ε = 17 and 57, is beyond what thousands of draws could refute."""
     plan = BinomialPlan(16, "coordinate", 0.1, 2, 100, False, "local", 8, 2, 8, 1, 1e-3)
     rotated = replace(plan, rotation=True, trials=2000)
     return CpsgdSetting((plan, rotated, replace(rotated, clip="l2")), noise_mode, draws, seed)
