@@ -87,10 +87,11 @@ def nets(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, ...]]:
         height, width = ((s + 2 * p - k) // t + 1 for s, p, k, t in zip((height, width), padding, kernel, stride))
         behind: list[nn.Module] = draw(st.sampled_from([[], [nn.ReLU()], [nn.Tanh()]]))
         if min(height, width) > 1 and draw(st.booleans()):
-            side = draw(st.integers(2, min(3, height, width)))
-            step, pad = draw(st.integers(1, 3)), draw(st.integers(0, side // 2))
-            pool = draw(st.sampled_from([nn.MaxPool2d, nn.MaxPool2d, nn.AvgPool2d]))(side, step, pad)
-            height, width = ((s + 2 * pad - side) // step + 1 for s in (height, width))
+            sides = (draw(st.integers(2, min(3, height))), draw(st.integers(2, min(3, width))))
+            steps = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+            pads = (draw(st.integers(0, sides[0] // 2)), draw(st.integers(0, sides[1] // 2)))
+            pool = draw(st.sampled_from([nn.MaxPool2d, nn.MaxPool2d, nn.AvgPool2d]))(sides, steps, pads)
+            height, width = ((s + 2 * p - k) // t + 1 for s, p, k, t in zip((height, width), pads, sides, steps))
             behind = draw(st.permutations([*behind, pool]))
         layers += behind
     layers.append(nn.Flatten())

@@ -198,7 +198,9 @@ def _held(task: LocalTask) -> tuple[Tensor, Tensor, Tensor | None]:
     """Records as the library reads them, and where among them the agent's are, or None: all."""
     if task.rows is None:
         return *_records(task.x, task.y), None
-    rows = task.rows.to("cpu", torch.int64).contiguous()
+    if task.rows.dtype != torch.int64 or task.rows.ndim != 1:
+        raise DataError("an agent's records are given by their numbers, as one line of int64")
+    rows = task.rows.to("cpu").contiguous()
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(task.y):
         raise DataError(f"an agent's records are numbered beyond the {len(task.y)} that there are")
     x, y = _records(task.x, task.y) if _readable(task) else _records(task.x[rows], task.y[rows])

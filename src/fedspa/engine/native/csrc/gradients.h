@@ -21,7 +21,7 @@ INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l,
     const struct piece_functions *use = piece_of(op, piece->count);
     float *kept = w->kept[i];
     if (what == GRADIENT_ADD) use->add(x, l, piece, w->sum + row);
-    else if (what == GRADIENT_ADD_SCALED && l->count == l->groups)
+    else if (what == GRADIENT_ADD_SCALED && op->linear) /* by the layer: by the list, company would decide the rounding */
         use->scaled_products(x, l, piece, w->units + row, w->factor);
     else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, piece, w->units + row, w->factor);
     else if (what == GRADIENT_LOOK) use->look(x, l, piece, w->active + row, bound, w->looks);

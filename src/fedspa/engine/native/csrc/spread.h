@@ -149,7 +149,8 @@ static const column_function FIVE_RUNS[][2] = {{spread_column_5_1_0, NULL},
 INLINE column_function spread_column_of(const struct op *op) {
 #if LEVEL == 2
     const int length = op->run_padded / LANES, tail = length > 1 && op->run % LANES > 0 && op->run % LANES <= LANES / 4;
-    if (op->pool_h != 2 || op->pool_stride_h != 2 || op->pool_pad_h > 0 || op->stride_h != 1) return NULL;
+    if (op->pool_h != 2 || op->pool_stride_h != 2 || op->stride_h != 1) return NULL;
+    if (op->pool_pad_h > 0 || op->pool_pad_w > 0) return NULL; /* padding has no window */
     if (is_paired(op) || !spread_near(op)) return NULL;
     if (op->runs == 3 && length <= 6) return THREE_RUNS[length - 1][tail];
     if (op->runs == 5 && length <= 4) return FIVE_RUNS[length - 1][tail];
