@@ -19,7 +19,7 @@ from fedspa.engine.layers import Activation, Pool, Weighted
 from fedspa.engine.local import Gradients
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine, device_obstacle, supports
-from fedspa.engine.stacked.batches import draw_batches
+from fedspa.engine.stacked.batches import Draws, draw_batches
 from fedspa.engine.stacked.buffers import Shape, room
 from fedspa.engine.stacked.chacha import GROUP, ChaChaNoise, block_words
 from fedspa.engine.stacked.describe import describe
@@ -269,6 +269,28 @@ def test_batches_in_advance_are_those_of_the_loop(
     table = made.table(made.largest + 2)
     for line, one in zip(table, wanted):
         assert line[: len(one)].tolist() == one.tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sampling=st.sampled_from(["poisson", "fixed"]),
+    steps=st.integers(1, 20),
+    lengths=st.lists(st.integers(1, 9), max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_batches_by_stretches_are_those_drawn_at_once(sampling: Any, steps: int, lengths: list[int], seed: int) -> None:
+    task = LocalTask(
+        *(torch.zeros(40, 1), torch.zeros(40, dtype=torch.int64), None, 1.0, sampling, 6, steps, 0.1, None),
+        derive_key(bytes(32), seed),
+    )
+    wanted, draws, first = draw_batches(task), Draws(task), 0
+    for length in lengths:
+        part = draws.stretch(length)
+        assert part.sizes.tolist() == wanted.sizes[first : first + length].tolist()
+        first = min(first + length, steps)
+    whole = draws.whole()
+    assert whole.sizes.tolist() == wanted.sizes.tolist()
+    assert whole.records.tolist() == wanted.records.tolist()
 
 
 def test_empty_batches_are_batches() -> None:

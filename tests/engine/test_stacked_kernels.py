@@ -25,6 +25,7 @@ from test_stacked import WORDS, nets  # noqa: E402
 from test_stacked import records as make_records  # noqa: E402
 
 from fedspa.engine.flat import FlatModel  # noqa: E402
+from fedspa.engine.stacked import rounds as rounds_module  # noqa: E402
 from fedspa.engine.stacked import step_kernels  # noqa: E402
 from fedspa.engine.stacked.batches import draw_batches  # noqa: E402
 from fedspa.engine.stacked.chacha import GROUP, LANES, ChaChaNoise  # noqa: E402
@@ -199,6 +200,39 @@ def test_an_agents_bits_do_not_depend_on_its_company(clip: Any) -> None:
         assert torch.equal(one.delta, three.delta)
         assert torch.equal(one.delta, four.delta)
         assert one.clip_value == two.clip_value == three.clip_value == four.clip_value
+
+
+def test_a_later_round_draws_while_it_runs_and_begins_again_where_a_batch_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Buffers have 16 rows after a round with small batches. One agent's first batch fits in them, a later one not."""
+    monkeypatch.setattr(rounds_module, "STRETCH", 1)
+    net = make_net("mlp")
+    gradients, theta = LayerGradients(net), FlatModel(net).flatten().to(DEVICE)
+    x, y = (part.to(DEVICE) for part in make_records(net, 40, NETS["mlp"][0], 9))
+
+    def agents(batch: int) -> list[LocalTask]:
+        tasks = make_tasks("mlp", net, 2, "coordinate", 40, "given")
+        plan = Plan(103, 40, "coordinate", 0.02, "poisson", batch, 40, 3, 1, 0.7, "add-remove", 1e-3)
+        return [replace(task, x=x, y=y, batch=batch, plan=plan) for task in tasks]
+
+    small, large = agents(4), agents(13)
+    keys = (derive_key(bytes(32), "large", number) for number in range(1000))
+    large[1] = next(
+        task for key in keys
+        if max((sizes := draw_batches(task := replace(large[1], key=key)).sizes)[1:]) > 16 >= sizes[0]
+    )  # fmt: skip
+    fitting = [replace(task, key=derive_key(bytes(32), "again", w)) for w, task in enumerate(small)]
+    rounds = Rounds(gradients, DEVICE, tf32=False)
+    rounds.train(theta, small)
+    ((shape, kept),) = rounds._stacks.values()
+    assert shape.rows == 16
+    for tasks, same in ((fitting, True), (large, False), (small, False)):
+        got = rounds.train(theta, tasks)
+        ((_, now),) = rounds._stacks.values()
+        assert (now is kept) == same
+        for one, two in zip(got, Rounds(gradients, DEVICE, tf32=False).train(theta, tasks)):
+            assert torch.equal(one.delta, two.delta)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), 1e30])

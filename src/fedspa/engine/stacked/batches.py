@@ -1,4 +1,4 @@
-"""All mini-batches of a participation in advance: the same records as `draw_batch` gives step by step."""
+"""The mini-batches of many steps at once: the same records as `draw_batch` gives step by step."""
 
 from __future__ import annotations
 
@@ -33,12 +33,48 @@ class Batches:
         return table
 
 
+class Draws:
+    """Draws a participation's batches, a stretch of steps at a time, and keeps them."""
+
+    def __init__(self, task: LocalTask) -> None:
+        self._task = task
+        self._stream = Stream(derive_key(task.key, "sampling"))
+        self._stretches: list[Batches] = []
+        self._drawn = 0
+
+    def stretch(self, steps: int) -> Batches:
+        """The batches of the next `steps` steps, or of as many as are left."""
+        steps = min(steps, self._task.local_steps - self._drawn)
+        self._stretches.append(_next(self._task, self._stream, steps))
+        self._drawn += steps
+        return self._stretches[-1]
+
+    def whole(self) -> Batches:
+        """All batches of the participation."""
+        self.stretch(self._task.local_steps)
+        records, sizes = (
+            np.concatenate([getattr(each, name) for each in self._stretches]) for name in ("records", "sizes")
+        )
+        return Batches(records, sizes)
+
+
 def draw_batches(task: LocalTask) -> Batches:
     """Every step's batch, from the stream that `local_steps` would use."""
-    stream = Stream(derive_key(task.key, "sampling"))
-    steps, records = task.local_steps, len(task.y)
+    return Draws(task).whole()
+
+
+def likely_largest(task: LocalTask) -> int:
+    """About the largest batch of a round: what memory is planned for. Buffers are made for the true one."""
+    if task.sampling == "fixed":
+        return task.batch
+    expected = task.rate * len(task.y)
+    return min(len(task.y), math.ceil(expected + 5 * math.sqrt(expected)))
+
+
+def _next(task: LocalTask, stream: Stream, steps: int) -> Batches:
+    records = len(task.y)
     if task.sampling == "poisson":
-        chosen: list[Indices] = []
+        chosen: list[Indices] = [np.empty(0, dtype=np.int64)]
         at_once = max(1, _BLOCK // max(1, records))
         for start in range(0, steps, at_once):
             count = min(at_once, steps - start)
@@ -46,7 +82,8 @@ def draw_batches(task: LocalTask) -> Batches:
         step, index = np.divmod(np.concatenate(chosen), max(1, records))
         return Batches(index, np.bincount(step, minlength=steps))
     drawn_each = [draw_batch(task.sampling, task.batch, task.rate, records, stream) for _ in range(steps)]
-    return Batches(np.concatenate(drawn_each), np.array([len(batch) for batch in drawn_each]))
+    sizes = np.array([len(batch) for batch in drawn_each], dtype=np.int64)
+    return Batches(np.concatenate([np.empty(0, dtype=np.int64), *drawn_each]), sizes)
 
 
 def _below(stream: Stream, count: int, rate: float) -> Indices:

@@ -72,14 +72,9 @@ class RoundBuffers:
         self.noise = make(agents, s.active + 1, dtype=torch.float64)
         self.x = make(agents, rows, inputs)
 
-    def load(self, theta: Tensor, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> None:
-        """Fill the buffers for a round. Records go to the GPU unless they are there."""
+    def load(self, theta: Tensor, tasks: Sequence[LocalTask]) -> None:
+        """Fill the buffers for a round, but for its batches. Records go to the GPU unless they are there."""
         s = self._shape
-        steps = tasks[0].local_steps
-        index = np.stack([b.table(s.rows) for b in batches], axis=1)
-        counts = np.stack([b.sizes for b in batches], axis=1).astype(np.int32)
-        self.index[:steps].copy_(torch.from_numpy(index))
-        self.counts[:steps].copy_(torch.from_numpy(counts))
         self.theta.copy_(theta.expand(s.agents, -1))
         for w, task in enumerate(tasks):
             self.pool[w, : len(task.y)].copy_(task.x.flatten(1), non_blocking=True)
@@ -102,6 +97,14 @@ class RoundBuffers:
         _fill(self.sizes, [task.local_lr * task.scale for task in tasks])
         self.step.zero_()
         self.flags.zero_()
+
+    def load_batches(self, first: int, batches: Sequence[Batches]) -> None:
+        """Each agent's batches of the steps from `first` on, without waiting for the steps that are under way."""
+        index = np.stack([b.table(self._shape.rows) for b in batches], axis=1)
+        counts = np.stack([b.sizes for b in batches], axis=1).astype(np.int32)
+        steps = slice(first, first + len(index))
+        for buffer, values in ((self.index, torch.from_numpy(index)), (self.counts, torch.from_numpy(counts))):
+            buffer[steps].copy_(values.pin_memory() if buffer.is_cuda else values, non_blocking=True)
 
     def deltas(self, theta: Tensor) -> Tensor:
         """[agents, active]."""

@@ -110,6 +110,7 @@ class StackedEngine:
         if start.numel() != self._gradients.dimension:
             raise ConfigError(f"theta has {start.numel()} values; the model has {self._gradients.dimension} parameters")
         moved = [self._moved(task) for task in tasks]
+        self._check_values(moved)
         if self._device.type == "cpu":
             results = [local_steps(start, task, self._gradients) for task in moved]
         else:
@@ -135,22 +136,36 @@ class StackedEngine:
         obstacle = device_obstacle(device, task.exact)
         if obstacle is not None:
             raise ConfigError(f"run.engine = 'stacked' is not possible here: {obstacle}; use 'auto' or 'generic'")
-        layers = self._gradients.layers(tuple(task.x.shape[1:]))
-        if len(task.y) and not 0 <= int(task.y.min()) <= int(task.y.max()) < scores(layers):
-            raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
-        words = layers[0].words if isinstance(layers[0], Embedding) and len(task.x) else None
-        if words is not None and not 0 <= float(task.x.min()) <= float(task.x.max()) < words:
-            raise DataError("a record has a token outside the model's Embedding; tokens must be 0 … words - 1")
-        coordinates, d = task.coordinates, self._gradients.dimension
-        active = d if coordinates is None else coordinates.numel()
+        active = self._gradients.dimension if task.coordinates is None else task.coordinates.numel()
         if task.plan is not None and task.plan.active != active:
             raise PrivacyError(f"the plan has k = {task.plan.active}, the mask {active} coordinates; they must agree")
-        if coordinates is not None:
-            if active and not 0 <= int(coordinates.min()) <= int(coordinates.max()) < d:
-                raise ConfigError(f"the mask has coordinates outside 0 … {d - 1}")
-            coordinates = coordinates.to(device, torch.int64)
+        coordinates = None if task.coordinates is None else task.coordinates.to(device, torch.int64)
         x, y = _values(task.x, device), task.y.to(device, torch.int64)
         return replace(task, x=x, y=y, coordinates=coordinates)
+
+    def _check_values(self, tasks: Sequence[LocalTask]) -> None:
+        """Labels, tokens and masks index the kernels' memory."""
+        alike: dict[tuple[int, ...], list[LocalTask]] = {}
+        for task in tasks:
+            alike.setdefault(tuple(task.x.shape[1:]), []).append(task)
+        for shape, group in alike.items():
+            layers = self._gradients.layers(shape)
+            if not _all_below([task.y for task in group], scores(layers)):
+                raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+            if isinstance(layers[0], Embedding) and not _all_below([task.x for task in group], layers[0].words):
+                raise DataError("a record has a token outside the model's Embedding; tokens must be 0 … words - 1")
+        d = self._gradients.dimension
+        if not _all_below([task.coordinates for task in tasks if task.coordinates is not None], d):
+            raise ConfigError(f"the mask has coordinates outside 0 … {d - 1}")
+
+
+def _all_below(parts: Sequence[Tensor], limit: int) -> bool:
+    """Whether all values are at least 0 and below `limit`. The CPU waits for a GPU's answer once, not for each part."""
+    values = torch.cat([part.flatten() for part in parts]) if parts else torch.empty(0)
+    if not values.numel():
+        return True
+    least, most = torch.stack(torch.aminmax(values)).tolist()
+    return bool(0 <= least <= most < limit)  # NaN fails, too
 
 
 def _values(x: Tensor, device: torch.device) -> Tensor:

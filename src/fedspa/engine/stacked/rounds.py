@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedspa.engine.layers import Activation, Pool
 from fedspa.engine.local import Counted
-from fedspa.engine.stacked.batches import Batches, draw_batches
+from fedspa.engine.stacked.batches import Batches, Draws, likely_largest
 from fedspa.engine.stacked.buffers import Shape, room
 from fedspa.engine.stacked.chacha import ChaChaNoise
 from fedspa.engine.stacked.describe import Layer, inputs, scores
@@ -28,6 +28,8 @@ from fedspa.mechanism.streams import Stream, derive_key
 
 # Bytes of activations and sums that a stack may take; more agents than fit run as several stacks.
 STACK_BUDGET = 8 * 2**30
+# Local steps whose batches are drawn while the GPU is busy with those before: few, since it waits for the first.
+STRETCH = 30
 
 Key = tuple[object, ...]
 
@@ -40,23 +42,49 @@ class Rounds:
         self._stacks: dict[Key, tuple[Shape, Stack]] = {}
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
-        batches = [draw_batches(task) for task in tasks]
         results: dict[int, LocalResult] = {}
-        for members in self._groups(tasks, batches):
-            chosen, drawn = [tasks[i] for i in members], [batches[i] for i in members]
-            stack = self._stack(chosen, drawn)
-            stack.round.load(theta, chosen, drawn)
-            stack.run(chosen[0].local_steps)
-            held = stack.round
+        for members in self._groups(tasks):
+            chosen = [tasks[i] for i in members]
+            draws = [Draws(task) for task in chosen]
+            held = self._run(theta, chosen, draws).round
             deltas, clips, flags = held.deltas(theta), held.clips.tolist(), held.flags.tolist()
             for row, i in enumerate(members):
                 if flags[row]:
-                    results[i] = careful_steps(theta, tasks[i], batches[i], self._gradients)
+                    results[i] = careful_steps(theta, tasks[i], draws[row].whole(), self._gradients)
                 else:
                     results[i] = LocalResult(deltas[row], clips[row] if tasks[i].plan is not None else 0.0)
         return [results[i] for i in range(len(tasks))]
 
-    def _groups(self, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> list[list[int]]:
+    def _run(self, theta: Tensor, tasks: Sequence[LocalTask], draws: Sequence[Draws]) -> Stack:
+        """Train the tasks on the stack of an earlier round, or on a new one that has room for every batch."""
+        kept = self._run_kept(theta, tasks, draws)
+        if kept is not None:
+            return kept
+        batches = [each.whole() for each in draws]
+        stack = self._new_stack(tasks, max(b.largest for b in batches))
+        stack.round.load(theta, tasks)
+        stack.round.load_batches(0, batches)
+        stack.run(tasks[0].local_steps)
+        return stack
+
+    def _run_kept(self, theta: Tensor, tasks: Sequence[LocalTask], draws: Sequence[Draws]) -> Stack | None:
+        """On a stack that was kept, drawing batches while it runs; None where a batch is too large for it, or there is
+        none, and then nothing has happened."""
+        shape, stack = self._stacks.get(_company(tasks), (None, None))
+        if shape is None or stack is None or not shape.covers(self._shape(tasks, rows=0)):
+            return None
+        stack.round.load(theta, tasks)
+        for first in range(0, tasks[0].local_steps, STRETCH):
+            batches = [each.stretch(STRETCH) for each in draws]
+            if max(b.largest for b in batches) > shape.rows:
+                if self._device.type == "cuda":
+                    torch.cuda.synchronize(self._device)  # before its memory is given to another
+                return None
+            stack.round.load_batches(first, batches)
+            stack.run(len(batches[0].sizes))
+        return stack
+
+    def _groups(self, tasks: Sequence[LocalTask]) -> list[list[int]]:
         """Tasks that can share a stack, as many as memory allows at a time."""
         alike: dict[Key, list[int]] = {}
         for i, task in enumerate(tasks):
@@ -64,12 +92,8 @@ class Rounds:
         groups: list[list[int]] = []
         for members in alike.values():
             layers = self._gradients.layers(tuple(tasks[members[0]].x.shape[1:]))
-            rows = max(batches[i].largest for i in members)
+            rows = max(likely_largest(tasks[i]) for i in members)
             records = max(len(tasks[i].y) for i in members)
-            if room(rows) * max(_sizes(layers)) >= 2**31:
-                raise ConfigError(
-                    "run.engine = 'stacked' cannot index a batch this large; use 'generic' or a smaller batch"
-                )
             at_once = max(1, STACK_BUDGET // self._bytes_an_agent(layers, rows, records))
             groups += [members[start : start + at_once] for start in range(0, len(members), at_once)]
         return groups
@@ -78,11 +102,11 @@ class Rounds:
         values = room(rows) * 2 * sum(_sizes(layers)) + records * inputs(layers)
         return 4 * (values + 40 * self._gradients.dimension)
 
-    def _stack(self, tasks: Sequence[LocalTask], batches: Sequence[Batches]) -> Stack:
+    def _shape(self, tasks: Sequence[LocalTask], rows: int) -> Shape:
         task, d = tasks[0], self._gradients.dimension
-        shape = Shape(
+        return Shape(
             agents=len(tasks),
-            rows=max(b.largest for b in batches),
+            rows=rows,
             records=max(len(t.y) for t in tasks),
             steps=task.local_steps,
             dimension=d,
@@ -91,13 +115,18 @@ class Rounds:
             clip=None if task.plan is None else task.plan.clip,
             quantile=task.plan is not None and task.plan.clip_rule == "quantile",
         )
-        key = (len(tasks), *_kind(task))
-        if key not in self._stacks or not self._stacks[key][0].covers(shape):
-            self._stacks.pop(key, None)  # its memory goes before the new one's comes
-            layers = self._gradients.layers(tuple(task.x.shape[1:]))
-            shape = shape.with_room()
-            self._stacks[key] = shape, Stack(layers, shape, self._device, self._tf32)
-        return self._stacks[key][1]
+
+    def _new_stack(self, tasks: Sequence[LocalTask], rows: int) -> Stack:
+        layers = self._gradients.layers(tuple(tasks[0].x.shape[1:]))
+        if room(rows) * max(_sizes(layers)) >= 2**31:
+            raise ConfigError(
+                "run.engine = 'stacked' cannot index a batch this large; use 'generic' or a smaller batch"
+            )
+        self._stacks.pop(_company(tasks), None)  # its memory goes before the new one's comes
+        shape = self._shape(tasks, rows).with_room()
+        stack = Stack(layers, shape, self._device, self._tf32)
+        self._stacks[_company(tasks)] = shape, stack
+        return stack
 
 
 def careful_steps(theta: Tensor, task: LocalTask, batches: Batches, gradients: LayerGradients) -> LocalResult:
@@ -127,6 +156,11 @@ def _kind(task: LocalTask) -> Key:
     active = None if task.coordinates is None else task.coordinates.numel()
     plan = None if task.plan is None else (task.plan.clip, task.plan.clip_rule == "quantile")
     return tuple(task.x.shape[1:]), active, plan, task.local_steps
+
+
+def _company(tasks: Sequence[LocalTask]) -> Key:
+    """What a stack's buffers and graphs are made for, but for sizes that may be larger than needed."""
+    return len(tasks), *_kind(tasks[0])
 
 
 def _sizes(layers: Sequence[Layer]) -> list[int]:
