@@ -17,7 +17,8 @@ setup(
             "fedspa.engine.native._native",
             sources=sorted(str(path) for path in SOURCES.glob("*.c")),
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
-            extra_compile_args=["-std=gnu11", "-O3", "-Wno-psabi"],
+            extra_compile_args=["-std=gnu11", "-O3", "-Wno-psabi", "-pthread"],
+            extra_link_args=["-pthread"],
             libraries=["m"],
             optional=True,
         )

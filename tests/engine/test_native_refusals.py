@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 from ctypes import c_int64
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,15 @@ def test_wrong_labels_masks_and_modes_are_refused() -> None:
             engine.train(theta, [make(coordinates=torch.tensor(coordinates), plan=None)])
     with pytest.raises(DataError, match="one each"):
         engine.train(theta, [make(x=task.x[:-1])])
+
+
+def test_one_agents_fault_stops_the_others_and_is_what_is_said() -> None:
+    endless = replace(small_task(), local_steps=10**9)
+    wrong = replace(endless, y=endless.y + 3)
+    for tasks in ([endless, wrong], [wrong, endless], [endless, endless, wrong]):
+        with pytest.raises(DataError, match="label"):
+            NativeEngine(small_net(), 3).train(FlatModel(small_net()).flatten(), tasks)
+
+
+def test_a_round_of_nobody_is_a_round() -> None:
+    assert NativeEngine(small_net(), 2).train(FlatModel(small_net()).flatten(), []) == []

@@ -1,7 +1,7 @@
-"""The native engine: one call into the library an agent, spread over threads.
+"""The native engine: one call into the library a round.
 
-A call runs all local steps without Python, and depends on its own arguments only: the thread count changes the time,
-never a bit of the result. The streams are those of `fedspa.mechanism.streams`, word for word.
+It runs all local steps of all agents without Python. An agent's result depends on its own task only: the thread count
+changes the time, never a bit of the result. The streams are those of `fedspa.mechanism.streams`, word for word.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import math
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_double, c_int32, c_int64
-from dataclasses import replace
+from ctypes import c_int32, c_int64
 from threading import Lock
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,34 +88,36 @@ class NativeEngine:
         start, x = self._start(theta), x.detach().to("cpu", torch.float32).contiguous()
         net = self._net(tuple(x.shape[1:]))
         found = torch.empty(len(x), self._library.fedspa_classes(net), dtype=torch.float32)
-        _check(self._library.fedspa_logits(net, self._level, start.data_ptr(), x.data_ptr(), len(x), found.data_ptr()))
+        code = self._library.fedspa_logits(net, self._level, start.data_ptr(), x.data_ptr(), len(x), found.data_ptr())
+        _check(code)
         return found
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
-        start = self._start(theta)
-        if any(task.exact for task in tasks):
-            raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
-        nets = [self._net(tuple(task.x.shape[1:]), self._mostly_noised(task)) for task in tasks]
-        stop = c_int32(0)
-        with ThreadPoolExecutor(max_workers=min(self.threads, max(1, len(tasks)))) as pool:
-            futures = [pool.submit(self._one, start, net, task, stop) for net, task in zip(nets, tasks)]
+        start, stop = self._start(theta), c_int32(0)
+        prepared = [self._prepare(task) for task in tasks]
+        agents = (library.Agent * len(tasks))(*(each.agent for each in prepared))
+        with ThreadPoolExecutor(1) as beside:  # the main thread waits where Ctrl-C finds it
             try:
-                results = [future.result() for future in futures]
-            except BaseException:  # Ctrl-C among them: agents stop at their next local step
-                stop.value = 1
-                pool.shutdown(cancel_futures=True)
+                beside.submit(
+                    self._library.fedspa_train,
+                    *(agents, len(tasks), self._level, start.data_ptr(), self.threads, ctypes.byref(stop)),
+                ).result()
+            except BaseException:
+                stop.value = 1  # agents stop at their next local step
                 raise
-        return [replace(result, delta=result.delta.to(theta.device, theta.dtype)) for result in results]
+        # Where one fails, all are stopped: what it says comes first.
+        for agent in sorted(agents, key=lambda agent: agent.code == library.STOPPED):
+            _check(agent.code, agent.task.held, self._dimension)
+        return [
+            LocalResult(each.delta.to(theta.device, theta.dtype), agent.clip if task.plan else 0.0, agent.zeroed)
+            for task, each, agent in zip(tasks, prepared, agents)
+        ]
 
     def _start(self, theta: Tensor) -> Tensor:
         start = theta.detach().to("cpu", torch.float32).contiguous()
         if start.numel() != self._dimension:
             raise ConfigError(f"theta has {start.numel()} values; the model has {self._dimension} parameters")
         return start
-
-    def _mostly_noised(self, task: LocalTask) -> bool:
-        """Whether noise goes to so many coordinates that their order matters more than the rest of a step."""
-        return task.plan is not None and 4 * task.plan.active > self._dimension
 
     def _net(self, shape: tuple[int, ...], straight: bool = False) -> int:
         """The library's net for records of this shape, built once, whichever thread asks first."""
@@ -139,52 +140,45 @@ class NativeEngine:
         weakref.finalize(self, self._library.fedspa_net_free, net)
         return net
 
-    def _one(self, theta: Tensor, net: int, task: LocalTask, stop: c_int32) -> LocalResult:
-        records, plan = task.records, task.plan
-        if task.sampling == "fixed" and task.batch > records:
-            raise PrivacyError(f"{task.batch} of {records} cannot be drawn without replacement; lower the batch")
+    def _prepare(self, task: LocalTask) -> _Prepared:
+        plan = task.plan
+        if task.exact:
+            raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
+        if task.sampling == "fixed" and task.batch > task.records:
+            raise PrivacyError(f"{task.batch} of {task.records} cannot be drawn without replacement; lower the batch")
         x, y, rows = _held(task)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
         active = self._dimension if coordinates is None else coordinates.numel()
         if plan is not None and plan.active != active:
             raise PrivacyError(f"the plan has k = {plan.active}, the mask {active} coordinates; they must agree")
-        if (
-            coordinates is not None
-            and active
-            and not 0 <= int(coordinates.min()) <= int(coordinates.max()) < theta.numel()
-        ):
-            raise ConfigError(f"the mask has coordinates outside 0 … {theta.numel() - 1}")
-        if coordinates is not None and bool((coordinates.diff() <= 0).any()):
-            raise ConfigError("the mask's coordinates do not increase; sort them and take each once")
-        order = library.Task(
-            x=x.data_ptr(),
-            y=y.data_ptr(),
-            rows=None if rows is None else rows.data_ptr(),
-            records=records,
-            coordinates=None if coordinates is None else coordinates.data_ptr(),
-            active=active,
-            steps=task.local_steps,
-            batch=task.batch,
-            sampling=library.SAMPLINGS[task.sampling],
-            clip=library.CLIPPINGS[None if plan is None else plan.clip],
-            rate=task.rate,
-            step_size=task.local_lr * task.scale,
-            sampling_key=(ctypes.c_uint8 * 32)(*derive_key(task.key, "sampling")),
-            noise_key=(ctypes.c_uint8 * 32)(*derive_key(task.key, "noise")),
-        )
+        # Where noise goes to many coordinates, their order matters more than the rest of a step.
+        net = self._net(tuple(x.shape[1:]), straight=plan is not None and 4 * active > self._dimension)
+        delta = torch.empty(active, dtype=torch.float32)
+        agent = library.Agent(net=net, delta=delta.data_ptr())
+        order = agent.task
+        order.x, order.y, order.rows = x.data_ptr(), y.data_ptr(), None if rows is None else rows.data_ptr()
+        order.records, order.held = task.records, len(y)
+        order.coordinates, order.active = None if coordinates is None else coordinates.data_ptr(), active
+        order.steps, order.batch, order.rate = task.local_steps, task.batch, task.rate
+        order.sampling = library.SAMPLINGS[task.sampling]
+        order.clip = library.CLIPPINGS[None if plan is None else plan.clip]
+        order.step_size = task.local_lr * task.scale
+        order.sampling_key[:], order.noise_key[:] = (derive_key(task.key, label) for label in ("sampling", "noise"))
         if plan is not None:
             order.clip_value = plan.clip_value
             order.noise_per_clip = plan.gradient_noise_multiplier * plan.clip_norm / plan.clip_value
             order.quantile = plan.clip_rule == "quantile"
             if order.quantile:
                 order.count_noise, order.clip_rate, order.clip_quantile = plan.count_noise, CLIP_RATE, CLIP_QUANTILE
-        delta, clip, zeroed = torch.empty(active, dtype=torch.float32), c_double(0.0), c_int64(0)
-        code = self._library.fedspa_train(
-            *(net, self._level, theta.data_ptr(), order),
-            *(delta.data_ptr(), ctypes.byref(clip), ctypes.byref(zeroed), ctypes.byref(stop)),
-        )
-        _check(code)
-        return LocalResult(delta, clip.value if plan is not None else 0.0, zeroed.value)
+        return _Prepared(agent, delta, (x, y, rows, coordinates))
+
+
+class _Prepared(NamedTuple):
+    """An agent as the library takes it, and the tensors that its addresses lead into."""
+
+    agent: library.Agent
+    delta: Tensor
+    kept: tuple[Tensor | None, ...]
 
 
 def _records(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,10 +195,11 @@ def _held(task: LocalTask) -> tuple[Tensor, Tensor, Tensor | None]:
     if task.rows.dtype != torch.int64 or task.rows.ndim != 1:
         raise DataError("an agent's records are given by their numbers, as one line of int64")
     rows = task.rows.to("cpu").contiguous()
+    if _readable(task):
+        return *_records(task.x, task.y), rows
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(task.y):
-        raise DataError(f"an agent's records are numbered beyond the {len(task.y)} that there are")
-    x, y = _records(task.x, task.y) if _readable(task) else _records(task.x[rows], task.y[rows])
-    return x, y, rows if _readable(task) else None
+        raise _strange_rows(len(task.y))
+    return *_records(task.x[rows], task.y[rows]), None
 
 
 def _readable(task: LocalTask) -> bool:
@@ -215,10 +210,20 @@ def _readable(task: LocalTask) -> bool:
     )
 
 
-def _check(code: int) -> None:
+def _check(code: int, held: int = 0, dimension: int = 0) -> None:
+    if code == library.STOPPED:
+        raise KeyboardInterrupt("local training was stopped half-way: there is no update")
     if code == library.MEMORY:
         raise MemoryError("the native engine could not allocate its buffers")
     if code == library.LABEL:
         raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
-    if code == library.STOPPED:
-        raise KeyboardInterrupt("local training was stopped half-way: there is no update")
+    if code == library.MASK:
+        raise ConfigError(f"the mask has coordinates outside 0 … {dimension - 1}")
+    if code == library.ORDER:
+        raise ConfigError("the mask's coordinates do not increase; sort them and take each once")
+    if code == library.ROWS:
+        raise _strange_rows(held)
+
+
+def _strange_rows(held: int) -> DataError:
+    return DataError(f"an agent's records are numbered beyond the {held} that there are")

@@ -9,13 +9,13 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
 
-_ABI = 5
+_ABI = 6
 LEVELS = ("plain", "avx2", "avx512")
 Level = Literal["plain", "avx2", "avx512"]
 
 # The enumerations of fedspa_native.h.
 CONV, LINEAR, MAXPOOL, AVGPOOL, RELU, TANH, FLATTEN = range(7)
-OK, STOPPED, MEMORY, LABEL = range(4)
+OK, STOPPED, MEMORY, LABEL, MASK, ORDER, ROWS = range(7)
 SAMPLINGS = {"poisson": 0, "fixed": 1}
 CLIPPINGS = {None: 0, "coordinate": 1, "l2": 2}
 
@@ -40,6 +40,7 @@ class Task(Structure):
         ("y", c_void_p),
         ("rows", c_void_p),
         ("records", c_int64),
+        ("held", c_int64),
         ("coordinates", c_void_p),
         ("active", c_int64),
         ("steps", c_int64),
@@ -56,6 +57,19 @@ class Task(Structure):
         ("clip_quantile", c_double),
         ("sampling_key", c_uint8 * 32),
         ("noise_key", c_uint8 * 32),
+    ]
+
+
+class Agent(Structure):
+    """`struct fedspa_agent`."""
+
+    _fields_ = [
+        ("net", c_void_p),
+        ("task", Task),
+        ("delta", c_void_p),
+        ("clip", c_double),
+        ("zeroed", c_int64),
+        ("code", c_int64),
     ]
 
 
@@ -90,12 +104,10 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     loaded.fedspa_net_free.argtypes = [c_void_p]
     loaded.fedspa_classes.restype = c_int64
     loaded.fedspa_classes.argtypes = [c_void_p]
-    loaded.fedspa_train.restype = c_int64
-    task = POINTER(Task)
-    outputs = (c_void_p, POINTER(c_double), POINTER(c_int64), POINTER(c_int32))
-    loaded.fedspa_train.argtypes = [c_void_p, c_int64, c_void_p, task, *outputs]
+    loaded.fedspa_train.restype = None
+    loaded.fedspa_train.argtypes = [POINTER(Agent), c_int64, c_int64, c_void_p, c_int64, POINTER(c_int32)]
     loaded.fedspa_sum.restype = c_int64
-    loaded.fedspa_sum.argtypes = [c_void_p, c_int64, c_void_p, task, c_void_p, POINTER(c_int64)]
+    loaded.fedspa_sum.argtypes = [c_void_p, c_int64, c_void_p, POINTER(Task), c_void_p, POINTER(c_int64)]
     loaded.fedspa_logits.restype = c_int64
     loaded.fedspa_logits.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]
     loaded.fedspa_words.restype = None

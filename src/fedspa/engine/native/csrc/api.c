@@ -24,7 +24,7 @@ static int64_t at_most_best(int64_t level) {
     return level < best ? level : best;
 }
 
-static const struct level *pick(int64_t level) {
+const struct level *fedspa_level(int64_t level) {
     level = at_most_best(level);
 #if defined(__x86_64__)
     if (level >= LEVEL_AVX512) return &fedspa_level_avx512;
@@ -34,19 +34,14 @@ static const struct level *pick(int64_t level) {
     return &fedspa_level_plain;
 }
 
-int64_t fedspa_train(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
-                     float *delta, double *clip, int64_t *zeroed, const volatile int32_t *stop) {
-    return pick(level)->train(net, theta, task, delta, clip, zeroed, stop);
-}
-
 int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
                    int64_t *sum, int64_t *zeroed) {
-    return pick(level)->sum(net, theta, task, sum, zeroed);
+    return fedspa_level(level)->sum(net, theta, task, sum, zeroed);
 }
 
 int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *theta, const float *x, int64_t count,
                       float *logits) {
-    return pick(level)->logits(net, theta, x, count, logits);
+    return fedspa_level(level)->logits(net, theta, x, count, logits);
 }
 
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words) {
@@ -61,7 +56,7 @@ void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t c
 }
 
 void fedspa_gaussian(const uint8_t *key, int64_t level, int64_t position, int64_t count, double *values) {
-    pick(level)->gaussian(key, position, count, values);
+    fedspa_level(level)->gaussian(key, position, count, values);
 }
 
 int64_t fedspa_draw(const uint8_t *key, int64_t level, int64_t skip, int64_t sampling, int64_t records, int64_t batch,

@@ -1,14 +1,14 @@
-/* The C interface of the native engine: build a net once, then train one agent a call.
+/* The C interface of the native engine: build a net once, then train the agents of a round in a call.
  *
- * A call touches no global state but the net's spare memory, so callers may run as many at once as they have cores; a
- * result depends on nothing but the arguments (and, in the last bits, on the instruction set level).
+ * A call touches no global state but the net's spare memory, so callers may run several at once. An agent's result depends
+ * on nothing but its own arguments (and, in the last bits, on the instruction set level): not on other agents or threads.
  */
 #ifndef FEDSPA_NATIVE_H
 #define FEDSPA_NATIVE_H
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 5
+#define FEDSPA_ABI 6
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -29,6 +29,7 @@ struct fedspa_task {
     const int64_t *y;
     const int64_t *rows;  /* where in x and y the agent's records are, or NULL: they are all there is */
     int64_t records;
+    int64_t held;         /* records in x and y, where there are rows */
     const int64_t *coordinates; /* sorted, or NULL: all of them */
     int64_t active;             /* k */
     int64_t steps, batch;
@@ -41,10 +42,20 @@ struct fedspa_task {
     uint8_t sampling_key[32], noise_key[32];
 };
 
-enum { FEDSPA_OK, FEDSPA_STOPPED, FEDSPA_MEMORY, FEDSPA_LABEL };
+enum { FEDSPA_OK, FEDSPA_STOPPED, FEDSPA_MEMORY, FEDSPA_LABEL, FEDSPA_MASK, FEDSPA_ORDER, FEDSPA_ROWS };
 enum { LEVEL_PLAIN, LEVEL_AVX2, LEVEL_AVX512 };
 
 struct fedspa_net;
+
+/* A task, and where its result goes. */
+struct fedspa_agent {
+    const struct fedspa_net *net;
+    struct fedspa_task task;
+    float *delta;   /* k values */
+    double clip;    /* the clip value after the last step */
+    int64_t zeroed; /* sampled examples, over all steps, that counted as zero */
+    int64_t code;
+};
 
 int64_t fedspa_abi(void);
 int64_t fedspa_best_level(void);
@@ -56,10 +67,10 @@ struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t cou
 void fedspa_net_free(struct fedspa_net *net);
 int64_t fedspa_classes(const struct fedspa_net *net);
 
-/* delta: k values; clip: the clip value after the last step; zeroed: sampled examples, over all steps, that counted as
- * zero. `stop` is polled between steps. */
-int64_t fedspa_train(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
-                     float *delta, double *clip, int64_t *zeroed, const volatile int32_t *stop);
+/* Trains every agent from theta. `stop` is polled between steps, and set where an agent fails: then all codes but those of
+ * agents that had ended before say so. */
+void fedspa_train(struct fedspa_agent *agents, int64_t count, int64_t level, const float *theta, int64_t threads,
+                  volatile int32_t *stop);
 
 /* sum: the clipped gradients of all records of a task, d whole numbers with 2^24 to the clip value. Of the task it reads
  * records, clip and clip value. */

@@ -12,6 +12,9 @@ struct level {
     void (*gaussian)(const uint8_t *, int64_t, int64_t, double *);
 };
 
+/* The best that this CPU has, and not above `level`. */
+const struct level *fedspa_level(int64_t level);
+
 extern const struct level fedspa_level_plain;
 #if defined(__x86_64__)
 extern const struct level fedspa_level_avx2, fedspa_level_avx512;
