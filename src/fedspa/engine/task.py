@@ -83,5 +83,5 @@ class Predicts(Protocol):
     """A back end with a forward pass of its own."""
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """The model's outputs at θ, a row a record; safe to call from several threads."""
+        """The model's outputs at θ, a row a record, on as many threads as the engine has."""
         ...

@@ -1,15 +1,12 @@
 """Accuracy and loss on the held-out records, with every core and the same bits whatever their number.
 
-Where the engine has a forward pass of its own (native), parts of the records go to threads; else to torch, with its own
-threads.
+The forward pass is the engine's where it has one of its own (native), else torch's; either has threads of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +24,7 @@ class Evaluation:
     def __init__(self, job: Job, device: torch.device) -> None:
         x, y = job.data.test_x.to(device), job.data.test_y.to(device)
         self._engine = job.engine if isinstance(job.engine, Predicts) else None
-        size = 1024 if self._engine is not None else 256 if device.type == "cpu" else 4096
+        size = 256 if self._engine is None and device.type == "cpu" else 4096
         self._parts: list[Part] = list(zip(torch.split(x, size), torch.split(y, size)))
         self._count = torch.bincount(job.data.test_y, minlength=job.data.classes)
         self._model, self._threads = job.model, job.config.run.threads
@@ -52,14 +49,10 @@ class Evaluation:
         return found
 
     def _logits(self, theta: Tensor) -> Iterator[Tensor]:
-        if self._engine is None:
-            yield from (self._model.logits(theta, x) for x, _ in self._parts)
-            return
-        xs = [x for x, _ in self._parts]
-        with ThreadPoolExecutor(min(self._threads, len(xs))) as pool:
-            for x, found in zip(xs, pool.map(partial(self._engine.logits, theta), xs)):
-                # Where something overflows, what torch says counts: engines differ in which NaN survives a maximum.
-                yield found if found.isfinite().all() else self._model.logits(theta, x)
+        for x, _ in self._parts:
+            found = None if self._engine is None else self._engine.logits(theta, x)
+            # Where something overflows, what torch says counts: engines differ in which NaN survives a maximum.
+            yield self._model.logits(theta, x) if found is None or not found.isfinite().all() else found
 
 
 def _score(logits: Tensor, y: Tensor, classes: int) -> Tensor:

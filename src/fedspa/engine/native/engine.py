@@ -84,12 +84,12 @@ class NativeEngine:
         return total, zeroed.value
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """The model's outputs at θ. Any number of threads may call it at once."""
+        """The model's outputs at θ."""
         start, x = self._start(theta), x.detach().to("cpu", torch.float32).contiguous()
         net = self._net(tuple(x.shape[1:]))
         found = torch.empty(len(x), self._library.fedspa_classes(net), dtype=torch.float32)
-        code = self._library.fedspa_logits(net, self._level, start.data_ptr(), x.data_ptr(), len(x), found.data_ptr())
-        _check(code)
+        where = (start.data_ptr(), x.data_ptr(), len(x), self.threads, found.data_ptr())
+        _check(self._library.fedspa_logits(net, self._level, *where))
         return found
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:

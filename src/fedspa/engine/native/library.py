@@ -109,7 +109,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     loaded.fedspa_sum.restype = c_int64
     loaded.fedspa_sum.argtypes = [c_void_p, c_int64, c_void_p, POINTER(Task), c_void_p, POINTER(c_int64)]
     loaded.fedspa_logits.restype = c_int64
-    loaded.fedspa_logits.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]
+    loaded.fedspa_logits.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
     loaded.fedspa_words.restype = None
     loaded.fedspa_words.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_uint64)]
     loaded.fedspa_gaussian.restype = None

@@ -39,11 +39,6 @@ int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *the
     return fedspa_level(level)->sum(net, theta, task, sum, zeroed);
 }
 
-int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *theta, const float *x, int64_t count,
-                      float *logits) {
-    return fedspa_level(level)->logits(net, theta, x, count, logits);
-}
-
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words) {
     struct stream stream;
     uint64_t room[66];

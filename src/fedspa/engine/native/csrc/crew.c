@@ -1,4 +1,4 @@
-/* The agents of a round on several threads: whoever is free takes the next. */
+/* The work of a round on several threads: whoever is free takes the next piece of it. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -6,9 +6,26 @@
 #include "levels.h"
 #include "net.h"
 
-struct crew {
+/* Runs `work` on that many threads, and waits for them. Where none can be had, the caller does all of it. */
+static void in_threads(int64_t threads, void *(*work)(void *), void *shared) {
+    pthread_t *members = threads > 1 ? malloc((size_t)threads * sizeof *members) : NULL;
+    int64_t started = 0;
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the threads that Python knows */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (members && started < threads && !pthread_create(members + started, NULL, work, shared)) started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started == 0) work(shared);
+    while (started > 0) pthread_join(members[--started], NULL);
+    free(members);
+}
+
+/* The number of the next piece. */
+static int64_t next_of(int64_t *taken) { return __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); }
+
+struct round {
     struct fedspa_agent *agents;
-    int64_t count, next;
+    int64_t count, taken;
     const struct level *level;
     const float *theta;
     volatile int32_t *stop;
@@ -26,31 +43,53 @@ static int64_t fault(const struct fedspa_agent *agent) {
     return FEDSPA_OK;
 }
 
-static void *take_agents(void *shared) {
-    struct crew *crew = shared;
-    for (int64_t i; (i = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED)) < crew->count;) {
-        struct fedspa_agent *agent = crew->agents + i;
+static void *train_agents(void *shared) {
+    struct round *round = shared;
+    for (int64_t i; (i = next_of(&round->taken)) < round->count;) {
+        struct fedspa_agent *agent = round->agents + i;
         agent->code = fault(agent);
         if (agent->code == FEDSPA_OK)
-            agent->code = crew->level->train(agent->net, crew->theta, &agent->task, agent->delta, &agent->clip,
-                                             &agent->zeroed, crew->stop);
-        if (agent->code != FEDSPA_OK) *crew->stop = 1; /* the round has failed: nobody waits for the others */
+            agent->code = round->level->train(agent->net, round->theta, &agent->task, agent->delta, &agent->clip,
+                                              &agent->zeroed, round->stop);
+        if (agent->code != FEDSPA_OK) *round->stop = 1; /* nobody waits for the others */
     }
     return NULL;
 }
 
 void fedspa_train(struct fedspa_agent *agents, int64_t count, int64_t level, const float *theta, int64_t threads,
                   volatile int32_t *stop) {
-    struct crew crew = {agents, count, 0, fedspa_level(level), theta, stop};
+    struct round round = {agents, count, 0, fedspa_level(level), theta, stop};
+    in_threads(threads < count ? threads : count, train_agents, &round);
+}
+
+struct examination {
+    const struct fedspa_net *net;
+    const struct level *level;
+    const float *theta, *x;
+    int64_t count, each, taken; /* `each` records a piece */
+    float *logits;
+    int64_t code;
+};
+
+static void *examine(void *shared) {
+    struct examination *all = shared;
+    const int *input = all->net->input;
+    const int64_t size = (int64_t)input[0] * input[1] * input[2];
+    for (int64_t first; (first = all->each * next_of(&all->taken)) < all->count;) {
+        const int64_t left = all->count - first;
+        const int64_t code = all->level->logits(all->net, all->theta, all->x + first * size,
+                                                left < all->each ? left : all->each,
+                                                all->logits + first * all->net->classes);
+        if (code != FEDSPA_OK) __atomic_store_n(&all->code, code, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *theta, const float *x, int64_t count,
+                      int64_t threads, float *logits) {
     if (threads > count) threads = count;
-    pthread_t *members = threads > 1 ? malloc((size_t)threads * sizeof *members) : NULL;
-    int64_t started = 0;
-    sigset_t all, before;
-    sigfillset(&all); /* signals are for the threads that Python knows */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (members && started < threads && !pthread_create(members + started, NULL, take_agents, &crew)) started++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (started == 0) take_agents(&crew);
-    while (started > 0) pthread_join(members[--started], NULL);
-    free(members);
+    const int64_t each = threads > 1 ? (count + threads - 1) / threads : count;
+    struct examination all = {net, fedspa_level(level), theta, x, count, each, 0, logits, FEDSPA_OK};
+    in_threads(threads, examine, &all);
+    return all.code;
 }

@@ -79,7 +79,7 @@ int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *the
 
 /* logits: one row of the net's outputs for each of `count` records. */
 int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *theta, const float *x, int64_t count,
-                      float *logits);
+                      int64_t threads, float *logits);
 
 /* Parts on their own, for tests and benchmarks. */
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words);
