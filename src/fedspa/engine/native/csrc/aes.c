@@ -32,16 +32,24 @@ static void make_sbox(uint8_t *sbox) {
     sbox[0] = 0x63;
 }
 
-static int hardware_level(int level) {
 #ifdef HAVE_X86
+/* The best that the CPU has, for a build whose level is not in the way. */
+static int best_hardware(void) {
     unsigned a, b, c, d;
-    if (level == LEVEL_PLAIN || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AES)) return 0;
-    if (level == LEVEL_AVX512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 9))) return 2;
-    return 1;
-#else
-    (void)level;
-    return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AES)) return 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 9)) ? 2 : 1;
+}
 #endif
+
+static int hardware_level(int level) {
+    int best = 0;
+#ifdef HAVE_X86
+    /* Asked once: a virtual machine's CPU is asked through its host, which takes as long as a tenth of a local step. */
+    static int known; /* one more than the answer */
+    best = __atomic_load_n(&known, __ATOMIC_RELAXED) - 1;
+    if (best < 0) __atomic_store_n(&known, 1 + (best = best_hardware()), __ATOMIC_RELAXED);
+#endif
+    return level == LEVEL_PLAIN ? 0 : level == LEVEL_AVX512 ? best : best < 1 ? best : 1;
 }
 
 void aes_expand(struct aes_key *key, const uint8_t *bytes, int level) {

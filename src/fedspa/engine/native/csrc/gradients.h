@@ -44,12 +44,6 @@ INLINE V alive_deltas(const struct op *op, const float *delta, const float *unit
     return op->relu ? (V)((I)d & (load(unit + at) > 0)) : d;
 }
 
-INLINE int any_active(const int32_t *active) {
-    int32_t any = 0;
-    for (int j = 0; j < LANES; j++) any |= active[j];
-    return any != 0;
-}
-
 /* The biases' gradients: an example's deltas summed over its pixels, a vector of channels at a time. What a vector holds
  * behind the last channel goes to the padding. */
 PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
@@ -61,7 +55,7 @@ PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
         for (int r = 0; r < op->rows; r += LANES) {
             const float *delta = w->delta[i + 1] + e * out->example + r, *unit = w->unit[i + 1] + e * out->example + r;
             const int64_t at = op->bias + r;
-            if (!any_active(w->active + at)) continue;
+            if (!any_set(w->active + at)) continue;
             V sum = {0}, other = {0}; /* one sum would wait for itself */
             int u = 0;
             for (; u + 2 <= units; u += 2) {

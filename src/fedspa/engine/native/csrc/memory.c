@@ -58,7 +58,7 @@ static void *fresh(int64_t size) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (block && line == HUGE_PAGE) madvise(block, (size_t)size, MADV_HUGEPAGE);
 #endif
-    return block;
+    return block ? memset(block, 0, (size_t)size) : NULL;
 }
 
 void *memory_take(struct memory *memory, int64_t bytes) {
@@ -77,5 +77,5 @@ void *memory_take(struct memory *memory, int64_t bytes) {
         if (!memory->block[i]) return NULL;
     }
     memory->used++;
-    return memset(memory->block[i], 0, (size_t)(bytes + LINE));
+    return memory->block[i];
 }

@@ -25,7 +25,8 @@ struct memory *memory_borrow(struct memory_pool *pool);
 void memory_return(struct memory_pool *pool, struct memory *memory);
 void memory_free(struct memory_pool *pool);
 
-/* The next block, on a cache line of its own and with all bytes 0, or NULL. An empty request still gets a line. */
+/* The next block, on a cache line of its own, or NULL. A new one has all bytes 0, one that served before what was left in
+ * it. An empty request still gets a line. */
 void *memory_take(struct memory *memory, int64_t bytes);
 
 #endif

@@ -45,9 +45,7 @@ static void cut_row(const struct work *w, int i, int64_t row, struct piece *piec
         int count = 0;
         for (int n = start; n < start + block && n < all; n++) {
             const int vector = vector_at(op, in, n);
-            int active = w->all_active;
-            for (int j = 0; j < LANES; j++) active |= w->active[row + vector * LANES + j];
-            if (!active) continue;
+            if (!w->all_active && !any_set(w->active + row + vector * LANES)) continue;
             for (int half = 0; half < paired; half++) from[paired * count + half] = w->segment[i][paired * vector + half];
             to[count++] = vector * LANES;
         }

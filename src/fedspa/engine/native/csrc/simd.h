@@ -139,6 +139,19 @@ INLINE I greatest_of_four(V a, V b, V c, V d, V *best) {
 /* 0 where v <= 0; a NaN stays, to be noticed later. */
 INLINE V rectify(V v) { return (V)((I)v & ~(v <= 0)); }
 
+/* Is any of the next LANES integers not 0? */
+INLINE int any_set(const int32_t *p) {
+#if LEVEL == 2
+    return _mm512_test_epi32_mask((__m512i)load_int(p), (__m512i)load_int(p)) != 0;
+#elif LEVEL == 1
+    return !_mm256_testz_si256((__m256i)load_int(p), (__m256i)load_int(p));
+#else
+    int32_t any = 0;
+    for (int j = 0; j < LANES; j++) any |= p[j];
+    return any != 0;
+#endif
+}
+
 INLINE float sum_lanes(V v) {
 #if LEVEL == 2
     return _mm512_reduce_add_ps((__m512)v);

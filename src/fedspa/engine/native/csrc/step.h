@@ -145,7 +145,7 @@ static int place_parameters(struct work *w, const struct fedspa_task *task, cons
     }
     if (task->clip != CLIP_NONE && 4 * task->active > w->net->dimension) {
         w->placed_end = w->net->convolutions; /* their coordinates lie apart; whole vectors, as PAD is */
-        w->placed = take(w, 8 * (w->placed_end + PAD));
+        w->placed = take_zeros(w, 8 * (w->placed_end + PAD));
     }
     return cut_rows(w);
 }

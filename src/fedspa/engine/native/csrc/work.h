@@ -60,10 +60,16 @@ struct work {
     int failed;
 };
 
+/* Memory that is written before it is read. */
 static void *take(struct work *w, int64_t bytes) {
     void *block = w->failed ? NULL : memory_take(w->memory, bytes);
     if (!block) w->failed = 1;
     return block;
+}
+
+static void *take_zeros(struct work *w, int64_t bytes) {
+    void *block = take(w, bytes);
+    return block ? memset(block, 0, (size_t)bytes) : NULL;
 }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -110,23 +116,30 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     if (!w->memory) return 0;
     const int64_t chunk = w->chunk = chunk_size(net, task->records);
     w->all_active = task->active == net->dimension;
-    w->theta = take(w, 4 * (net->layout + PAD));
+    w->unit = take(w, (net->count + 1) * (int64_t)sizeof *w->unit);
+    w->delta = take(w, (net->count + 1) * (int64_t)sizeof *w->delta);
+    /* Values first, whatever the task: a block is always the same one's then, and what nobody writes to in it (borders,
+     * gaps between examples) stays 0 from one training to the next. */
+    for (int i = 0; i <= net->count && !w->failed; i++) {
+        const int64_t bytes = 4 * (net->buffers[i].example * chunk + 2 * PAD);
+        w->unit[i] = take(w, bytes);
+        w->delta[i] = take(w, i > 0 ? bytes : 0); /* the first operation's input needs no deltas */
+    }
+    w->theta = take_zeros(w, 4 * (net->layout + PAD));
     if (task->clip == CLIP_NONE) w->sum = take(w, 4 * (net->layout + PAD));
     else {
         w->units = take(w, 4 * (net->layout + PAD));
         w->total = take(w, 8 * (net->layout + PAD));
     }
-    w->active = take(w, 4 * (net->layout + PAD));
+    w->active = take_zeros(w, 4 * (net->layout + PAD));
     w->packed = take(w, 4 * (net->packed + PAD));
-    w->unit = take(w, (net->count + 1) * (int64_t)sizeof *w->unit);
-    w->delta = take(w, (net->count + 1) * (int64_t)sizeof *w->delta);
     w->arg = take(w, net->count * (int64_t)sizeof *w->arg);
     w->segment = take(w, net->count * (int64_t)sizeof *w->segment);
     w->pixel = take(w, net->count * (int64_t)sizeof *w->pixel);
     w->pieces = take(w, net->count * (int64_t)sizeof *w->pieces);
     w->at = take(w, net->count * (int64_t)sizeof *w->at);
     w->window = take(w, net->count * (int64_t)sizeof *w->window);
-    w->kept = take(w, net->count * (int64_t)sizeof *w->kept);
+    w->kept = take_zeros(w, net->count * (int64_t)sizeof *w->kept);
     int64_t room_to_keep = task->clip == CLIP_L2 ? KEPT_BYTES : 0;
     w->place = take(w, 4 * task->active);
     w->beside = take(w, 4 * task->active);
@@ -136,11 +149,9 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->chosen = take(w, 8 * (task->records + 1));
     w->seen = take(w, task->records);
     int64_t scratch = 0, space = 0, pixels = 1, windows = 1, spots = 1, spot_items = 1;
-    for (int i = 0; i <= net->count && !w->failed; i++) {
+    for (int i = 0; i < net->count && !w->failed; i++) {
         const struct buffer *b = net->buffers + i;
-        w->unit[i] = take(w, 4 * (b->example * chunk + 2 * PAD));
-        w->delta[i] = take(w, 4 * (b->example * chunk + 2 * PAD));
-        if (i == net->count || net->ops[i].kind != OP_ROWS) continue;
+        if (net->ops[i].kind != OP_ROWS) continue;
         const struct op *op = net->ops + i;
         const int64_t units = (int64_t)b[1].height * b[1].width;
         if (op->pool) w->arg[i] = take(w, 4 * pick_words(op, b + 1) * chunk);
@@ -170,7 +181,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
             room_to_keep -= kept;
         }
         windows = larger(windows, window);
-        if (i > 0) { /* the first operation's input needs no deltas */
+        if (i > 0) {
             const int64_t block = examples_to_spread(b, (int)chunk);
             spots = larger(spots, units * block * window);
             spot_items = larger(spot_items, units * block * window * spot_room(op));
