@@ -112,10 +112,9 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
  * read and written once; and one piece of some rows after the other, so that their weights stay near. */
 PHASE void spread(struct work *w, int i, int first, int end) {
     const struct op *op = w->net->ops + i;
-    const int near = spread_near(op);
     const column_function column = spread_column_of(op);
     const int height = w->net->buffers[i + 1].height;
-    const int piece = near ? LONG_PIECE : SPREAD_PIECE, rows = near ? op->rows : SPREAD_ROWS;
+    const int piece = spread_near(op) ? LONG_PIECE : SPREAD_PIECE, rows = spread_rows(op);
     for (int from = 0; from < op->rows; from += rows) {
         const int64_t spots = build_spots(w, i, from, op->rows - from < rows ? op->rows : from + rows, first, end);
         if (column) {

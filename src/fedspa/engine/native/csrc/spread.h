@@ -23,8 +23,11 @@ struct spot {
 
 INLINE int spread_near(const struct op *op) { return (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES; }
 
-/* Items that a pixel has room for: those of all rows, and what is written past the last of them. */
-INLINE int spot_room(const struct op *op) { return op->rows + PAD; }
+/* Rows whose items are walked together. */
+INLINE int spread_rows(const struct op *op) { return spread_near(op) || op->rows < SPREAD_ROWS ? op->rows : SPREAD_ROWS; }
+
+/* Items that a pixel has room for: those of that many rows, and what is written past the last of them. */
+INLINE int spot_room(const struct op *op) { return spread_rows(op) + PAD; }
 
 /* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run it belongs to. */
 INLINE void store_window(const int paired, float *p, const int32_t *segment, int j, V v) {
