@@ -4,6 +4,7 @@
 
 #include "linear.h"
 #include "lists.h"
+#include "narrow.h"
 #include "pool.h"
 #include "work.h"
 
@@ -39,6 +40,12 @@ static void forward_strips(struct work *w, int i, int n) {
         float *to = w->unit[i + 1] + e * out->example;
         int32_t *picks = op->pool ? w->arg[i] + e * pick_words(op, out) : NULL;
         strip_transform(op, in, w->unit[i] + e * in->example, w->space);
+#if LEVEL == 2
+        if (is_narrow(op)) {
+            narrow_forward(op, out, w->space, packed, w->theta, to, picks);
+            continue;
+        }
+#endif
         if (!pools_pairs(op)) {
             strip_forward(op, in, 0, op->used_h, packed, w->scratch, w->space);
             finish_conv(op, out, w->scratch, w->theta, to, picks);

@@ -11,6 +11,14 @@ INLINE int pools_pairs(const struct op *op) {
            op->pool_pad_h == 0 && op->pool_pad_w == 0;
 }
 
+/* The unit of four pixels, in order, and which of them it picks. */
+INLINE I pool_pixels(const struct op *op, V a, V b, V c, V d, V shift, V *unit) {
+    const I where = greatest_of_four(a, b, c, d, unit);
+    *unit += shift;
+    if (op->relu) *unit = rectify(*unit);
+    return where;
+}
+
 /* The usual case, 2 x 2 pixels that do not overlap, without the general one's borders: `rows` rows of units from `first`
  * on, a multiple of PICKS, whose pixels start at `scratch`. */
 PHASE void finish_pairs(const struct op *op, const struct buffer *out, int first, int rows, const float *scratch,
@@ -29,9 +37,7 @@ PHASE void finish_pairs(const struct op *op, const struct buffer *out, int first
             float *unit = to + out->origin + (int64_t)(first + y) * out->row + c;
             for (int x = 0; x < out->width; x++, p += 2 * channels, unit += out->channels, u++) {
                 V best;
-                const I where = greatest_of_four(load(p), load(p + channels), load(p + below), load(p + below + channels), &best);
-                best += shift;
-                if (op->relu) best = rectify(best);
+                const I where = pool_pixels(op, load(p), load(p + channels), load(p + below), load(p + below + channels), shift, &best);
                 if (whole) store(unit, best);
                 else store_first(unit, best, op->rows - c);
                 words |= where << 8 * (u % PICKS);

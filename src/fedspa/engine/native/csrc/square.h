@@ -55,7 +55,7 @@ INLINE void square_points(const float *g, int64_t size, float *to) {
  * what strip_weights wants, and for its result. */
 PHASE void square_weights(const struct op *op, const float *theta, float *packed, float *space) {
     float *rows = space + (int64_t)(op->run + PAD) * LANES;
-    strip_weights(op, theta, rows, space);
+    strip_weights(op, theta, rows, space, 0);
     for (int start = 0, width; start < op->rows; start += width) {
         strip_panel_at(op->rows, start, &width);
         const int64_t size = (int64_t)op->run / STRIP_KERNEL * STRIP_POINTS * width; /* a multiple of two vectors */

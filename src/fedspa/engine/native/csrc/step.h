@@ -64,7 +64,7 @@ static void prepare_weights(struct work *w, const struct op *op) {
     float *packed = w->packed + op->packed;
     if (op->winograd) winograd_weights(op, w->theta, packed);
     else if (op->square) square_weights(op, w->theta, packed, w->space);
-    else if (op->strip) strip_weights(op, w->theta, packed, w->space);
+    else if (op->strip) strip_weights(op, w->theta, packed, w->space, is_narrow(op) ? NARROW : 0);
     else pack_weights(op, w->theta, packed);
 }
 

@@ -68,9 +68,9 @@ STRIP_WEIGHTS(strip_points_half, H, load_half, store_half)
 STRIP_WEIGHTS(strip_points_quarter, Q, load_quarter, store_quarter)
 #endif
 
-/* Packed as [panel][kernel row][input channel][point][channels of the panel]; `space` has room for a kernel row's
- * weights turned over: run_padded vectors. */
-PHASE void strip_weights(const struct op *op, const float *theta, float *packed, float *space) {
+/* Packed as [panel][kernel row][input channel][point][channels of the panel, or `narrow` of them if that is not 0];
+ * `space` has room for a kernel row's weights turned over: run_padded vectors. */
+PHASE void strip_weights(const struct op *op, const float *theta, float *packed, float *space, int narrow) {
     const int channels = op->run / STRIP_KERNEL;
     for (int start = 0, width; start < op->rows; start += width) {
         strip_panel_at(op->rows, start, &width);
@@ -90,7 +90,8 @@ PHASE void strip_weights(const struct op *op, const float *theta, float *packed,
                 for (int lane = 0; lane < LANES; lane++)
                     space[k * LANES + lane] = lane < present ? row[lane * op->row_length + k] : 0;
 #endif
-            for (int c = 0; c < channels; c++, packed += STRIP_POINTS * width) {
+            const int apart = narrow > 0 ? narrow : width; /* what a point has too much the next one overwrites */
+            for (int c = 0; c < channels; c++, packed += STRIP_POINTS * apart) {
                 const float *weights = space + c * LANES;
                 const int64_t spacing = (int64_t)channels * LANES;
 #if LEVEL == 2
@@ -98,7 +99,7 @@ PHASE void strip_weights(const struct op *op, const float *theta, float *packed,
                 else if (width == LANES / 2) strip_points_half(weights, spacing, packed, LANES / 2);
                 else
 #endif
-                strip_points(weights, spacing, packed, LANES);
+                strip_points(weights, spacing, packed, apart);
             }
         }
     }
