@@ -11,6 +11,7 @@ The stream of a 16-byte seed in a domain: key = seed[0:8] as two little-endian 3
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,7 +63,11 @@ def philox4x32(counter: NDArray[np.uint64], key: tuple[int, int]) -> NDArray[np.
 
 
 def words(seed: bytes, domain: int, first_block: int, blocks: int) -> NDArray[np.uint32]:
-    """The 4·`blocks` words of a seed's stream that start at block `first_block`."""
+    """The 4·`blocks` words of a seed's stream that start at block `first_block`, not to be written to."""
+    return (_short_stream if blocks <= CHUNK else _stream)(seed, domain, first_block, blocks)
+
+
+def _stream(seed: bytes, domain: int, first_block: int, blocks: int) -> NDArray[np.uint32]:
     k0, k1, s2, s3 = split_seed(seed)
     out = np.empty((blocks, 4), dtype=np.uint32)
     for start in range(0, blocks, CHUNK):
@@ -71,7 +76,12 @@ def words(seed: bytes, domain: int, first_block: int, blocks: int) -> NDArray[np
         counter[0] = np.arange(first_block + start, first_block + stop, dtype=np.uint64)
         counter[1], counter[2], counter[3] = domain, s2, s3
         out[start:stop] = philox4x32(counter, (k0, k1)).T
+    out.flags.writeable = False
     return out.reshape(-1)
+
+
+# In a simulation agents and server read the same dither, and a short stream costs numpy's hundred calls each time.
+_short_stream = lru_cache(maxsize=32)(_stream)
 
 
 def words_torch(seed: bytes, domain: int, first_block: int, blocks: int, device: torch.device | str) -> torch.Tensor:
