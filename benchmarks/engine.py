@@ -10,7 +10,7 @@ processes and threads over the number of cores, which is what the wall would be 
 median of the repeats' own ratios, with the lowest and highest. Memory is the peak of one process's resident memory over
 what it was before the first step.
 
-Opacus is not a dependency: `pip install --no-deps opacus==1.5.4 opt-einsum==3.4.0` adds it, else it is left out.
+Opacus is not a dependency: `pip install --no-deps opacus==1.6.0 opt-einsum==3.4.0` adds it, else it is left out.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ as skipped. An environment for all of them, apart because their pins contradict 
 
     python -m venv DIR && DIR/bin/pip install torch==2.13.0
     DIR/bin/pip install pfl==0.6.0 'flwr[simulation]==1.41.0'
-    DIR/bin/pip install --no-deps opacus==1.5.4 opt-einsum==3.4.0
+    DIR/bin/pip install --no-deps opacus==1.6.0 opt-einsum==3.4.0
     python benchmarks/peers.py --python DIR/bin/python
 """
 
