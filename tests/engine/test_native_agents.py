@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -139,3 +141,40 @@ def test_ctrl_c_stops_agents_at_their_next_step() -> None:
     with pytest.raises(KeyboardInterrupt):
         NativeEngine(small_net(), 2).train(FlatModel(small_net()).flatten(), [task] * 3)
     assert time.monotonic() - start < 10
+
+
+def test_what_the_library_works_on_outlives_a_main_thread_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C as the pool starts its thread, which the pool then does not know of and does not wait for."""
+    engine, theta = NativeEngine(small_net(), 1), FlatModel(small_net()).flatten()
+    task = replace(small_task(), x=small_task().x.double())  # converted: only the engine holds what the library reads
+    engine.train(theta, [task])
+    held: list[weakref.ref[torch.Tensor]] = []
+    found: list[bool] = []
+    left, prepare, start = threading.Event(), engine._prepare, threading.Thread.start
+
+    def watched(task: LocalTask) -> object:
+        made = prepare(task)
+        held.extend(weakref.ref(tensor) for tensor in (made.delta, *made.kept) if tensor is not None)
+        return made
+
+    class Library:
+        def fedspa_train(self, *_: object) -> None:
+            left.wait(10)
+            gc.collect()
+            found.extend(reference() is not None for reference in held)
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "_prepare", watched)
+    monkeypatch.setattr(engine, "_library", Library())
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        engine.train(theta, [task])
+    left.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+    assert found == [True] * len(held)
+    assert held

@@ -354,6 +354,9 @@ def test_bad_tasks_are_refused() -> None:
         engine.train(theta, [replace(task, coordinates=task.coordinates[:-1])])
     with pytest.raises(ConfigError, match="outside"):
         engine.train(theta, [replace(task, coordinates=task.coordinates + len(theta))])
+    for wrong in (task.coordinates.flip(0), task.coordinates[[0, *range(19)]]):
+        with pytest.raises(ConfigError, match="do not increase"):
+            engine.train(theta, [task, replace(task, coordinates=wrong)])
     with pytest.raises(ConfigError, match="theta has"):
         engine.train(theta[1:], [task])
 

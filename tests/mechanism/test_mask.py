@@ -63,9 +63,20 @@ def reference_mask(seed: bytes, d: int, k: int) -> list[int]:
 def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]) -> None:
     column = np.array(counter, dtype=np.uint64).reshape(4, 1)
     assert tuple(philox.philox4x32(column, key)[:, 0].tolist()) == answer
+
     seed = np.array([*key, *counter[2:]], dtype="<u4").tobytes()
     assert tuple(philox.words(seed, counter[1], counter[0], 1).tolist()) == answer
     assert tuple(philox.words_torch(seed, counter[1], counter[0], 1, "cpu").tolist()) == answer
+
+
+@pytest.mark.parametrize("blocks", [1, philox.CHUNK, philox.CHUNK + 1])
+def test_a_stream_is_the_same_each_time_and_nobody_can_write_to_it(blocks: int) -> None:
+    seed = bytes(range(16))
+    first, again = (philox.words(seed, 3, 5, blocks) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, philox.words_torch(seed, 3, 5, blocks, "cpu").numpy())
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 0
 
 
 @given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1), st.integers(0, 2**20))

@@ -16,6 +16,7 @@ from fedspa.engine.task import Predicts
 from fedspa.runs.setup import Job
 
 Part = tuple[Tensor, Tensor]
+PART = 4096  # records
 
 
 class Evaluation:
@@ -24,8 +25,8 @@ class Evaluation:
     def __init__(self, job: Job, device: torch.device) -> None:
         x, y = job.data.test_x.to(device), job.data.test_y.to(device)
         self._engine = job.engine if isinstance(job.engine, Predicts) else None
-        size = 256 if self._engine is None and device.type == "cpu" else 4096
-        self._parts: list[Part] = list(zip(torch.split(x, size), torch.split(y, size)))
+        self._parts: list[Part] = list(zip(torch.split(x, PART), torch.split(y, PART)))
+        self._at_once = 256 if device.type == "cpu" else PART  # through torch
         self._count = torch.bincount(job.data.test_y, minlength=job.data.classes)
         self._model, self._threads = job.model, job.config.run.threads
 
@@ -52,7 +53,9 @@ class Evaluation:
         for x, _ in self._parts:
             found = None if self._engine is None else self._engine.logits(theta, x)
             # Where something overflows, what torch says counts: engines differ in which NaN survives a maximum.
-            yield self._model.logits(theta, x) if found is None or not found.isfinite().all() else found
+            if found is None or not found.isfinite().all():
+                found = torch.cat([self._model.logits(theta, few) for few in torch.split(x, self._at_once)])
+            yield found
 
 
 def _score(logits: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_int32, c_int64
+from ctypes import Array, c_int32, c_int64
 from threading import Lock
 from typing import Literal, NamedTuple
 
@@ -98,10 +98,7 @@ class NativeEngine:
         agents = (library.Agent * len(tasks))(*(each.agent for each in prepared))
         with ThreadPoolExecutor(1) as beside:  # the main thread waits where Ctrl-C finds it
             try:
-                beside.submit(
-                    self._library.fedspa_train,
-                    *(agents, len(tasks), self._level, start.data_ptr(), self.threads, ctypes.byref(stop)),
-                ).result()
+                beside.submit(self._call, agents, start, stop, prepared).result()
             except BaseException:
                 stop.value = 1  # agents stop at their next local step
                 raise
@@ -112,6 +109,12 @@ class NativeEngine:
             LocalResult(each.delta.to(theta.device, theta.dtype), agent.clip if task.plan else 0.0, agent.zeroed)
             for task, each, agent in zip(tasks, prepared, agents)
         ]
+
+    def _call(self, agents: Array[library.Agent], start: Tensor, stop: c_int32, kept: Sequence[_Prepared]) -> None:
+        """The round. Should Ctrl-C get the main thread out of `train` before its end, it is this frame that still holds
+        the memory which the library reads and writes: the engine's nets, theta and `kept`."""
+        where = (self._level, start.data_ptr(), self.threads, ctypes.byref(stop))
+        self._library.fedspa_train(agents, len(agents), *where)
 
     def _start(self, theta: Tensor) -> Tensor:
         start = theta.detach().to("cpu", torch.float32).contiguous()
@@ -154,7 +157,7 @@ class NativeEngine:
         # Where noise goes to many coordinates, their order matters more than the rest of a step.
         net = self._net(tuple(x.shape[1:]), straight=plan is not None and 4 * active > self._dimension)
         delta = torch.empty(active, dtype=torch.float32)
-        agent = library.Agent(net=net, delta=delta.data_ptr())
+        agent = library.Agent(net=net, delta=delta.data_ptr(), code=library.STOPPED)  # until somebody has trained it
         order = agent.task
         order.x, order.y, order.rows = x.data_ptr(), y.data_ptr(), None if rows is None else rows.data_ptr()
         order.records, order.held = task.records, len(y)
@@ -223,6 +226,7 @@ def _check(code: int, held: int = 0, dimension: int = 0) -> None:
         raise ConfigError("the mask's coordinates do not increase; sort them and take each once")
     if code == library.ROWS:
         raise _strange_rows(held)
+    assert code == library.OK
 
 
 def _strange_rows(held: int) -> DataError:

@@ -1,4 +1,4 @@
-"""What a round gives to a stack and takes from it: the tensors whose places the graphs know, filled once a round."""
+"""What a round gives to a stack and takes from it: the tensors whose places the graphs know."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ class RoundBuffers:
         self.step.zero_()
         self.flags.zero_()
 
-    def load_batches(self, first: int, batches: Sequence[Batches]) -> None:
-        """Each agent's batches of the steps from `first` on, without waiting for the steps that are under way."""
+    def load_batches(self, first: int, batches: Sequence[Batches], *, ahead: bool = False) -> None:
+        """Each agent's batches of the steps from `first` on; `ahead`: without waiting for those that are under way."""
         index = np.stack([b.table(self._shape.rows) for b in batches], axis=1)
         counts = np.stack([b.sizes for b in batches], axis=1).astype(np.int32)
         steps = slice(first, first + len(index))
         for buffer, values in ((self.index, torch.from_numpy(index)), (self.counts, torch.from_numpy(counts))):
-            buffer[steps].copy_(values.pin_memory() if buffer.is_cuda else values, non_blocking=True)
+            buffer[steps].copy_(values.pin_memory() if ahead and buffer.is_cuda else values, non_blocking=ahead)
 
     def deltas(self, theta: Tensor) -> Tensor:
         """[agents, active]."""

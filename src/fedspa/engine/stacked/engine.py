@@ -154,9 +154,11 @@ class StackedEngine:
                 raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
             if isinstance(layers[0], Embedding) and not _all_below([task.x for task in group], layers[0].words):
                 raise DataError("a record has a token outside the model's Embedding; tokens must be 0 … words - 1")
-        d = self._gradients.dimension
-        if not _all_below([task.coordinates for task in tasks if task.coordinates is not None], d):
+        d, masks = self._gradients.dimension, [task.coordinates for task in tasks if task.coordinates is not None]
+        if not _all_below(masks, d):
             raise ConfigError(f"the mask has coordinates outside 0 … {d - 1}")
+        if masks and bool((torch.cat([mask.diff() for mask in masks]) <= 0).any()):
+            raise ConfigError("the mask's coordinates do not increase; sort them and take each once")
 
 
 def _all_below(parts: Sequence[Tensor], limit: int) -> bool:

@@ -68,8 +68,8 @@ class Rounds:
         return stack
 
     def _run_kept(self, theta: Tensor, tasks: Sequence[LocalTask], draws: Sequence[Draws]) -> Stack | None:
-        """On a stack that was kept, drawing batches while it runs; None where a batch is too large for it, or there is
-        none, and then nothing has happened."""
+        """On a stack that was kept, drawing batches while it runs. None where there is none, or a batch is too large
+        for it: then nothing of what it did is used."""
         shape, stack = self._stacks.get(_company(tasks), (None, None))
         if shape is None or stack is None or not shape.covers(self._shape(tasks, rows=0)):
             return None
@@ -80,7 +80,7 @@ class Rounds:
                 if self._device.type == "cuda":
                     torch.cuda.synchronize(self._device)  # before its memory is given to another
                 return None
-            stack.round.load_batches(first, batches)
+            stack.round.load_batches(first, batches, ahead=True)
             stack.run(len(batches[0].sizes))
         return stack
 

@@ -1,7 +1,7 @@
 """A round's agents as one piece of work on a GPU: fixed buffers, a step as a CUDA graph, nothing leaves before the end.
 
 Everything that changes from step to step is read by the kernels from buffers filled in advance (which records, how
-many) or made on the way (noise), so that the graph of a step can be replayed τ times without the CPU.
+many) or made on the way (noise), so that the graph of a step can be replayed again and again.
 """
 
 from __future__ import annotations

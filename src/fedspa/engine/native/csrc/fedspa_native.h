@@ -67,8 +67,8 @@ struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t cou
 void fedspa_net_free(struct fedspa_net *net);
 int64_t fedspa_classes(const struct fedspa_net *net);
 
-/* Trains every agent from theta. `stop` is polled between steps, and set where an agent fails: then all codes but those of
- * agents that had ended before say so. */
+/* Trains every agent from theta. `stop` is polled between steps, and set where an agent fails: those that had not ended
+ * by then have the code FEDSPA_STOPPED, or one of their own. */
 void fedspa_train(struct fedspa_agent *agents, int64_t count, int64_t level, const float *theta, int64_t threads,
                   volatile int32_t *stop);
 
