@@ -9,6 +9,8 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
+from ctypes import c_int32
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from native_nets import KEY, same, small_net, small_task
 
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.native import engine as native_engine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
@@ -141,6 +144,22 @@ def test_ctrl_c_stops_agents_at_their_next_step() -> None:
     with pytest.raises(KeyboardInterrupt):
         NativeEngine(small_net(), 2).train(FlatModel(small_net()).flatten(), [task] * 3)
     assert time.monotonic() - start < 10
+
+
+def test_ctrl_c_pressed_again_waits_for_the_agents_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    call: Future[None] = Future()
+    stop, presses = c_int32(0), iter(range(3))
+
+    def wait(calls: list[Future[None]]) -> None:
+        if next(presses, None) is not None:
+            raise KeyboardInterrupt
+        assert stop.value == 1
+        call.set_result(None)
+
+    monkeypatch.setattr(native_engine, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        native_engine._await(call, stop)
+    assert call.done()
 
 
 def test_what_the_library_works_on_outlives_a_main_thread_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from ctypes import Array, c_int32, c_int64
 from threading import Lock
 from typing import Literal, NamedTuple
@@ -98,9 +98,9 @@ class NativeEngine:
         agents = (library.Agent * len(tasks))(*(each.agent for each in prepared))
         with ThreadPoolExecutor(1) as beside:  # the main thread waits where Ctrl-C finds it
             try:
-                beside.submit(self._call, agents, start, stop, prepared).result()
+                _await(beside.submit(self._call, agents, start, stop, prepared), stop)
             except BaseException:
-                stop.value = 1  # agents stop at their next local step
+                stop.value = 1
                 raise
         # Where one fails, all are stopped: what it says comes first.
         for agent in sorted(agents, key=lambda agent: agent.code == library.STOPPED):
@@ -140,7 +140,7 @@ class NativeEngine:
         )
         if not net:
             raise ConfigError("run.engine = 'native' could not lay out this model; use run.engine = 'generic'")
-        weakref.finalize(self, self._library.fedspa_net_free, net)
+        weakref.finalize(self, self._library.fedspa_net_free, net).atexit = False  # a thread may still be at work then
         return net
 
     def _prepare(self, task: LocalTask) -> _Prepared:
@@ -174,6 +174,20 @@ class NativeEngine:
             if order.quantile:
                 order.count_noise, order.clip_rate, order.clip_quantile = plan.count_noise, CLIP_RATE, CLIP_QUANTILE
         return _Prepared(agent, delta, (x, y, rows, coordinates))
+
+
+def _await(call: Future[None], stop: c_int32) -> None:
+    """Waits until nobody works on our memory any more. Ctrl-C lets agents stop at their next local step, and is passed
+    on once they have; pressing it again changes nothing."""
+    pressed: BaseException | None = None
+    while not call.done():
+        try:
+            wait([call])
+        except BaseException as error:
+            stop.value, pressed = 1, error
+    if pressed is not None:
+        raise pressed
+    call.result()
 
 
 class _Prepared(NamedTuple):
