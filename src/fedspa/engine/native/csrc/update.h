@@ -29,7 +29,11 @@ INLINE void move(struct work *w, int64_t from, int64_t to, const double *noise, 
     const double *restrict total = w->folded ? w->total : NULL;
     for (int64_t j = from; j < to; j++) {
         int64_t at = w->place[j];
-        if (w->straight && at >= w->placed_end) { /* usual at p = 1 */
+        for (; at < w->placed_end; at = w->place[j]) {
+            w->placed[at] = noise[j - from];
+            if (++j == to) return;
+        }
+        if (w->straight) { /* usual at p = 1 */
             for (int64_t side = w->beside[j]; side >= 8 && j + 8 <= to; side -= 8, at += 8, j += 8) {
                 D8 sums = __builtin_convertvector(*(const I8U *)(units + at), D8);
                 if (total) sums += *(const D8U *)(total + at);
@@ -37,12 +41,12 @@ INLINE void move(struct work *w, int64_t from, int64_t to, const double *noise, 
                 const D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
                 store_half(theta + at, __builtin_convertvector(next, H));
             }
-            if (j == to) break;
+            if (j == to) return;
             at = w->place[j];
-        }
-        if (at < w->placed_end) { /* also behind a run: theta may have a convolution after a linear layer */
-            w->placed[at] = noise[j - from];
-            continue;
+            if (at < w->placed_end) { /* theta may have a convolution after a linear layer */
+                w->placed[at] = noise[j - from];
+                continue;
+            }
         }
         theta[at] = (float)(theta[at] - step * (units[at] + (total ? total[at] : 0) + deviation * noise[j - from]));
     }
