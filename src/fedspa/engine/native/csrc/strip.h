@@ -106,19 +106,19 @@ PHASE void strip_weights(const struct op *op, const float *theta, float *packed,
 }
 
 /* One example's input to [row][strip][channel][point]. */
-INLINE void strip_input(const struct op *op, const struct buffer *buffer, const int channels, const float *in,
+INLINE void strip_input(const struct op *op, const struct buffer *buffer, const int64_t channels, const float *in,
                         float *to) {
     H column[STRIP_POINTS];
     UNROLLED(STRIP_POINTS, k) column[k] = load_half(STRIP_DATA[k]);
     const int rows = strip_rows(op), across = strips_across(op);
     for (int y = 0; y < rows; y++, in += buffer->row)
         for (int s = 0; s < across; s++) {
-            const float *pixel = in + (int64_t)strip_start(op, s) * channels;
-            for (int c = 0; c < channels; c++, to += STRIP_POINTS) {
-                H even = column[0] * pixel[c], odd = column[1] * pixel[channels + c];
-                even += column[2] * pixel[2 * channels + c], odd += column[3] * pixel[3 * channels + c];
-                even += column[4] * pixel[4 * channels + c], odd += column[5] * pixel[5 * channels + c];
-                even += column[6] * pixel[6 * channels + c], odd += column[7] * pixel[7 * channels + c];
+            const float *pixel = in + strip_start(op, s) * channels;
+            for (const float *end = pixel + channels; pixel < end; pixel++, to += STRIP_POINTS) {
+                H even = column[0] * pixel[0], odd = column[1] * pixel[channels];
+                even += column[2] * pixel[2 * channels], odd += column[3] * pixel[3 * channels];
+                even += column[4] * pixel[4 * channels], odd += column[5] * pixel[5 * channels];
+                even += column[6] * pixel[6 * channels], odd += column[7] * pixel[7 * channels];
                 store_half(to, even + odd);
             }
         }

@@ -26,6 +26,23 @@ INLINE int64_t winograd_size(const struct op *op, int64_t examples) {
 #define G_TRANSFORM(G0, G1, G2, H0, H1, H2, H3) \
     H0 = G0, H1 = 0.5f * (G0 + G2) + 0.5f * G1, H2 = 0.5f * (G0 + G2) - 0.5f * G1, H3 = G2
 
+/* A panel's weights for `count` input channels at one point: from lanes of input channels to lanes of the panel's. */
+INLINE void turn_over(const float (*block)[LANES], int width, int count, float *to) {
+#if LEVEL == 2
+    if (width % LANES == 0) {
+        for (int first = 0; first < width; first += LANES) {
+            V turned[LANES];
+            UNROLLED(LANES, lane) turned[lane] = load(block[first + lane]);
+            transpose(turned);
+            for (int j = 0; j < count; j++) store(to + j * width + first, turned[j]);
+        }
+        return;
+    }
+#endif
+    for (int j = 0; j < count; j++, to += width)
+        for (int lane = 0; lane < width; lane++) to[lane] = block[lane][j];
+}
+
 /* Packed as [panel][point][input channel][channels of the panel]. Transformed in vectors along the input channels, and
  * turned over in a block that the nearest cache holds. */
 PHASE void winograd_weights(const struct op *op, const float *theta, float *packed) {
@@ -51,10 +68,7 @@ PHASE void winograd_weights(const struct op *op, const float *theta, float *pack
                 }
             }
             for (int p = 0; p < POINTS; p++)
-                for (int j = 0; j < count; j++) {
-                    float *to = packed + ((int64_t)p * channels + c + j) * width;
-                    for (int lane = 0; lane < width; lane++) to[lane] = block[p][lane][j];
-                }
+                turn_over(block[p], width, count, packed + ((int64_t)p * channels + c) * width);
         }
         packed += (int64_t)POINTS * channels * width;
     }
