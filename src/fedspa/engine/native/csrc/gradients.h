@@ -71,7 +71,7 @@ PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
                 struct look *look = w->looks + e;
                 if (what == GRADIENT_NORM && w->kept[i]) store(w->kept[i] + e * kept_floats(op) + at - op->weights, sum);
                 sum = (V)((I)sum & load_int(w->active + at));
-                if (what == GRADIENT_NORM) look->squares += sum_doubles(add_squares((D){0}, sum));
+                if (what == GRADIENT_NORM) look->lanes = add_squares(look->lanes, sum);
                 else look_at(look, 1, &sum, bound);
             }
         }

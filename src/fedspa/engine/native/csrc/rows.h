@@ -27,7 +27,8 @@ struct list {
 
 /* What a look at an example's whole gradient says, on its active coordinates. */
 struct look {
-    double squares;        /* for l2; not finite where a coordinate is not */
+    D lanes;               /* for l2: sums of squares that are yet to be added up, */
+    double squares;        /* and those of linear layers' bounds; not finite where a coordinate is not */
     double nonzero, above; /* for a private quantile of coordinates */
     int broken;            /* a NaN or an infinity */
 };
@@ -169,9 +170,9 @@ INLINE void norm_piece(const int n, const int paired, const float *x, const stru
     for (int g = 0; g < l->groups; g++) {
         item = sum_example(n, paired, x, item, l->items + l->end[g], from, acc);
         if (keep) UNROLLED(n, j) store(keep + l->example[g] * stride + to[j], acc[j]);
-        D squares = {0};
-        UNROLLED(n, j) squares = add_squares(squares, (V)((I)acc[j] & load_int(active + to[j])));
-        looks[l->example[g]].squares += sum_doubles(squares);
+        D squares[2] = {{0}}; /* one sum would wait for itself */
+        UNROLLED(n, j) squares[j % 2] = add_squares(squares[j % 2], (V)((I)acc[j] & load_int(active + to[j])));
+        looks[l->example[g]].lanes += squares[0] + squares[1];
     }
 }
 

@@ -43,8 +43,9 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
     double centred = 0;
     for (int e = 0; e < n; e++) {
         const struct look *look = w->looks + e;
-        int usable = !look->broken && isfinite(look->squares);
-        double share = 1, norm = sqrt(look->squares);
+        const double squares = look->squares + sum_doubles(look->lanes);
+        int usable = !look->broken && isfinite(squares);
+        double share = 1, norm = sqrt(squares);
         w->factor[e] = usable ? units_per(clip_value) : 0;
         w->zeroed += !usable;
         if (usable && task->clip == CLIP_L2) {
