@@ -23,6 +23,7 @@ CONTENDERS = {
     "native-plain-sgd": "native, plain SGD (FedAvg)",
     "generic": "generic",
     "generic-l2": "generic, `l2`",
+    "generic-plain-sgd": "generic, plain SGD (FedAvg)",
     "opacus-hooks": "Opacus, hooks",
     "opacus-functorch": "Opacus, functorch",
     "opacus-ew": "Opacus, expanded weights",

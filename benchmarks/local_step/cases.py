@@ -38,7 +38,11 @@ THREAD_SPLIT = ("native", "native-l2", "native-plain-sgd")
 # Without `-l2` each coordinate is clamped.
 PRIVATE = ("generic", "vmap", "opacus-hooks", "opacus-functorch", "opacus-ew")
 PLAIN = ("sgd", "sgd-channels-last", "sgd-threads", "sgd-grouped")
-CONTENDERS = (*THREAD_SPLIT, *(name + clip for clip in ("", "-l2") for name in PRIVATE), "opacus-ghost-l2", *PLAIN)
+CONTENDERS = (
+    *(*THREAD_SPLIT, "generic-plain-sgd"),
+    *(name + clip for clip in ("", "-l2") for name in PRIVATE),
+    *("opacus-ghost-l2", *PLAIN),
+)
 
 
 def clipping(name: str) -> str:

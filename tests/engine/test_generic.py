@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedspa.engine import local
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients, example_rows
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine
+from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError
 from fedspa.mechanism.mask import active_coordinates
@@ -77,6 +79,16 @@ def test_per_example_gradients_match_autograds(batch: int, microbatch: int, acti
     assert all(len(block) <= microbatch for block in got)
     if batch:
         assert torch.allclose(torch.cat(got).double(), torch.cat(wanted), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [GenericEngine, LayerGradients])
+def test_gradients_that_exist_at_a_time_have_a_budget(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = smooth_net(0)
+    theta = FlatModel(net).flatten()
+    monkeypatch.setattr(local, "ROWS_BUDGET", 4 * len(theta) * 3 + 5)
+    assert [len(block) for block in make(net).rows(theta, *records(8, 0), None)] == [3, 3, 2]
+    monkeypatch.setattr(local, "ROWS_BUDGET", 1)
+    assert [len(block) for block in make(net).rows(theta, *records(2, 0), None)] == [1, 1]
 
 
 @pytest.mark.parametrize("exact", [False, True])

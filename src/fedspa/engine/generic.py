@@ -8,26 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.flat import FlatModel
-from fedspa.engine.local import local_steps
+from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.task import LocalResult, LocalTask
-
-# Per-example gradients are b × d floats; this many bytes of them at a time.
-MEMORY_BUDGET = 256 * 2**20
 
 
 class GenericEngine:
     name = "generic"
 
-    def __init__(self, module: nn.Module, memory_budget: int = MEMORY_BUDGET) -> None:
+    def __init__(self, module: nn.Module, memory_budget: int | None = None) -> None:
+        """`memory_budget` is in bytes of per-example gradients; what the device likes without it."""
         self._model = FlatModel(module)
         self._gradients = self._model.per_example_gradients()
-        self._microbatch = max(1, memory_budget // (4 * self._model.dimension))
+        self._budget = memory_budget
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         return [local_steps(theta, task, self) for task in tasks]
 
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
-        for x_part, y_part in zip(torch.split(x, self._microbatch), torch.split(y, self._microbatch)):
+        microbatch = rows_at_once(theta, self._budget)
+        for x_part, y_part in zip(torch.split(x, microbatch), torch.split(y, microbatch)):
             # The exact mode asks for one example at a time, for which vmap would cost many times the gradient.
             alone = len(y_part) == 1
             gradients = self.mean(theta, x_part, y_part)[None] if alone else self._gradients(theta, x_part, y_part)

@@ -19,6 +19,9 @@ from fedspa.mechanism.streams import Stream, derive_key
 from fedspa.privacy.plan import Clipping
 
 CLIP_UNITS = 2**24  # as fine as float32 is at the clip value
+# Bytes of per-example gradients at a time. On a CPU more would be slower, since they leave its caches, and a step would
+# take several times the memory of one that is not private. A GPU wants many at once.
+ROWS_BUDGET, ROWS_BUDGET_GPU = 16 * 2**20, 256 * 2**20
 
 
 @runtime_checkable
@@ -94,6 +97,12 @@ def example_rows(
         return
     for x_part, y_part in zip(torch.split(x, 1), torch.split(y, 1)):
         yield from gradients.rows(theta, x_part.clone(), y_part.clone(), coordinates)
+
+
+def rows_at_once(theta: Tensor, budget: int | None = None) -> int:
+    """How many examples' gradients at θ to make together."""
+    bytes_each = 4 * theta.numel()
+    return max(1, (budget or (ROWS_BUDGET if theta.device.type == "cpu" else ROWS_BUDGET_GPU)) // bytes_each)
 
 
 def _plain_mean(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, batch: int) -> Tensor:

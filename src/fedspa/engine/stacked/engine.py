@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.layers import Embedding, Unsupported
-from fedspa.engine.local import local_steps
+from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.describe import Layer, describe, scores
 from fedspa.engine.task import LocalResult, LocalTask
@@ -24,9 +24,6 @@ from fedspa.errors import ConfigError, DataError, PrivacyError
 
 if TYPE_CHECKING:
     from fedspa.engine.stacked.rounds import Rounds
-
-# Bytes of per-example gradients at a time, where they exist (on a CPU).
-ROWS_BUDGET = 128 * 2**20
 
 
 def supports(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
@@ -58,7 +55,6 @@ class LayerGradients:
     def __init__(self, module: nn.Module) -> None:
         self._model = FlatModel(module)
         self._layers: dict[tuple[int, ...], list[Layer]] = {}
-        self._microbatch = max(1, ROWS_BUDGET // (4 * self._model.dimension))
 
     @property
     def dimension(self) -> int:
@@ -74,7 +70,8 @@ class LayerGradients:
 
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
         layers = self.layers(tuple(x.shape[1:]))
-        for x_part, y_part in zip(torch.split(x, self._microbatch), torch.split(y, self._microbatch)):
+        microbatch = rows_at_once(theta)
+        for x_part, y_part in zip(torch.split(x, microbatch), torch.split(y, microbatch)):
             gradients = rules.gradient_rows(layers, theta, x_part, y_part)
             yield gradients if coordinates is None else gradients[:, coordinates]
 
