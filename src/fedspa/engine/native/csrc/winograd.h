@@ -27,7 +27,7 @@ INLINE int64_t winograd_size(const struct op *op, int64_t examples) {
     H0 = G0, H1 = 0.5f * (G0 + G2) + 0.5f * G1, H2 = 0.5f * (G0 + G2) - 0.5f * G1, H3 = G2
 
 /* A panel's weights for `count` input channels at one point: from lanes of input channels to lanes of the panel's. */
-INLINE void turn_over(const float (*block)[LANES], int width, int count, float *to) {
+INLINE void turn_over(float (*block)[LANES], int width, int count, float *to) {
 #if LEVEL == 2
     if (width % LANES == 0) {
         for (int first = 0; first < width; first += LANES) {
