@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 import torch
 from native_nets import KEY, same, small_net, small_task
+from torch import nn
 
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.native import NativeEngine, library
@@ -44,14 +45,31 @@ def test_the_thread_count_changes_no_bit(level: library.Level) -> None:
 def test_memory_of_earlier_agents_changes_no_bit(level: library.Level) -> None:
     """An engine's agents work in the same memory one after the other, whatever the one before left there."""
     theta = FlatModel(small_net()).flatten()
-    mask = torch.arange(1, len(theta), 9)
+    mask, half = torch.arange(1, len(theta), 9), torch.arange(0, len(theta), 2)
     one = small_task(clip="l2", rule="quantile", mask=mask, steps=2)
     tasks = [
         *(small_task(steps=3), one, replace(one, plan=None), small_task(clip="l2"), small_task(steps=3)),
         *(replace(one, x=one.x * math.nan), one, replace(one, coordinates=None, plan=None), small_task(mask=mask)),
+        *(small_task(), small_task(mask=half, clip="l2"), small_task(mask=half[1:] - 1), small_task(mask=half)),
     ]
     alone = [NativeEngine(small_net(), 1, level).train(theta, [task])[0] for task in tasks]
     assert all(same(a, b) for a, b in zip(alone, NativeEngine(small_net(), 1, level).train(theta, tasks)))
+
+
+@pytest.mark.parametrize("channels", [9, 10])
+def test_picks_of_earlier_chunks_change_no_bit(channels: int) -> None:
+    """Words of picks are made bit by bit (narrow.h): what an earlier chunk picked must not be in them."""
+    module = nn.Sequential(
+        *(nn.Conv2d(1, channels, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()), nn.Linear(16 * channels, 5)
+    )
+    theta = FlatModel(module).flatten()
+    x, y = torch.randn(30, 1, 12, 12, generator=torch.Generator().manual_seed(2)), torch.arange(30) % 5
+    engine = NativeEngine(module, 1)
+    for i in range(len(y)):
+        row = slice(i, i + 1)
+        again = engine.clipped_sum(theta, x[row], y[row], "coordinate", 0.1)[0]
+        alone = NativeEngine(module, 1).clipped_sum(theta, x[row], y[row], "coordinate", 0.1)[0]
+        assert torch.equal(again, alone)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])

@@ -29,7 +29,7 @@ struct round {
     int64_t count, taken;
     const struct level *level;
     const float *theta;
-    volatile int32_t *stop;
+    int32_t *stop;
 };
 
 /* What would lead outside of the agent's memory, or move a coordinate twice. */
@@ -52,13 +52,13 @@ static void *train_agents(void *shared) {
         if (agent->code == FEDSPA_OK)
             agent->code = round->level->train(agent->net, round->theta, &agent->task, agent->delta, &agent->clip,
                                               &agent->zeroed, round->stop);
-        if (agent->code != FEDSPA_OK) *round->stop = 1; /* nobody waits for the others */
+        if (agent->code != FEDSPA_OK) __atomic_store_n(round->stop, 1, __ATOMIC_RELAXED); /* nobody waits for the others */
     }
     return NULL;
 }
 
 void fedspa_train(struct fedspa_agent *agents, int64_t count, int64_t level, const float *theta, int64_t threads,
-                  volatile int32_t *stop) {
+                  int32_t *stop) {
     struct round round = {agents, count, 0, fedspa_level(level), theta, stop};
     in_threads(threads < count ? threads : count, train_agents, &round);
 }

@@ -70,7 +70,7 @@ int64_t fedspa_classes(const struct fedspa_net *net);
 /* Trains every agent from theta. `stop` is polled between steps, and set where an agent fails: those that had not ended
  * by then have the code FEDSPA_STOPPED, or one of their own. */
 void fedspa_train(struct fedspa_agent *agents, int64_t count, int64_t level, const float *theta, int64_t threads,
-                  volatile int32_t *stop);
+                  int32_t *stop);
 
 /* sum: the clipped gradients of all records of a task, d whole numbers with 2^24 to the clip value. Of the task it reads
  * records, clip and clip value. */

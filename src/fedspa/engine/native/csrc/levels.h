@@ -6,7 +6,7 @@
 
 struct level {
     int64_t (*train)(const struct fedspa_net *, const float *, const struct fedspa_task *, float *, double *,
-                     int64_t *, const volatile int32_t *);
+                     int64_t *, const int32_t *);
     int64_t (*sum)(const struct fedspa_net *, const float *, const struct fedspa_task *, int64_t *, int64_t *);
     int64_t (*logits)(const struct fedspa_net *, const float *, const float *, int64_t, float *);
     void (*gaussian)(const uint8_t *, int64_t, int64_t, double *);

@@ -1,6 +1,6 @@
 /* Forward 5 x 5 convolution of one channel to nine or ten with 2 x 2 max-pooling: what begins the usual net for small
- * images. As in strip.h, bit by bit, but ten channels at eight points fill five vectors, where a vector a point would
- * leave six lanes of sixteen empty.
+ * images. As in strip.h, bit by bit where compilers fuse a product and a sum there, but ten channels at eight points fill
+ * five vectors, where a vector a point would leave six lanes of sixteen empty.
  *
  * A strip of four pixels is walked from the top of an example to its bottom: a row of the input is multiplied by all five
  * rows of weights for the five rows of pixels that it is part of, which stay in registers until they are complete,

@@ -216,7 +216,7 @@ static int64_t LOGITS(const struct fedspa_net *net, const float *theta, const fl
 }
 
 static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, float *delta,
-                     double *clip, int64_t *zeroed, const volatile int32_t *stop) {
+                     double *clip, int64_t *zeroed, const int32_t *stop) {
     if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
     if (!work_new(&w, net, task) || !place_parameters(&w, task, theta)) {
@@ -228,7 +228,7 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
     stream_open(&noise, task->noise_key, LEVEL, 0);
     double clip_value = task->clip_value;
     int64_t step = 0;
-    for (; step < task->steps && !*stop; step++) {
+    for (; step < task->steps && !__atomic_load_n(stop, __ATOMIC_RELAXED); step++) {
         int64_t batch = task->sampling == SAMPLE_POISSON
                             ? draw_poisson(&sampling, task->rate, task->records, w.chosen, w.sampling_words)
                             : draw_fixed(&sampling, task->batch, task->records, w.chosen, w.sampling_words, w.seen);
