@@ -11,7 +11,8 @@ from fedspa.federation.models import build
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its batch and mask. A turn of a rival has `slow_steps`, one of our agents `fast_steps` steps."""
+    """A model with its batch and mask. A turn of a rival has `slow_steps`, one of our agents `fast_steps` steps, so that
+    turns take about as long: in a short one, the start of threads would be what is measured."""
 
     title: str
     model: str
@@ -24,8 +25,8 @@ class Case:
 
 
 CASES = {
-    "mnist-p05": Case("MNIST CNN, p = .05", "mnist-cnn", (1, 28, 28), 10, 600, 0.05, 25, 100),
-    "mnist-p100": Case("MNIST CNN, p = 1", "mnist-cnn", (1, 28, 28), 10, 600, 1.0, 25, 100),
+    "mnist-p05": Case("MNIST CNN, p = .05", "mnist-cnn", (1, 28, 28), 10, 600, 0.05, 25, 300),
+    "mnist-p100": Case("MNIST CNN, p = 1", "mnist-cnn", (1, 28, 28), 10, 600, 1.0, 25, 300),
     "cifar-p10": Case("CIFAR CNN, p = .1", "cifar10-cnn", (3, 32, 32), 50, 500, 0.1, 2, 5),
     "mlp-p100": Case("MLP, p = 1", "mlp", (1, 28, 28), 10, 600, 1.0, 50, 200),
     "logistic-p100": Case("logistic, p = 1", "logistic", (1, 28, 28), 10, 600, 1.0, 50, 400),
