@@ -78,6 +78,17 @@ def test_the_engine_page_tells_the_second_run() -> None:
     ) in " ".join((ROOT / "docs" / "engine.md").read_text("utf-8").split())
 
 
+def test_a_private_cifar_step_takes_less_than_twice_a_plain_ones_memory() -> None:
+    for name in ("engine", "engine-again"):
+        kept = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+        peak = {who: row["peak_mib"] for who, row in kept["cases"]["cifar-p10"]["contenders"].items()}
+        for engine in ("native", "generic"):
+            assert max(peak[engine], peak[f"{engine}-l2"]) < 2 * peak[f"{engine}-plain-sgd"]
+    assert "less than twice the memory of the same engine's plain step" in " ".join(
+        (ROOT / "docs" / "engine.md").read_text("utf-8").split()
+    )
+
+
 def _median(ratio: Any) -> float:
     return float(ratio["median"] if isinstance(ratio, dict) else ratio)
 

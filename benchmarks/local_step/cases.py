@@ -11,8 +11,8 @@ from fedspa.federation.models import build
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its batch and mask. A turn of a rival has `slow_steps`, one of our agents `fast_steps` steps, so that
-    turns take about as long: in a short one, the start of threads would be what is measured."""
+    """A model with its batch and mask. A turn of a rival has `slow_steps`, one of our agents `fast_steps` steps: turns
+    take about as long then. In a short one, the start of threads would be what is measured."""
 
     title: str
     model: str
