@@ -8,6 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from fedspa.errors import ConfigError, DataError
 from fedspa.privacy.event import Sampling
 from fedspa.privacy.plan import Plan
 
@@ -58,6 +59,18 @@ class LocalResult:
     delta: Tensor
     clip_value: float
     zeroed: int = 0
+
+
+def strange_label() -> DataError:
+    return DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+
+
+def mask_outside(dimension: int) -> ConfigError:
+    return ConfigError(f"the mask has coordinates outside 0 … {dimension - 1}")
+
+
+def mask_unsorted() -> ConfigError:
+    return ConfigError("the mask's coordinates do not increase; sort them and take each once")
 
 
 class Engine(Protocol):

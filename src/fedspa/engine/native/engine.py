@@ -22,7 +22,7 @@ from fedspa.engine.layers import Unsupported
 from fedspa.engine.native import library
 from fedspa.engine.native.describe import describe
 from fedspa.engine.native.library import LEVELS, Level
-from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_label
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
 from fedspa.mechanism.streams import derive_key
@@ -99,7 +99,7 @@ class NativeEngine:
         with ThreadPoolExecutor(1) as beside:  # the main thread waits where Ctrl-C finds it
             try:
                 _await(beside.submit(self._call, agents, start, stop, prepared), stop)
-            except BaseException:
+            except BaseException:  # also where Ctrl-C came as it was being started
                 stop.value = 1
                 raise
         # Where one fails, all are stopped: what it says comes first.
@@ -233,11 +233,11 @@ def _check(code: int, held: int = 0, dimension: int = 0) -> None:
     if code == library.MEMORY:
         raise MemoryError("the native engine could not allocate its buffers")
     if code == library.LABEL:
-        raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+        raise strange_label()
     if code == library.MASK:
-        raise ConfigError(f"the mask has coordinates outside 0 … {dimension - 1}")
+        raise mask_outside(dimension)
     if code == library.ORDER:
-        raise ConfigError("the mask's coordinates do not increase; sort them and take each once")
+        raise mask_unsorted()
     if code == library.ROWS:
         raise _strange_rows(held)
     assert code == library.OK

@@ -19,7 +19,7 @@ from fedspa.engine.layers import Embedding, Unsupported
 from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.describe import Layer, describe, scores
-from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_label
 from fedspa.errors import ConfigError, DataError, PrivacyError
 
 if TYPE_CHECKING:
@@ -148,14 +148,14 @@ class StackedEngine:
         for shape, group in alike.items():
             layers = self._gradients.layers(shape)
             if not _all_below([task.y for task in group], scores(layers)):
-                raise DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+                raise strange_label()
             if isinstance(layers[0], Embedding) and not _all_below([task.x for task in group], layers[0].words):
                 raise DataError("a record has a token outside the model's Embedding; tokens must be 0 … words - 1")
         d, masks = self._gradients.dimension, [task.coordinates for task in tasks if task.coordinates is not None]
         if not _all_below(masks, d):
-            raise ConfigError(f"the mask has coordinates outside 0 … {d - 1}")
+            raise mask_outside(d)
         if masks and bool((torch.cat([mask.diff() for mask in masks]) <= 0).any()):
-            raise ConfigError("the mask's coordinates do not increase; sort them and take each once")
+            raise mask_unsorted()
 
 
 def _all_below(parts: Sequence[Tensor], limit: int) -> bool:

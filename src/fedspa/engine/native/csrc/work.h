@@ -60,7 +60,7 @@ struct work {
     int failed;
 };
 
-/* Memory that is written before it is read. */
+/* Memory that is written before it is read, or in which nobody touches what must be 0 (work_new). */
 static void *take(struct work *w, int64_t bytes) {
     void *block = w->failed ? NULL : memory_take(w->memory, bytes);
     if (!block) w->failed = 1;
