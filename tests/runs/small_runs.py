@@ -13,7 +13,7 @@ from fedspa.privacy.ledger_report import export
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "rounds": 4, "per_round": 3},
     "algorithm": {"compression": 0.2, "local_steps": 2, "batch": 10, "local_lr": 0.5},
-    "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3},
+    "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "seeded"},
     "run": {"engine": "generic", "threads": 1},
 }
 ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
@@ -43,7 +43,10 @@ def ledger_content(path: Path) -> list[dict[str, Any]]:
 def outcome(folder: Path) -> dict[str, Any]:
     """All that a run leaves behind: parameters, metrics, summary and ledger."""
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    del summary["seconds"]
+    del (
+        summary["seconds"],
+        summary["provenance"]["commit of the working folder"],
+    )  # a clock, and the folder that tests were started in
     ledger = folder / "ledger.sqlite"
     return {
         "model": (folder / "model.safetensors").read_bytes(),
