@@ -12,8 +12,20 @@ from fedspa.errors import ConfigError
 _LARGEST = 1 << 20
 
 
+class NotToml(ConfigError):
+    """A text cannot be read as TOML."""
+
+
 def read(path: Path, what: str) -> dict[str, Any]:
     """The table in the file at `path`; `what` says in an error which file to give: 'a TOML config'."""
+    try:
+        return parse(text(path, what))
+    except NotToml as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def text(path: Path, what: str) -> str:
+    """What stands in the file at `path`."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
@@ -24,8 +36,8 @@ def read(path: Path, what: str) -> dict[str, Any]:
     if len(content) > _LARGEST:
         raise ConfigError(f"{path} is larger than {_LARGEST} bytes; give the path of {what}")
     try:
-        return parse(content.decode("utf-8"))
-    except (ConfigError, UnicodeDecodeError) as error:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
@@ -34,6 +46,6 @@ def parse(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except ValueError as error:  # tomllib's own, and Python's for an integer of thousands of digits
-        raise ConfigError(str(error)) from None
+        raise NotToml(str(error)) from None
     except RecursionError:
-        raise ConfigError("it is nested too deeply to be read") from None
+        raise NotToml("it is nested too deeply to be read") from None
