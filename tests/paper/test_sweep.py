@@ -213,3 +213,12 @@ def test_interrupted_then_killed_and_called_again_the_table_is_the_same(tmp_path
     assert code == -signal.SIGKILL
     assert 8 <= len(_rounds(out)) < 180  # both times some rounds were done, and neither time all
     assert _made(table, out) == _made(table, tmp_path / "whole")
+
+
+def test_workers_are_born_deaf_to_ctrl_c() -> None:
+    """One during their imports, before they could ignore it, ended in a traceback of each."""
+    program = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with sweeps._signals_held():
+        born = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert born.stdout == "True\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -29,7 +29,6 @@ from fedspa.privacy.ledger_report import verify
 from fedspa.runs import folder as folder_module
 from fedspa.runs.checkpoint import CheckpointError, load_latest
 from fedspa.runs.config import load, to_toml
-from fedspa.runs.config import load
 from fedspa.runs.coordinator import Diverged
 from fedspa.runs.simulate import Simulation, Stopped, simulate
 from fedspa.wire.payload import Update, encode
@@ -263,26 +262,27 @@ class TestDamagedFiles:
             simulate(resume=stopped)
 
 
+LOUD = {"noise_multiplier": 1e8, "clip_value": 1e10, "epsilon": None}
+
+
 class TestDivergence:
     @pytest.mark.parametrize(
         ("sections", "sign"),
         [
             ({"algorithm": {"name": "fedavg", "compression": 1.0, "local_lr": 1e4}}, "update would be refused"),
-            ({"algorithm": {"name": "fedavg", "compression": 1.0, "local_lr": 1e300}}, "NaN or infinite"),
-            ({"algorithm": {"server": "adam", "local_lr": 1e25}}, "parameters are no longer finite"),
-            ({"algorithm": {"local_lr": 1e38}}, "no bound within float32"),
-            ({"algorithm": {"server": "average", "server_lr": 1e38}}, "no longer finite"),
+            ({"algorithm": {"server": "adam", "local_lr": 1e10}, "privacy": LOUD}, "parameters are no longer finite"),
+            (
+                {"algorithm": {"server": "average", "server_lr": 1e10, "local_lr": 1e10}, "privacy": LOUD},
+                "loss is no longer finite",
+            ),
         ],
-        ids=["far", "nan", "moments", "bound", "loss"],
+        ids=["far", "moments", "loss"],
     )
     def test_stops_with_advice_and_the_last_good_checkpoint(
         self, tmp_path: Path, sections: dict[str, Any], sign: str
     ) -> None:
-        """Some by step sizes beyond those that a config allows: a model can get there by other ways."""
-        config = load(small(tmp_path / "run"))
-        wild = config.algorithm.model_copy(update=sections["algorithm"])
         with pytest.raises(Diverged, match=sign) as caught:
-            simulate(config.model_copy(update={"algorithm": wild}))
+            simulate(small(tmp_path / "run", **sections))
         message = one_line(caught.value)
         for words in ("algorithm.local_lr", "privacy.clip_value", str(tmp_path / "run" / "checkpoint")):
             assert words in message

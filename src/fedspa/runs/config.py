@@ -285,7 +285,9 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
             f"the config is {quoted(source)}; give the path of a TOML file, a nested mapping as in "
             '{"privacy": {"epsilon": 2.0}}, a fedspa.Config, or nothing for the quickstart'
         )
-    for override in overrides:
+    for override in overrides if isinstance(overrides, Iterable) else (overrides,):
+        if not isinstance(override, str):
+            raise ConfigError(f"an override is {quoted(override)}; give a list of texts, as in ['run.seed=1']")
         _apply(values, override)
     try:
         return Config.model_validate(values)
