@@ -297,17 +297,21 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
         {"noise_multiplier": 1e-3, "accountant": "rdp"},
         {"noise_multiplier": 1e8, "sampling": "fixed"},
         {"noise_multiplier": 1e-3, "sampling": "fixed", "delta": 1e-30},
+        {"noise_multiplier": 0.8, "delta": 1e-25},
     ],
     ids=str,
 )
 def test_noise_without_a_finite_epsilon_is_refused_before_a_round_is_paid(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Either the run ends with finite numbers, or it is refused with nothing written."""
+    """Either the run ends with finite numbers, or it is refused with nothing written.
+
+    A noise multiplier of 0.8 at δ = 1e-25 was one: a ValueError from JSON, after the agents of the first round paid.
+    """
     out = tmp_path / "run"
     config = {
         "federation": {"rounds": 1, "agents": 4, "per_round": 2},
-        "algorithm": {"local_steps": 1, "local_lr": 1e-9, "coding": "f32"},
+        "algorithm": {"local_steps": 1, "batch": 1, "local_lr": 1e-9, "coding": "f32"},
         "privacy": settings,
         "run": {"out": str(out), "engine": "generic"},
     }

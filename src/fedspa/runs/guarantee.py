@@ -70,10 +70,15 @@ class Guarantee:
 
 
 def refuse_unpriced(plan: AnyPlan, accountant: str) -> None:
-    """Raise where ε of the whole plan is not finite: told before anything is trained, not after a round was paid."""
-    whole = Guarantee(plan, accountant)
-    whole.took_part([0], plan.participations)
-    prices = (whole.epsilon_max(plan.neighbours), whole.epsilon_max("replace-one"), whole.epsilon_published())
+    """Raise where ε of the first round or of the whole plan is not finite: told before anything is paid.
+
+    Both, since a single release at a tiny δ may have no finite ε by the same arithmetic that prices many.
+    """
+    prices: list[float | None] = []
+    for times in (1, plan.participations):
+        spent = Guarantee(plan, accountant)
+        spent.took_part([0], times)
+        prices += [spent.epsilon_max(plan.neighbours), spent.epsilon_max("replace-one"), spent.epsilon_published()]
     if not all(price is None or math.isfinite(price) for price in prices):
         raise PrivacyError(
             f"no accountant gives a finite ε for noise multiplier {plan.noise_multiplier:g} at δ = {plan.delta:g} over "
