@@ -16,7 +16,6 @@ from typer.main import get_command
 
 from fedspa.cli import app
 from fedspa.runs.config import Config
-from fedspa.runs.keys import MEANING
 
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
@@ -34,7 +33,7 @@ def config() -> str:
         rows = []
         for key, about in field.annotation.model_fields.items():  # type: ignore[union-attr]
             default = "–" if about.default is None else f"`{_toml(about.default)}`"
-            rows.append(f"| `{key}` | {_values(about)} | {default} | {MEANING.get(f'{section}.{key}', '')} |")
+            rows.append(f"| `{key}` | {_values(about)} | {default} | {about.description} |")
         parts.append(f"## [{section}]\n\n| key | values | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
@@ -92,13 +91,18 @@ def _values(about: FieldInfo) -> str:
         elif str(get_origin(kind)) == "typing.Literal":
             choices += [f"`{choice}`" for choice in get_args(kind)]
         elif hasattr(kind, "__metadata__"):
-            metadata += [bound for field in kind.__metadata__ for bound in field.metadata]
+            metadata += [bound for field in kind.__metadata__ for bound in getattr(field, "metadata", ())]
             waiting.append(get_args(kind)[0])
         else:
             waiting += get_args(kind)
     signs = [(bound, name) for bound in metadata for name in _SIGNS if hasattr(bound, name)]
-    bounds = [f"{_SIGNS[name]} {getattr(bound, name):g}" for bound, name in signs]
+    bounds = [f"{_SIGNS[name]} {_number(getattr(bound, name))}" for bound, name in signs]
     return " ".join(choices) or ", ".join([" or ".join(kinds), *bounds])
+
+
+def _number(bound: float) -> str:
+    power = int(bound).bit_length() - 1
+    return f"2^{power}" if power > 10 and bound == 2**power else f"{bound:g}"
 
 
 def _toml(value: Any) -> str:

@@ -10,9 +10,10 @@ Whatever is wrong with what a run was given is a `fedspa.FedspaError` of one lin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes longer to import than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from fedspa.errors import FedspaError
     from fedspa.federation.datasets import Dataset, from_arrays
     from fedspa.runs.config import Config, load

@@ -1,7 +1,7 @@
 """Errors that a user can act on.
 
 Each carries one line: what was wrong, what is allowed, what to do. The command line prints that line and exits with 2;
-anything else that escapes is a bug and keeps its traceback.
+anything else that escapes is a bug, and cli/failure.py keeps its traceback.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 
 class FedspaError(Exception):
     """Base of every error that fedspa raises on purpose."""
+
+    def __str__(self) -> str:
+        """One line, whatever it quotes: a file's name may hold line breaks and a terminal's control characters."""
+        return printable(super().__str__())
 
 
 class ConfigError(FedspaError):
@@ -53,3 +57,17 @@ class LedgerError(FedspaError):
 
 class BudgetError(FedspaError):
     """A participation would pass an agent's own cap: refused before any data is touched."""
+
+
+def printable(text: str) -> str:
+    """`text` with every character that is not printed as itself written out as an escape."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def quoted(value: object, most: int = 200) -> str:
+    """A value of anybody's as an error quotes it: on one line, and no longer than helps."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # its own __repr__ fails, or an integer has more digits than Python writes
+        text = f"a {type(value).__name__} that cannot be written out"
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"

@@ -118,7 +118,7 @@ def test_the_probe_leaves_no_trace(users: str) -> None:
         ("narrow", r"\(batch, 10\).*gave \(3, 9\)"),
         ("misfit", r"cannot take the data's records, of shape \(1, 8, 8\)"),
         ("double", "cannot take the data's records"),
-        ("fails", r"failed \(RuntimeError: no\)"),
+        ("fails", r"failed in its own code \(RuntimeError: no\)"),
         ("text", "returned a str"),
         ("Pair", "gave tuple"),
         ("absent", "has no 'absent'"),

@@ -16,7 +16,7 @@ import small_table
 from typer.testing import CliRunner
 
 from fedspa.cli import app
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, FedspaError
 from fedspa.paper import sweep as sweeps
 from fedspa.paper.sweep import Interrupted, Outcome, Planned, sweep
 from fedspa.runs.config import load
@@ -68,7 +68,8 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_is_an_outcome_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wild = planned(tmp_path, "wild", "algorithm.local_lr=1e37", "algorithm.server=average", "algorithm.coding=f32")
+    huge = ["algorithm.local_lr=1e10", "algorithm.server_lr=1e10", "privacy.clip_value=1e10"]
+    wild = planned(tmp_path, "wild", *huge, "privacy.noise_multiplier=1e8", "algorithm.server=average")
     ((_, first),) = sweep([wild], 1, never)
     assert first.status == "diverged"
     assert "round 1" in first.reason
@@ -78,8 +79,9 @@ def test_a_run_that_diverges_is_an_outcome_and_is_kept(tmp_path: Path, monkeypat
 
 
 def test_a_setting_without_a_guarantee_is_an_outcome(tmp_path: Path) -> None:
-    """(1e-9, 1e-12) takes more noise than the calibration goes up to."""
-    run = planned(tmp_path, "a", "privacy.noise_multiplier=none", "privacy.epsilon=1e-9", "privacy.delta=1e-12")
+    """It takes more noise than the calibration goes up to."""
+    rdp = ("privacy.accountant=rdp", "privacy.delta=1e-30")
+    run = planned(tmp_path, "a", "privacy.noise_multiplier=none", "privacy.epsilon=1e-6", *rdp)
     ((_, outcome),) = sweep([run], 1, never)
     assert outcome.status == "refused"
     assert outcome.reason
@@ -104,10 +106,41 @@ def test_an_error_in_a_process_comes_back_in_words(tmp_path: Path) -> None:
     assert "none.npz" in (told.sentence or "")
 
 
-def test_outcomes_of_damaged_attempts(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text("{}")
-    (tmp_path / "attempts.jsonl").write_text('{"commit": "a", "hardware": "x"}\n{"commit": nu')
-    assert sweeps.ended(tmp_path) == Outcome("done", "", {}, ("a",), ("x",))
+SUMMARY = {
+    **dict.fromkeys(("accuracy_best", "accuracy_last", "payload_bytes", "uplink_bytes", "seconds"), 0.5),
+    **dict.fromkeys(("epsilon", "epsilon_replace_one")),
+    "private": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("lines", "commits", "hardware"),
+    [
+        ('{"commit": "a", "hardware": "x"}\n{"commit": nu', ("a",), ("x",)),
+        ('{"commit": "a", "hardware": "x"}\n{"comm{"commit": "b", "hardware": "x"}\n', ("a", None), ("x", "unknown")),
+        ('[]\n{}\n{"commit": 3, "hardware": "x"}\n\xff', (None,), ("unknown",)),
+    ],
+    ids=["torn", "gone on after a tear", "damaged"],
+)
+def test_outcomes_of_damaged_attempts(
+    tmp_path: Path, lines: str, commits: tuple[str | None, ...], hardware: tuple[str, ...]
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    (tmp_path / "attempts.jsonl").write_text(lines)
+    assert sweeps.ended(tmp_path) == Outcome("done", "", SUMMARY, commits, hardware)
+
+
+@pytest.mark.parametrize("file", ["summary.json", "diverged.json"])
+def test_a_damaged_result_is_one_line_that_names_the_file(tmp_path: Path, file: str) -> None:
+    whole = json.dumps(SUMMARY | {"reason": "loss"})
+    damaged = [whole[:length] for length in range(0, len(whole), 7)]
+    damaged += ["[]", "3", "null", "[" * 5000, whole.replace("0.5", '"x"').replace('"loss"', "3"), "\xff", "{}"]
+    for text in damaged:
+        (tmp_path / file).write_text(text)
+        with pytest.raises(FedspaError) as caught:
+            sweeps.ended(tmp_path)
+        assert file in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def _processes_of(session: int) -> list[int]:
@@ -180,3 +213,12 @@ def test_interrupted_then_killed_and_called_again_the_table_is_the_same(tmp_path
     assert code == -signal.SIGKILL
     assert 8 <= len(_rounds(out)) < 180  # both times some rounds were done, and neither time all
     assert _made(table, out) == _made(table, tmp_path / "whole")
+
+
+def test_workers_are_born_deaf_to_ctrl_c() -> None:
+    """One during their imports, before they could ignore it, ended in a traceback of each."""
+    program = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with sweeps._signals_held():
+        born = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert born.stdout == "True\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

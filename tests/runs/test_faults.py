@@ -158,7 +158,7 @@ class TestTwoRunsInOneFolder:
     def test_the_second_is_refused_and_a_killed_first_leaves_no_lock(
         self, tmp_path: Path, whole: dict[str, Any]
     ) -> None:
-        config = small(tmp_path / "run")
+        config = load(small(tmp_path / "run"))
         child = start(lambda: simulate(config, on_round=lambda metrics: time.sleep(60)))
         try:
             wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
@@ -262,17 +262,21 @@ class TestDamagedFiles:
             simulate(resume=stopped)
 
 
+LOUD = {"noise_multiplier": 1e8, "clip_value": 1e10, "epsilon": None}
+
+
 class TestDivergence:
     @pytest.mark.parametrize(
         ("sections", "sign"),
         [
             ({"algorithm": {"name": "fedavg", "compression": 1.0, "local_lr": 1e4}}, "update would be refused"),
-            ({"algorithm": {"name": "fedavg", "compression": 1.0, "local_lr": 1e300}}, "NaN or infinite"),
-            ({"algorithm": {"server": "adam", "local_lr": 1e25}}, "parameters are no longer finite"),
-            ({"algorithm": {"local_lr": 1e38}}, "no bound within float32"),
-            ({"algorithm": {"server": "average", "server_lr": 1e38}}, "no longer finite"),
+            ({"algorithm": {"server": "adam", "local_lr": 1e10}, "privacy": LOUD}, "parameters are no longer finite"),
+            (
+                {"algorithm": {"server": "average", "server_lr": 1e10, "local_lr": 1e10}, "privacy": LOUD},
+                "loss is no longer finite",
+            ),
         ],
-        ids=["far", "nan", "moments", "bound", "loss"],
+        ids=["far", "moments", "loss"],
     )
     def test_stops_with_advice_and_the_last_good_checkpoint(
         self, tmp_path: Path, sections: dict[str, Any], sign: str

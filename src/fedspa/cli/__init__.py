@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import sys
 
 import typer
 
-from fedspa.cli import audit, doctor, ledger, new, privacy, report, run, table, tradeoff, watch
-from fedspa.errors import FedspaError
+from fedspa.cli import audit, doctor, failure, ledger, new, privacy, report, run, table, tradeoff, watch
 
 app = typer.Typer(
     name="fedspa",
@@ -32,18 +30,18 @@ app.add_typer(ledger.app, name="ledger")
 
 
 def main() -> None:
-    """Exit code 0: done; 1: the answer is no (a check that failed); 2: bad input, in one line; 130: interrupted."""
+    """Exit code 0: done; 1: the answer is no (a check that failed); 2: bad input, in one line; 130: interrupted;
+    70: a bug in fedspa, whose traceback is in a file."""
     for stream in (sys.stdout, sys.stderr):
         # ε and δ, where the encoding has no letters for them, as \u03b5 and \u03b4: better than an end without result.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
-    except FedspaError as error:
-        print(f"fedspa: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        if isinstance(error, SystemExit):
             raise
-        print(f"fedspa: no room to write {error.filename or 'the output'}; free disk space", file=sys.stderr)
-        sys.exit(2)
+        code = failure.handled(error)
+    failure.silence()
+    sys.exit(code)

@@ -33,8 +33,10 @@ def audit(
     sampling: Annotated[str | None, typer.Option(help="poisson (default) or fixed.")] = None,
     noise_mode: Annotated[str | None, typer.Option(help="secure (default), exact or seeded.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto (default), native, stacked, generic or reference.")] = None,
-    draws: Annotated[int, typer.Option(help="Draws a side of each attack.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Seed of the audit's data; of the noise too where it is seeded.")] = 0,
+    draws: Annotated[int, typer.Option(min=100, max=10**7, help="Draws of each attack, on either side.")] = 5000,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**64 - 1, help="Seed of the audit's data; of the noise too where it is seeded.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Lower bounds on privacy loss from attacks on the real code. Exit code 0: all within the claim; 1: not.

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-EXIT_CODE = 130
+EXIT_CODE = 130  # as a shell reports a process that Ctrl-C ended; fedspa/__main__.py has it too, before any import
 
 
 @contextmanager

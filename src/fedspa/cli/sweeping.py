@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedspa.cli import interrupt
-from fedspa.errors import ConfigError, DataError
+from fedspa.errors import DataError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,8 @@ DataFolder = Annotated[
     Path | None, typer.Option(envvar="FEDSPA_DATA", metavar="DIR", help="Folder with the data's files (data/).")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
-Jobs = Annotated[int, typer.Option(help="Runs at once, each in its own process.")]
+Jobs = Annotated[int, typer.Option(min=1, max=1024, help="Runs at once, each in its own process.")]
+Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Runs of each setting, with run.seed 0, 1, 2 …")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every run.")]
 
 
@@ -43,12 +44,10 @@ def machine_overrides(device: str, jobs: int) -> list[str]:
     """The keys of [run] for this machine: a GPU if there is one, and the cores shared out among the jobs."""
     import torch
 
-    if jobs < 1:
-        raise ConfigError(f"--jobs is {jobs}; it must be at least 1")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return [f"run.device={device}", f"run.threads={max(1, cores // jobs)}"]
+    return [f"run.device={json.dumps(device)}", f"run.threads={max(1, cores // jobs)}"]
 
 
 def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list[str]:

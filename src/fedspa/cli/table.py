@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedspa.cli import sweeping
-from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedspa.paper.sweep import Outcome, Planned
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def table(
     name: Annotated[str, typer.Argument(metavar="mnist|cifar10", help="Table 1 or 2; or the path of a table's TOML.")],
-    seeds: Annotated[int, typer.Option(help="Runs a row, with run.seed 0, 1, 2 …")] = 1,
+    seeds: sweeping.Seeds = 1,
     rows: Annotated[
         str | None, typer.Option(metavar="ROW,…", help="Only these: an algorithm (fedspa) or a row (fedspa-0.05).")
     ] = None,
@@ -40,8 +39,6 @@ def table(
 
     Stopped by Ctrl-C or by a crash, the same command goes on: runs that ended are kept.
     """
-    if seeds < 1:
-        raise ConfigError(f"--seeds is {seeds}; it must be at least 1")
     from fedspa.paper import rows as specs
     from fedspa.paper import table as tables
     from fedspa.runs import durable

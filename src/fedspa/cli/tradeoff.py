@@ -24,7 +24,7 @@ def tradeoff(
     source: Annotated[str, typer.Argument(metavar="mnist|cifar10|CONFIG", help="Data of the paper, or a TOML config.")],
     epsilon: Annotated[str, typer.Option(metavar="ε,…", help="Target ε of the runs.")] = EPSILONS,
     compression: Annotated[str, typer.Option(metavar="P,…", help="Compression ratios, a line each.")] = COMPRESSIONS,
-    seeds: Annotated[int, typer.Option(help="Runs a point, with run.seed 0, 1, 2 …")] = 1,
+    seeds: sweeping.Seeds = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Every point, small: no result. Needs no files.")] = False,
     data: sweeping.DataFolder = None,
     device: sweeping.Device = "auto",
@@ -42,8 +42,6 @@ def tradeoff(
 
     Stopped by Ctrl-C or by a crash, the same command goes on: runs that ended are kept.
     """
-    if seeds < 1:
-        raise ConfigError(f"--seeds is {seeds}; it must be at least 1")
     epsilons, compressions = _numbers("--epsilon", epsilon), _numbers("--compression", compression)
     from fedspa.paper import rows, tradeoff
     from fedspa.runs.config import load

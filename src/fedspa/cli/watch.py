@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedspa.cli import interrupt
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Follow a run until it ends: rounds, accuracy, ε, bytes, time left. Ctrl-C stops watching, not the run.
 
@@ -29,6 +32,7 @@ def watch(
 
     from fedspa.runs.watch import snapshot
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the terminal's cursor is to come back
     screen = Console()
     first = now = snapshot(folder)
     try:
@@ -42,7 +46,7 @@ def watch(
             _follow(folder, every)
             now = snapshot(folder)
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(interrupt.EXIT_CODE) from None
     if now.state == "interrupted":
         screen.print(f"Nobody runs it; to go on: fedspa run --resume {folder}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)

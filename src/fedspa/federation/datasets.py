@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedspa.errors import DataError
+from fedspa.errors import DataError, quoted
 from fedspa.federation import cifar, idx, npz, plugin
 
 NAMES = ("digits", "mnist", "cifar10")
@@ -48,6 +48,14 @@ class Dataset:
     name: str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise DataError(f"the name of a Dataset is {quoted(self.name)}: a text is needed")
+        parts = (self.train_x, self.train_y, self.test_x, self.test_y)
+        if not all(isinstance(part, torch.Tensor) for part in parts):
+            kinds = ", ".join(type(part).__name__ for part in parts)
+            raise DataError(f"data {self.name!r} is made of {kinds}: fedspa.from_arrays makes a Dataset of arrays")
+        if not isinstance(self.classes, int):
+            raise DataError(f"data {self.name!r}: classes is {quoted(self.classes)}: their number is needed")
         if self.classes < 2:
             raise DataError(f"data {self.name!r} has {self.classes} class(es): a classifier needs at least 2")
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -92,6 +100,8 @@ def files(name: Literal["mnist", "cifar10"], directory: Path | None) -> list[Pat
 
 def from_arrays(train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, name: str) -> Dataset:
     """A Dataset from four arrays or tensors. Features are taken as they are; classes are 0 to the largest label."""
+    if not isinstance(name, str):
+        raise DataError(f"the name of the data is {quoted(name)}: a text is needed")
     ys = [_labels(y, f"data {name!r}: {split} labels") for split, y in (("train", train_y), ("test", test_y))]
     xs = [_features(x, f"data {name!r}: {split} features") for split, x in (("train", train_x), ("test", test_x))]
     classes = 1 + max((int(y.max()) for y in ys if y.numel()), default=0)
@@ -122,28 +132,35 @@ def _check(what: str, x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
 
 
 def _features(x: Any, what: str) -> torch.Tensor:
-    tensor = _tensor(x, what)
+    tensor = _tensor(x, what, "real numbers are needed")
     if tensor.is_complex():
         raise DataError(f"{what} are complex numbers: real ones are needed")
     return tensor.to(torch.float32)
 
 
 def _labels(y: Any, what: str) -> torch.Tensor:
-    tensor = _tensor(y, what)
+    tensor = _tensor(y, what, "number the classes 0, 1, 2 …, as numpy.unique(labels, return_inverse=True)[1] does")
     whole = not tensor.is_floating_point() or bool(((tensor == tensor.floor()) & (tensor.abs() < 2**31)).all())
     if tensor.is_complex() or not whole:
         raise DataError(f"{what} are not whole numbers: classes are numbered 0, 1, 2 … (regression is not offered)")
     return tensor.to(torch.int64)
 
 
-def _tensor(value: Any, what: str) -> torch.Tensor:
+def _tensor(value: Any, what: str, advice: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().to_dense()
     try:
         array = np.ascontiguousarray(value)
+    except Exception as cause:  # a foreign object's own conversion may raise anything
+        raise DataError(f"{what} are not an array of numbers ({plugin.one_line(cause)}): {advice}") from cause
+    if array.dtype.kind not in "biufc":
+        kind = {"U": "text", "S": "bytes", "M": "dates", "m": "durations"}.get(array.dtype.kind, "objects")
+        example = f", as in {quoted(array.flat[0], 60)}" if array.size else ""
+        raise DataError(f"{what} are {kind}{example}: {advice}")
+    try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as cause:
-        raise DataError(f"{what} are not an array of numbers ({plugin.one_line(cause)})") from cause
+        raise DataError(f"{what} are not an array of numbers ({plugin.one_line(cause)}): {advice}") from cause
 
 
 def _digits() -> Dataset:
@@ -217,8 +234,8 @@ def _users(name: str) -> Dataset:
         made = function()
     except DataError:
         raise
-    except Exception as cause:  # the user's code may raise anything
-        raise DataError(f"data.name = {name!r} failed ({plugin.one_line(cause)})") from cause
+    except (Exception, SystemExit) as cause:  # the user's code may raise anything
+        raise DataError(f"data.name = {name!r} failed in its own code ({plugin.one_line(cause)})") from cause
     if isinstance(made, Dataset):
         return made
     if isinstance(made, tuple) and len(made) == 4:

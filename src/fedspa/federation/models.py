@@ -115,8 +115,8 @@ def _users(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         raise ConfigError(f"model.name = {name!r} must take (input_shape, classes) or no arguments")
     try:
         model = function(shape, classes) if takes_two else function()
-    except Exception as cause:  # the user's code may raise anything
-        raise ConfigError(f"model.name = {name!r} failed ({plugin.one_line(cause)})") from cause
+    except (Exception, SystemExit) as cause:  # the user's code may raise anything
+        raise ConfigError(f"model.name = {name!r} failed in its own code ({plugin.one_line(cause)})") from cause
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model.name = {name!r} returned a {type(model).__name__}, not a torch.nn.Module")
     return model

@@ -22,7 +22,11 @@ _MAX_DEFLATE_RATIO = 1032
 
 def read(path: Path) -> dict[str, NDArray[Any]]:
     """The four arrays by name; anything else is a DataError."""
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError:  # a name that no file can have
+        there = False
+    if not there:
         raise DataError(f"data.name = '{path}': there is no such file")
     try:
         with zipfile.ZipFile(path) as archive:

@@ -24,7 +24,7 @@ SCHEMES = ("iid", "dirichlet", "shards")
 # Keeps the public draws of this file apart from others made with the same seed.
 _STREAM = (0x70617274,)
 # Beyond these a smaller or larger α no longer changes a partition: one class an agent, or every class in its own share.
-_ALPHA_RANGE = (1e-6, 1e6)
+ALPHA_RANGE = (1e-6, 1e6)
 
 
 def partition(labels: ArrayLike, agents: int, scheme: str, *, alpha: float, seed: int) -> list[NDArray[np.int64]]:
@@ -78,7 +78,7 @@ def _sorted_by_label(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[
 
 
 def _dirichlet(y: NDArray[np.int64], agents: int, alpha: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    low, high = _ALPHA_RANGE
+    low, high = ALPHA_RANGE
     if not (math.isfinite(alpha) and low <= alpha <= high):
         raise ConfigError(f"data.alpha = {alpha} must be between {low:g} and {high:g} for data.partition = 'dirichlet'")
     _, left = np.unique(y, return_counts=True)

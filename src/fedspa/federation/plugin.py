@@ -56,6 +56,8 @@ def resolve(name: str, *, key: str, error: type[FedspaError]) -> Callable[..., o
             found = getattr(found, part)
         except AttributeError as cause:
             raise error(f"{key} = {name!r}: module {module_name!r} has no {path!r}") from cause
+        except Exception as cause:  # a module's __getattr__ and a class's descriptors are the user's code too
+            raise error(f"{key} = {name!r} failed in its own code ({one_line(cause)})") from cause
     if not callable(found):
         raise error(f"{key} = {name!r}: {path!r} is a {type(found).__name__}, not a function")
     return found

@@ -14,9 +14,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, quoted
 from fedspa.runs import config as configs
-from fedspa.runs.config import Config, Count, Positive, Section
+from fedspa.runs.config import Config, Many, Section
+
+Seconds = Annotated[float, Field(gt=0, le=10**7)]
 
 LISTS: Final = frozenset({"algorithm.layer_shares"})
 
@@ -30,11 +32,11 @@ class FlowerSettings(Section):
     `run.out`.
     """
 
-    records: Count | None = None
-    round_timeout: Positive = 600.0
-    start_timeout: Positive = 600.0
+    records: Many | None = None
+    round_timeout: Seconds = 600.0
+    start_timeout: Seconds = 600.0
     poll: Annotated[float, Field(ge=0.01, le=60)] = 0.2
-    quorum: Count | None = None
+    quorum: Many | None = None
     resume: bool = False
 
 
@@ -56,7 +58,7 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         allowed = ", ".join(FlowerSettings.model_fields)
-        raise ConfigError(f"flower.{name} is {first['input']!r}: {first['msg']}; keys: {allowed}") from None
+        raise ConfigError(f"flower.{name} is {quoted(first['input'])}: {first['msg']}; keys: {allowed}") from None
     config = configs.load(sections)
     _refuse_unheeded(config)
     quorum = settings.quorum
@@ -105,7 +107,7 @@ def _list(key: str, value: Any) -> Any:
     """From its text, as in "[0, 1, 0.1, 1]"."""
     try:
         found = json.loads(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, list):
         raise ConfigError(f'run config: {key} is {value!r}; it must be the text of a list, as in "[0, 1, 0.1, 1]"')

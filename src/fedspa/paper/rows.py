@@ -8,7 +8,6 @@ the table's file, and the keys in which the row differs from it.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,6 +15,7 @@ from typing import Literal, get_args
 from pydantic import Field, ValidationError
 
 import fedspa
+from fedspa import toml
 from fedspa.errors import ConfigError
 from fedspa.runs.config import Config, Section, load
 
@@ -42,7 +42,7 @@ class Trial(Section):
     config: str
     set: list[str] = Field(default_factory=list)
     quick: list[str] | None = None
-    seeds: int = Field(default=1, ge=1)
+    seeds: int = Field(default=1, ge=1, le=1000)
 
 
 class Row(Section):
@@ -98,11 +98,7 @@ def find(name: str) -> Path:
 
 def read(path: Path) -> TableSpec:
     try:
-        spec = TableSpec.model_validate(tomllib.loads(path.read_text("utf-8")))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; give the path of a table's TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        spec = TableSpec.model_validate(toml.read(path, "a table's TOML file"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -15,9 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedspa.errors import ConfigError, FedspaError, PrivacyError
 from fedspa.paper import provenance
@@ -93,17 +96,68 @@ def settle(run: Planned, stop: Callable[[], bool]) -> Outcome:
 
 def ended(folder: Path) -> Outcome | None:
     """The outcome that a folder holds; None while its run is not over."""
-    lines = (folder / "attempts.jsonl").read_text("utf-8").splitlines() if (folder / "attempts.jsonl").exists() else []
-    attempts = [json.loads(line) for line in lines if line.endswith("}")]
-    commits = tuple(dict.fromkeys(attempt["commit"] for attempt in attempts))
-    hardware = tuple(dict.fromkeys(attempt["hardware"] for attempt in attempts))
+    attempts = _attempts(folder / "attempts.jsonl")
+    commits = tuple(dict.fromkeys(attempt.commit for attempt in attempts))
+    hardware = tuple(dict.fromkeys(attempt.hardware for attempt in attempts))
     if (folder / "summary.json").is_file():
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-        return Outcome("done", "", summary, commits, hardware)
+        return Outcome("done", "", _read(folder / "summary.json", _Summary).model_dump(), commits, hardware)
     if (folder / "diverged.json").is_file():
-        reason = json.loads((folder / "diverged.json").read_text("utf-8"))["reason"]
-        return Outcome("diverged", reason, None, commits, hardware)
+        return Outcome("diverged", _read(folder / "diverged.json", _Diverged).reason, None, commits, hardware)
     return None
+
+
+class _Summary(BaseModel):
+    """What a cell computes with; all else in a summary is only passed on."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    accuracy_best: float
+    accuracy_last: float
+    private: bool | str
+    epsilon: float | None
+    epsilon_replace_one: float | None
+    payload_bytes: float
+    uplink_bytes: float
+    seconds: float
+
+
+class _Diverged(BaseModel):
+    reason: str
+
+
+class _Attempt(BaseModel):
+    commit: str | None
+    hardware: str
+
+
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+def _read(path: Path, shape: type[Shape]) -> Shape:
+    try:
+        return shape.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise FedspaError(f"{path} cannot be read: {error.strerror or error}; mend that and try again") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(map(str, first["loc"])) or "JSON"
+        raise FedspaError(
+            f"{path} is damaged ({what}: {first['msg']}); restore it, or delete the folder to run it again"
+        ) from None
+
+
+def _attempts(path: Path) -> list[_Attempt]:
+    """A line each. One that was torn by a kill is left out; one that cannot be read is of an unknown source."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_bytes().splitlines():
+        if line.endswith(b"}"):
+            try:
+                found.append(_Attempt.model_validate_json(line))
+            except ValidationError:
+                found.append(_Attempt(commit=None, hardware="unknown"))
+    return found
 
 
 def _begun(run: Planned) -> bool:
@@ -149,7 +203,8 @@ def _processes(planned: Sequence[Planned], jobs: int, stop: Callable[[], bool]) 
     context = multiprocessing.get_context("spawn")  # a forked torch may hang on its parent's threads
     asked = context.Event()
     with ProcessPoolExecutor(max(1, min(jobs, len(planned))), context, _begin, (asked, os.getpid())) as pool:
-        waiting: dict[Future[Outcome | Failure], Planned] = {pool.submit(_work, run): run for run in planned}
+        with _signals_held():
+            waiting: dict[Future[Outcome | Failure], Planned] = {pool.submit(_work, run): run for run in planned}
         try:
             while waiting:
                 done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -170,6 +225,19 @@ def _processes(planned: Sequence[Planned], jobs: int, stop: Callable[[], bool]) 
         finally:
             asked.set()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Processes started within are born with Ctrl-C blocked, for one during their imports would end in a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _asked: Callable[[], bool] = lambda: False  # noqa: E731

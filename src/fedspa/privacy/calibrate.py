@@ -16,7 +16,7 @@ from fedspa.privacy.accounting import Accountant, gaussian_epsilon
 from fedspa.privacy.event import Event, GaussianEvent, Neighbours, Sampling, as_server_saw
 
 _DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
-_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e8
 _MOST_PARTICIPATIONS = 10**6
 
 
@@ -44,23 +44,23 @@ def noise_multiplier(
     # A sampled Gaussian of many steps is nearly one Gaussian of shift q·√n·sensitivity/σ.
     width = 1 if neighbours == "add-remove" else 2
     spread = width * batch / records * math.sqrt(steps * participations)
-    guess = min(max(spread / _gaussian_shift(epsilon, delta), 0.3), _MOST_NOISE / 10)
-    most = _index(_MOST_NOISE)
+    guess = min(max(spread / _gaussian_shift(epsilon, delta), 0.3), MOST_NOISE / 10)
+    most = _index(MOST_NOISE)
     enough = short = _index(guess)
     stride = _DIGITS // 2
     while cost(enough) > epsilon:
         short, enough, stride = enough, min(enough + stride, most), 2 * stride
         if short == most:
             raise PrivacyError(
-                f"no noise multiplier up to {_MOST_NOISE:g} keeps epsilon at {epsilon} with delta {delta}; "
+                f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon at {epsilon} with delta {delta}; "
                 "take a larger epsilon or delta, or fewer steps"
             )
     stride = _DIGITS // 2
     while short >= enough or cost(short) <= epsilon:
         enough = min(enough, short)
-        if enough <= _index(_LEAST_NOISE):
+        if enough <= _index(LEAST_NOISE):
             return _noise(enough)
-        short, stride = max(enough - stride, _index(_LEAST_NOISE)), 2 * stride
+        short, stride = max(enough - stride, _index(LEAST_NOISE)), 2 * stride
     return _noise(_last_fitting(cost, epsilon, enough, short, lambda index: math.log(_noise(index))))
 
 

@@ -8,12 +8,12 @@ agent: it holds what the agent has spent, and that is nobody else's business.
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from fedspa.errors import BudgetError, ConfigError, FedspaError
+from fedspa import toml
+from fedspa.errors import BudgetError, ConfigError, FedspaError, quoted
 from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.cap import Cap
 from fedspa.privacy.event import Neighbours
@@ -33,6 +33,7 @@ Code = Literal[
     "budget",
 ]
 
+_LARGEST = 1e15  # beyond any limit that means something, and still exact as a float
 PRIVATE_RULES: Final[tuple[ClipRule, ...]] = ("given", "quantile")
 
 
@@ -79,10 +80,7 @@ class Policy:
     @staticmethod
     def load(path: str | Path) -> Policy:
         """Read the policy file at `path`; anything that is not exactly a policy is a ConfigError."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the policy {path}: {error}; give a readable TOML file") from error
+        text = toml.text(Path(path), "a policy, in TOML")
         try:
             return Policy.parse(text)
         except ConfigError as error:
@@ -92,8 +90,8 @@ class Policy:
     def parse(text: str) -> Policy:
         """The policy that a TOML text spells out."""
         try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            table = toml.parse(text)
+        except ConfigError as error:
             raise ConfigError(f"not TOML: {error}") from error
         known = {field.name: field for field in fields(Policy)}
         for key in table:
@@ -170,16 +168,16 @@ class Policy:
 
 def _typed(key: str, value: Any, kind: str) -> Any:
     """`value` as the field's type, from what TOML can say: whole numbers serve as numbers, booleans do not."""
-    if kind == "float" and type(value) in (int, float):
+    if kind == "float" and type(value) in (int, float) and abs(value) < _LARGEST:
         return float(value)
-    if kind == "int" and type(value) is int:
+    if kind == "int" and type(value) is int and abs(value) < _LARGEST:
         return value
     if kind == "Neighbours" and isinstance(value, str):
         return value
     if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     expected = {"float": "a number", "int": "a whole number", "Neighbours": "a text"}.get(kind, "a list of texts")
-    raise ConfigError(f"{key} is {value!r}; it must be {expected}")
+    raise ConfigError(f"{key} is {quoted(value)}; it must be {expected}")
 
 
 def _number(key: str, value: float, allowed: str, holds: bool) -> None:

@@ -45,7 +45,11 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
     policy = None if settings.policy is None else Policy.load(settings.policy)
     if policy is not None:
         policy.check(job.plan)
-    if settings.ledger is None or not Path(settings.ledger).exists():
+    if settings.ledger is None:
+        return
+    if not (folder := Path(settings.ledger).parent).is_dir():
+        raise LedgerError(f"run.ledger is {settings.ledger}: the folder {folder} does not exist; create it first")
+    if not Path(settings.ledger).exists():
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
         if policy is None:

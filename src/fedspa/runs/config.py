@@ -1,27 +1,43 @@
 """The configuration of a run: TOML in, checked values out, every error one line that names its key.
 
-`Config()` is not runnable by itself only in that a private algorithm needs exactly one of `privacy.epsilon` and
-`privacy.noise_multiplier`; everything else has a default.
+What a key means stands here, in its description, and nowhere else: the reference is made from these. Every key has a
+default, but a private algorithm needs exactly one of `privacy.epsilon` and `privacy.noise_multiplier`.
 """
 
 from __future__ import annotations
 
-import tomllib
+import os
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedspa.errors import ConfigError
+from fedspa import toml
+from fedspa.errors import ConfigError, quoted
+from fedspa.federation.partition import ALPHA_RANGE
+from fedspa.privacy.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.runs import combinations
 
 AlgorithmName = Literal["fedspa", "fedavg", "dp-fed", "cpsgd"]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+
+
+def _a_path(text: str) -> str:
+    if "\0" in text or max(len(os.fsencode(part)) for part in text.split("/")) > _LONGEST_NAME:
+        raise ValueError(f"it must have no NUL character in it and no name of more than {_LONGEST_NAME} bytes")
+    return text
+
+
+# Every number has bounds, far beyond any use and well within what the code behind it can count, store or invert.
+_LONGEST_NAME = 255  # of a file, in bytes, on every usual file system
+Many = Annotated[int, Field(ge=1, le=10**7)]  # agents, records
+Times = Annotated[int, Field(ge=1, le=10**6)]  # rounds, steps
 Share = Annotated[float, Field(ge=0, lt=1)]
+StepSize = Annotated[float, Field(ge=1e-10, le=1e10)]
+Name = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_a_path)]  # of something that may be a file
 
 
 class Section(BaseModel):
@@ -31,106 +47,205 @@ class Section(BaseModel):
 
 
 class Federation(Section):
-    """Who takes part. `cap` is the most rounds an agent may take part in; the noise is calibrated to it."""
+    """Who takes part, and how often."""
 
-    agents: Count = 10
-    rounds: Count = 30
-    per_round: Count = 5
-    participation: Literal["balanced", "uniform"] = "balanced"
-    cap: Count | None = None
+    agents: Many = Field(10, description="How many agents hold records (n).")
+    rounds: Times = Field(30, description="How many rounds (T).")
+    per_round: Many = Field(5, description="How many agents train in a round; at most `agents`.")
+    participation: Literal["balanced", "uniform"] = Field(
+        "balanced",
+        description="`balanced` deals agents out in shuffled turns, so that nobody takes part oftener than "
+        "⌈rounds·per_round/agents⌉ times; `uniform` draws them afresh each round (the paper) and skips those at the "
+        "cap.",
+    )
+    cap: Times | None = Field(
+        None,
+        description="The most rounds an agent may take part in; the noise is calibrated to it. Unset, it is what "
+        "`participation` allows: ⌈rounds·per_round/agents⌉, or all rounds under `uniform`.",
+    )
 
 
 class Data(Section):
-    """Which records, as which features, and how they are dealt out to agents.
+    """Which records, as which features, and how they are dealt out to agents."""
 
-    `holdout` is the share of the training records that no agent gets and accuracy is measured on, in place of the test
-    records: for choosing settings.
-    """
-
-    name: str = "digits"
-    dir: str = "data"
-    features: Literal["aligned", "orientations", "aligned-orientations"] | None = None
-    holdout: Share = 0.0
-    partition: Literal["iid", "dirichlet", "shards"] = "iid"
-    alpha: Positive = 0.5
+    name: Name = Field(
+        "digits",
+        description="`digits` (in scikit-learn), `mnist`, `cifar10`, a path to an `.npz` with x_train, y_train, x_test "
+        "and y_test, or `package.module:function`.",
+    )
+    dir: Name = Field("data", description="The folder of the files of `mnist`, `cifar10` or an `.npz`.")
+    features: Literal["aligned", "orientations", "aligned-orientations"] | None = Field(
+        None,
+        description="Each image as features that no data was needed for: `aligned` (moved, sized and sheared to a "
+        "standard by its own moments; one channel), `orientations` (histograms of gradient directions), or both, "
+        "`aligned-orientations`, for handwriting.",
+    )
+    holdout: Share = Field(
+        0.0,
+        description="The share of the training records that no agent gets, and that accuracy is measured on in place "
+        "of the test records: for choosing settings.",
+    )
+    partition: Literal["iid", "dirichlet", "shards"] = Field(
+        "iid",
+        description="How records are dealt out: `iid`, `dirichlet` (label skew, see `alpha`), `shards` (few labels per "
+        "agent).",
+    )
+    alpha: Annotated[float, Field(ge=ALPHA_RANGE[0], le=ALPHA_RANGE[1])] = Field(
+        0.5, description="Concentration of `dirichlet`: small is skewed, large is nearly iid."
+    )
 
 
 class Model(Section):
-    """`init`: the first values are PyTorch's own (`default`) or public filters (`oriented`, federation/initial.py)."""
+    """What is trained."""
 
-    name: str = "logistic"
-    init: Literal["default", "oriented"] = "default"
+    name: Name = Field(
+        "logistic",
+        description="`logistic`, `mlp`, `small-cnn`, `mnist-cnn`, `cifar10-cnn`, or `package.module:function`.",
+    )
+    init: Literal["default", "oriented"] = Field(
+        "default",
+        description="The first parameters: PyTorch's own, drawn from `run.seed` (`default`), or public edge filters "
+        "and projections for CNNs (`oriented`).",
+    )
 
 
 class Algorithm(Section):
-    """`server` defaults to the algorithm's own step, `coding` to `int` where there is noise and `f32` where not.
+    """How agents train and how the server moves the model."""
 
-    cpsgd alone has `bits` (b: gradients on 2^b levels) and `rotation` (by random signs and Hadamard's matrix). Its
-    `compression` below 1 fixes the trials of its noise by p = log2(m + 2^b)/32.
-
-    `layer_shares` draws a `fixed` mask layer by layer, in place of `compression`: the share of the coordinates of each
-    parameter tensor, in the model's order, that is ever trained; p is what they add up to.
-    """
-
-    name: AlgorithmName = "fedspa"
-    compression: Annotated[float, Field(gt=0, le=1)] = 1.0
-    mask: Literal["per-agent", "shared", "fixed"] = "per-agent"
-    layer_shares: list[Annotated[float, Field(ge=0, le=1)]] | None = None
-    local_steps: Count = 20
-    batch: Count = 10
-    local_lr: Positive = 0.1
-    server: Literal["adam", "average", "momentum"] | None = None
-    server_lr: Positive = 1.0
-    beta1: Share = 0.9
-    beta2: Share = 0.99
-    kappa: Positive = 1e-3
-    ema: Share = 0.0
-    lr_decay: Literal["none", "sqrt"] = "none"
-    coding: Literal["f32", "f16", "int"] | None = None
-    bits: Annotated[int, Field(ge=1, le=16)] = 4
-    rotation: bool = False
+    name: AlgorithmName = Field(
+        "fedspa",
+        description="`fedspa`, and its rivals: `fedavg` (no privacy), `dp-fed` (every coordinate), `cpsgd` (whole "
+        "numbers with Binomial noise).",
+    )
+    compression: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="p = k/d, the share of coordinates that an agent trains and uploads in a round. For `cpsgd` "
+        "p = log2(m + 2^b)/32: below 1 it decides the trials m.",
+    )
+    mask: Literal["per-agent", "shared", "fixed"] = Field(
+        "per-agent",
+        description="Who shares a mask: nobody (`per-agent`, the paper), a round's agents (`shared`), or everyone for "
+        "the whole run (`fixed`).",
+    )
+    layer_shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=10_000)] | None = Field(
+        None,
+        description="With mask `fixed` and in place of `compression`: the share of each parameter tensor, in the "
+        "model's order, that is ever trained, as in `[0, 1, 0.1, 1]`. p is what they add up to.",
+    )
+    local_steps: Times = Field(20, description="τ, noisy gradient steps that an agent takes in a round.")
+    batch: Many = Field(
+        10, description="B, the expected batch of a step. The sampling rate is B over the fewest records of an agent."
+    )
+    local_lr: StepSize = Field(0.1, description="The step size of an agent.")
+    server: Literal["adam", "average", "momentum"] | None = Field(
+        None, description="How the server moves the model by the mean update; unset, the algorithm's own way."
+    )
+    server_lr: StepSize = Field(1.0, description="The step size of the server.")
+    beta1: Share = Field(0.9, description="The server's first moment, for `adam` and `momentum`.")
+    beta2: Share = Field(0.99, description="The server's second moment, for `adam`.")
+    kappa: StepSize = Field(1e-3, description="Added to the root of the second moment, for `adam`.")
+    ema: Share = Field(
+        0.0,
+        description="Weight of the past in an average of the models of all rounds; 0 is none. Evaluated and saved in "
+        "place of the last model.",
+    )
+    lr_decay: Literal["none", "sqrt"] = Field(
+        "none", description="`sqrt` divides the step sizes of agents and server by √round (the paper)."
+    )
+    coding: Literal["f32", "f16", "int"] | None = Field(
+        None,
+        description="Values on the wire: `f32`, `f16`, or `int`, whose step hides in the noise. Unset, `int` where "
+        "there is noise and `f32` where not.",
+    )
+    bits: Annotated[int, Field(ge=1, le=16)] = Field(
+        4, description="b, for `cpsgd`: gradients are rounded onto 2^b levels."
+    )
+    rotation: bool = Field(
+        False, description="For `cpsgd`: rotate gradients by random signs and Hadamard's matrix before rounding."
+    )
 
 
 class Privacy(Section):
-    """`neighbours` defaults to `add-remove` for Poisson sampling and `replace-one` for fixed-size sampling.
+    """What is promised to each record, and the noise that keeps it."""
 
-    `noise_multiplier` is σ in units of √p·G/B (coordinate) or C/B (l2). `clip_rule`: `given` clips at `clip_value`;
-    `quantile` starts there and follows a private quantile; `median` reads it off the data and is not private.
-    cpsgd alone has `trials` (m: each value carries Binomial(m, 1/2) noise) and `adversary`: what is promised holds
-    against the server (`local`), or only against one that sees nothing but the sum over all agents.
-    """
-
-    epsilon: Positive | None = None
-    noise_multiplier: Positive | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-3
-    neighbours: Literal["add-remove", "replace-one"] | None = None
-    sampling: Literal["poisson", "fixed"] = "poisson"
-    accountant: Literal["pld", "rdp", "theorem-1"] = "pld"
-    clip: Literal["coordinate", "l2"] = "l2"
-    clip_value: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = 1.0
-    clip_rule: Literal["given", "quantile", "median"] = "given"
-    noise: Literal["secure", "exact", "seeded"] = "seeded"
-    trials: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    adversary: Literal["local", "secure-aggregation"] = "local"
+    epsilon: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
+        None, description="ε for each record over the whole run; the noise follows. This or `noise_multiplier`."
+    )
+    noise_multiplier: Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)] | None = Field(
+        None, description="σ in units of √p·G/B (`coordinate`) or C/B (`l2`); ε follows."
+    )
+    delta: Annotated[float, Field(ge=1e-30, lt=1)] = Field(1e-3, description="δ, below 1 over the records of an agent.")
+    neighbours: Literal["add-remove", "replace-one"] | None = Field(
+        None,
+        description="Which data are neighbours: with a record or without it (`add-remove`, for `poisson`), or with "
+        "another in its place (`replace-one`). Unset, what fits `sampling`.",
+    )
+    sampling: Literal["poisson", "fixed"] = Field(
+        "poisson",
+        description="How a batch is drawn, afresh each step: each record by its own coin, or a fixed number.",
+    )
+    accountant: Literal["pld", "rdp", "theorem-1"] = Field(
+        "pld", description="What turns noise into ε. `theorem-1` is the paper's, is not sound, and is flagged."
+    )
+    clip: Literal["coordinate", "l2"] = Field(
+        "l2",
+        description="`l2` scales an example's gradient to the norm `clip_value`; `coordinate` (the paper) cuts each "
+        "coordinate to ± it.",
+    )
+    clip_value: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
+        1.0, description="C for `l2`, c for `coordinate`; the start, under `quantile`."
+    )
+    clip_rule: Literal["given", "quantile", "median"] = Field(
+        "given",
+        description="`given`; `quantile` follows a private quantile; `median` reads it off the data and is not "
+        "private.",
+    )
+    noise: Literal["secure", "exact", "seeded"] = Field(
+        "seeded",
+        description="`secure` (keyed by the operating system), `exact` (integers, with a proof), `seeded` (from "
+        "run.seed: for simulations, which can then be repeated).",
+    )
+    trials: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="m, for `cpsgd`: Binomial(m, 1/2) noise in each value. This, `epsilon` or `compression`."
+    )
+    adversary: Literal["local", "secure-aggregation"] = Field(
+        "local",
+        description="For `cpsgd`: ε holds against the server (`local`), or only against one that sees no more than the "
+        "sum over all agents (`secure-aggregation`, which is flagged: it is not run here).",
+    )
 
 
 class Run(Section):
-    """`out` defaults to a new folder under runs/, `ledger` to a new one in that folder. `policy` limits every agent.
+    """Where and how it runs."""
 
-    A checkpoint is saved every `checkpoint_every` rounds and the last `keep` stay: two, so that one may be damaged.
-    """
-
-    seed: Annotated[int, Field(ge=0)] = 0
-    device: str = "cpu"
-    engine: Literal["auto", "native", "stacked", "generic", "reference"] = "auto"
-    tf32: bool = False
-    threads: Count = 2
-    out: str | None = None
-    ledger: str | None = None
-    policy: str | None = None
-    checkpoint_every: Count = 1
-    keep: Count = 2
-    track: Literal["tensorboard", "mlflow"] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(
+        0, description="Of everything that is drawn but secure noise and sampling."
+    )
+    device: Annotated[str, Field(min_length=1, max_length=100)] = Field(
+        "cpu", description="torch's name of a device: `cpu`, `cuda`."
+    )
+    engine: Literal["auto", "native", "stacked", "generic", "reference"] = Field(
+        "auto", description="What runs the local steps; `auto` takes the fastest that can."
+    )
+    tf32: bool = Field(False, description="TF32 on GPUs, for the stacked engine.")
+    threads: Annotated[int, Field(ge=1, le=1024)] = Field(
+        2,
+        description="Threads of the native engine: one per agent. They change the time, and not one bit of the result.",
+    )
+    out: Name | None = Field(None, description="The run's folder; a new one under runs/ if unset.")
+    ledger: Name | None = Field(
+        None,
+        description="A ledger to go on with, so that runs on the same records add up; a new one in the run's folder if "
+        "unset.",
+    )
+    policy: Name | None = Field(None, description="A policy (TOML) that every agent enforces.")
+    checkpoint_every: Times = Field(1, description="Rounds between two checkpoints.")
+    keep: Times = Field(2, description="Checkpoints that are kept: two, so that one may be damaged.")
+    track: Literal["tensorboard", "mlflow"] | None = Field(
+        None,
+        description="Also log every round for TensorBoard, or to MLflow (where MLFLOW_TRACKING_URI says, or into the "
+        "run's folder); an extra of the same name.",
+    )
 
 
 class Config(Section):
@@ -150,92 +265,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        federation, algorithm, privacy = self.federation, self.algorithm, self.privacy
-        if federation.per_round > federation.agents:
-            raise ValueError(
-                f"federation.per_round is {federation.per_round}; it must not exceed federation.agents = "
-                f"{federation.agents}"
-            )
-        if algorithm.name == "cpsgd":
-            _check_cpsgd(self)
-            return self
-        if privacy.trials is not None or privacy.adversary != "local":
-            raise ValueError(f"privacy.trials and privacy.adversary belong to cpsgd; {algorithm.name} takes neither")
-        if algorithm.name != "fedspa" and algorithm.compression != 1:
-            raise ValueError(
-                f"algorithm.compression is {algorithm.compression}; {algorithm.name} uploads every coordinate: only 1.0"
-            )
-        if algorithm.layer_shares is not None and (
-            algorithm.name != "fedspa" or algorithm.mask != "fixed" or algorithm.compression != 1
-        ):
-            raise ValueError(
-                "algorithm.layer_shares is for fedspa with algorithm.mask 'fixed', and sets the compression itself: "
-                "leave algorithm.compression out"
-            )
-        if not self.private:
-            if algorithm.coding == "int":
-                raise ValueError(
-                    "algorithm.coding is 'int', whose step is a share of the noise; fedavg has none: f32, f16"
-                )
-            for key, path in (("ledger", self.run.ledger), ("policy", self.run.policy)):
-                if path is not None:
-                    raise ValueError(
-                        f"run.{key} is {path!r}; fedavg releases what no ledger can count and no policy allows: leave "
-                        f"it out (--set run.{key}=none)"
-                    )
-            return self
-        if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
-            both = "neither" if privacy.epsilon is None else "both"
-            raise ValueError(f"privacy.epsilon and privacy.noise_multiplier: {both} given; exactly one must be")
-        if privacy.sampling == "fixed" and privacy.neighbours == "add-remove":
-            raise ValueError(
-                "privacy.neighbours is 'add-remove'; privacy.sampling 'fixed' has a sound accountant under "
-                "'replace-one' only"
-            )
-        if privacy.sampling == "poisson" and privacy.neighbours == "replace-one" and privacy.accountant == "rdp":
-            raise ValueError(
-                "privacy.accountant is 'rdp'; Poisson sampling under 'replace-one' has a sound accountant in 'pld' only"
-            )
-        if privacy.accountant == "theorem-1" and privacy.sampling != "fixed":
-            raise ValueError("privacy.accountant is 'theorem-1', which assumes privacy.sampling 'fixed'")
+        combinations.check(self)
         return self
-
-
-def _check_cpsgd(config: Config) -> None:
-    """cpSGD is one step a round, of every agent, on batches of a fixed size."""
-    federation, algorithm, privacy = config.federation, config.algorithm, config.privacy
-    only: tuple[tuple[str, object, object, str], ...] = (
-        ("federation.per_round", federation.per_round, federation.agents, "all agents take part in every round"),
-        ("algorithm.local_steps", algorithm.local_steps, 1, "one step a round"),
-        ("algorithm.coding", algorithm.coding or "int", "int", "whole numbers travel"),
-        ("privacy.sampling", privacy.sampling, "fixed", "batches of exactly B records"),
-        ("privacy.neighbours", privacy.neighbours or "replace-one", "replace-one", "batches are of a fixed size"),
-        ("privacy.clip_rule", privacy.clip_rule, "given", "the levels lie within the clip value"),
-        ("privacy.noise_multiplier", privacy.noise_multiplier, None, "its noise is Binomial: give privacy.trials"),
-        ("privacy.accountant", privacy.accountant, "pld", "it has an accounting of its own"),
-    )
-    for key, value, allowed, why in only:
-        if value != allowed:
-            shown = "unset" if allowed is None else repr(allowed)
-            raise ValueError(f"{key} is {value!r}; for cpsgd it must be {shown}: {why}")
-    if privacy.clip == "l2" and not algorithm.rotation:
-        raise ValueError(
-            "privacy.clip is 'l2'; cpsgd without algorithm.rotation needs 'coordinate': its levels span one coordinate"
-        )
-    given = [
-        key
-        for key, there in (
-            ("privacy.epsilon", privacy.epsilon is not None),
-            ("privacy.trials", privacy.trials is not None),
-            ("algorithm.compression (below 1)", algorithm.compression < 1),
-        )
-        if there
-    ]
-    if len(given) != 1:
-        raise ValueError(
-            f"cpsgd takes exactly one of privacy.epsilon, privacy.trials and algorithm.compression (below 1); given: "
-            f"{', '.join(given) or 'none'}"
-        )
 
 
 def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -244,12 +275,19 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
     An override reads `section.key=value`, with the value in TOML's notation or a bare word; `none` unsets a key.
     """
     if source is None:
-        values = tomllib.loads(resources.files("fedspa.runs").joinpath("quickstart.toml").read_text("utf-8"))
+        values = toml.parse(resources.files("fedspa.runs").joinpath("quickstart.toml").read_text("utf-8"))
     elif isinstance(source, Mapping):
         values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
-    else:
+    elif isinstance(source, str | Path):
         values = _read(Path(source))
-    for override in overrides:
+    else:
+        raise ConfigError(
+            f"the config is {quoted(source)}; give the path of a TOML file, a nested mapping as in "
+            '{"privacy": {"epsilon": 2.0}}, a fedspa.Config, or nothing for the quickstart'
+        )
+    for override in overrides if isinstance(overrides, Iterable) else (overrides,):
+        if not isinstance(override, str):
+            raise ConfigError(f"an override is {quoted(override)}; give a list of texts, as in ['run.seed=1']")
         _apply(values, override)
     try:
         return Config.model_validate(values)
@@ -263,15 +301,10 @@ def to_toml(config: Config) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-        if not values:
-            raise ConfigError(f"{path} is empty; a config needs at least a [privacy] section with an epsilon")
-        return values
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; give the path of a TOML config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    values = toml.read(path, "a TOML config")
+    if not values:
+        raise ConfigError(f"{path} is empty; a config needs at least a [privacy] section with an epsilon")
+    return values
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -285,8 +318,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values[section].pop(name, None)
         return
     try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = toml.parse(f"value = {text.strip()}")["value"]
+    except ConfigError:
         value = text.strip()
     values[section][name] = value
 
@@ -303,5 +336,6 @@ def _describe(kind: str, location: tuple[int | str, ...], message: str, given: A
             owner = owner.model_fields[part].annotation
         return f"unknown key {key}; allowed: {', '.join(sorted(owner.model_fields))}"
     if kind == "value_error":
-        return message.removeprefix("Value error, ")
-    return f"{key} is {given!r}; {message.replace('Input should be', 'it must be', 1)}"
+        message = message.removeprefix("Value error, ")
+        return f"{key} is {quoted(given)}; {message}" if key else message
+    return f"{key or 'the config'} is {quoted(given)}; {message.replace('Input should be', 'it must be', 1)}"

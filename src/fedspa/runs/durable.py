@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -16,6 +17,8 @@ DRAFT = ".fedspa-draft"
 
 def replace(path: Path, write: Callable[[Path], None]) -> None:
     """Have `write` make a draft beside `path`, force it to the disk, and give it the name in one step."""
+    if path.exists() and not path.is_file():  # renaming would put a plain file in the place of a device
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
     draft = path.with_name(path.name + DRAFT)
     try:
         write(draft)

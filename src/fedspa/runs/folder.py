@@ -11,6 +11,7 @@ import errno
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -171,7 +172,7 @@ def _starting(path: Path) -> Iterator[None]:
 
 def _dated(config: Config, data_name: str) -> Path:
     """runs/<algorithm>-<data>-<UTC time>, with a number behind it where two start within one second."""
-    data = Path(data_name.replace(":", ".")).stem
+    data = re.sub(r"[^\w.-]", "_", Path(data_name.replace(":", ".")).stem)[:40]  # whatever a caller named it
     stem = f"{config.algorithm.name}-{data}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     path, number = Path("runs", stem), 1
     while path.exists():

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from fedspa.errors import PrivacyError
 from fedspa.privacy import binomial
 from fedspa.privacy.accounting import SOUND, Accountant, epsilon, priced_by
 from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
@@ -66,6 +67,23 @@ class Guarantee:
     def accountant(self) -> str:
         """The name of what priced the plan's events, for the reader of ε."""
         return priced_by(self._event, self.accountant_for(self._plan.neighbours))
+
+
+def refuse_unpriced(plan: AnyPlan, accountant: str) -> None:
+    """Raise where ε of the first round or of the whole plan is not finite: told before anything is paid.
+
+    Both, since a single release at a tiny δ may have no finite ε by the same arithmetic that prices many.
+    """
+    prices: list[float | None] = []
+    for times in (1, plan.participations):
+        spent = Guarantee(plan, accountant)
+        spent.took_part([0], times)
+        prices += [spent.epsilon_max(plan.neighbours), spent.epsilon_max("replace-one"), spent.epsilon_published()]
+    if not all(price is None or math.isfinite(price) for price in prices):
+        raise PrivacyError(
+            f"no accountant gives a finite ε for noise multiplier {plan.noise_multiplier:g} at δ = {plan.delta:g} over "
+            f"{plan.participations} participations; take more noise, a larger delta, or fewer steps and rounds"
+        )
 
 
 def promised(plan: AnyPlan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fedspa.federation.partition import partition
 from fedspa.federation.view import view
 from fedspa.privacy.binomial_plan import AnyPlan
 from fedspa.runs.config import Config
+from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.plans import calibrated_plan, cap_of
 from fedspa.server.optimizers import ServerOptimizer
 from fedspa.wire.payload import Coding
@@ -80,6 +81,9 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
     if layers is not None:
         active = sum(k for _, k in layers)
     records = _smallest_holding(config, holdings)
+    plan = calibrated_plan(config, model.dimension, active, records) if algorithm.private else None
+    if plan is not None:
+        refuse_unpriced(plan, config.privacy.accountant)
     settings = config.algorithm
     run, exact = config.run, config.privacy.noise == "exact"
     engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32)
@@ -102,7 +106,7 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
         ),
         active=active,
         cap=cap_of(config),
-        plan=calibrated_plan(config, model.dimension, active, records) if algorithm.private else None,
+        plan=plan,
         layers=layers,
     )
 
@@ -135,9 +139,9 @@ def _try_scores(model: FlatModel, input_shape: tuple[int, ...], classes: int) ->
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise ConfigError(f"run.device is {name!r}, which this machine does not have; allowed here: cpu") from None
+        torch.ones(1, device=device).item()  # some devices, such as meta, hold no values
+    except Exception as cause:  # each backend of torch has its own way to say that it is not there
+        raise ConfigError(f"run.device is {name!r}, which cannot compute on this machine; cpu can") from cause
     return device
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedspa.algorithms import Agent
 from fedspa.engine.task import ReadsRows
-from fedspa.errors import FedspaError, PayloadError
+from fedspa.errors import ConfigError, FedspaError, PayloadError, quoted
 from fedspa.federation.datasets import Dataset
 from fedspa.federation.participation import schedule
 from fedspa.mechanism.streams import agent_key, mask_seed, root_key
@@ -79,6 +79,11 @@ def simulate(
     refused. `stop` is asked after each round; where it says so, the run is saved and raises `Stopped`.
     """
     started = time.monotonic()
+    if resume is not None and not isinstance(resume, str | Path):
+        raise ConfigError(f"resume is {quoted(resume)}; give the path of an interrupted run's folder")
+    for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
+        if called is not None and not callable(called):
+            raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")
     if resume is not None and config is None:
         config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)
