@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedspa.errors import FedspaError
+    from fedspa.errors import FedspaError, SeededNoiseWarning
     from fedspa.federation.datasets import Dataset, from_arrays
     from fedspa.runs.config import Config, load
     from fedspa.runs.simulate import RunResult
@@ -26,12 +26,13 @@ _PUBLIC = {
     "Dataset": ("fedspa.federation.datasets", "Dataset"),
     "FedspaError": ("fedspa.errors", "FedspaError"),
     "RunResult": ("fedspa.runs.simulate", "RunResult"),
+    "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
     "from_arrays": ("fedspa.federation.datasets", "from_arrays"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.runs.simulate", "simulate"),
 }
 
-__all__ = ["Config", "Dataset", "FedspaError", "RunResult", "from_arrays", "load", "run"]
+__all__ = ["Config", "Dataset", "FedspaError", "RunResult", "SeededNoiseWarning", "from_arrays", "load", "run"]
 __version__ = "0.1.0"
 
 

@@ -15,6 +15,10 @@ class FedspaError(Exception):
         return printable(super().__str__())
 
 
+class SeededNoiseWarning(UserWarning):
+    """A run whose noise follows from a seed: a simulation, of which nothing is private."""
+
+
 class ConfigError(FedspaError):
     """A config key, flag or combination of them is not allowed."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedspa.cli import interrupt
-from fedspa.errors import DataError
+from fedspa.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rich.console import Console

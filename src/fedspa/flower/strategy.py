@@ -33,7 +33,7 @@ from fedspa.mechanism.streams import mask_seed
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.coordinator import Coordinator, Intake
 from fedspa.runs.folder import RunFolder
-from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.guarantee import Guarantee, not_private_because
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import noise, refuse_other_noise, refuse_other_scores
 from fedspa.runs.setup import Job
@@ -52,6 +52,7 @@ class FedSpa(Strategy):
         self.history = folder.rewind(begun)
         refuse_other_scores(self.coordinator, self.history, folder.path)
         self.roster = Roster(job.config.federation.agents)
+        self._kept = {key: begun.extra[key] for key in ("ledger",) if key in begun.extra}
         if "roster" in begun.extra:
             self.roster.restore(begun.extra["roster"])
         self.dropped: Counter[str] = Counter(begun.extra.get("dropped", {}))
@@ -241,7 +242,7 @@ class FedSpa(Strategy):
             agents=taken,
             uplink_bytes=uplink,
             epsilon=None if plan is None or self.guarantee is None else self.guarantee.epsilon_max(plan.neighbours),
-            private=plan is not None and plan.is_private,
+            private=not_private_because(plan, self.job.config.privacy.noise) is None,
             clip_value=self.coordinator.clip_value,
         )
         self.history.append(metrics)
@@ -267,6 +268,7 @@ class FedSpa(Strategy):
                 "asked": self._asked.counts,
                 "taken": {str(number): times for number, times in sorted(self.taken.items())},
                 **noise(self.job),
+                **self._kept,
             },
         )
         self._folder.save(state, self.job.config.run.keep)

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -22,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedspa.errors import ConfigError, FedspaError, PrivacyError
+from fedspa.errors import ConfigError, FedspaError, PrivacyError, SeededNoiseWarning
 from fedspa.paper import provenance
 from fedspa.runs import durable
 from fedspa.runs.config import Config, load
@@ -84,6 +85,7 @@ def settle(run: Planned, stop: Callable[[], bool]) -> Outcome:
     """Bring one run to its end, from wherever it is."""
     folder, begun = run.folder, _begun(run)
     try:
+        warnings.simplefilter("ignore", SeededNoiseWarning)  # the table and the curves say so
         simulate(None if begun else run.config, resume=folder if begun else None, on_start=_sign, stop=stop)
     except Diverged as error:
         durable.replace_text(folder / "diverged.json", json.dumps({"reason": f"{error.sign}, round {error.round + 1}"}))

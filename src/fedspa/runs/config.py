@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedspa import toml
 from fedspa.errors import ConfigError, quoted
@@ -201,9 +201,9 @@ class Privacy(Section):
         "private.",
     )
     noise: Literal["secure", "exact", "seeded"] = Field(
-        "seeded",
+        "secure",
         description="`secure` (keyed by the operating system), `exact` (integers, with a proof), `seeded` (from "
-        "run.seed: for simulations, which can then be repeated).",
+        "run.seed: for simulations that are to be repeated to the bit; nothing that comes of it is private).",
     )
     trials: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
         None, description="m, for `cpsgd`: Binomial(m, 1/2) noise in each value. This, `epsilon` or `compression`."
@@ -246,6 +246,12 @@ class Run(Section):
         description="Also log every round for TensorBoard, or to MLflow (where MLFLOW_TRACKING_URI says, or into the "
         "run's folder); an extra of the same name.",
     )
+
+    @field_validator("ledger", "policy")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        """In the run's own files too: resumed from another folder, the same words would name another ledger."""
+        return None if path is None else str(Path(path).absolute())
 
 
 class Config(Section):

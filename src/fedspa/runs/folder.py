@@ -23,6 +23,7 @@ from typing import Any, Self
 from torch import nn
 
 from fedspa.errors import ConfigError, FedspaError
+from fedspa.privacy import ledger_report
 from fedspa.runs import checkpoint, durable
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
@@ -75,8 +76,8 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def started(self) -> bool:
-        """Whether anything can have been spent: the first checkpoint is saved before the first file of these."""
-        return self.ledger.exists() or (self.path / "metrics.jsonl").exists()
+        """Whether anything can have been spent: the first checkpoint is saved before the first entry."""
+        return (self.path / "metrics.jsonl").exists() or ledger_report.has_entries(self.ledger)
 
     def rewind(self, state: Checkpoint) -> list[RoundMetrics]:
         """Bring metrics.jsonl to the rounds of this checkpoint, which are returned."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -21,21 +22,23 @@ from torch import Tensor, nn
 
 from fedspa.algorithms import Agent
 from fedspa.engine.task import ReadsRows
-from fedspa.errors import ConfigError, FedspaError, PayloadError, quoted
+from fedspa.errors import ConfigError, FedspaError, PayloadError, SeededNoiseWarning, quoted
 from fedspa.federation.datasets import Dataset
 from fedspa.federation.participation import schedule
 from fedspa.mechanism.streams import agent_key, mask_seed, root_key
 from fedspa.runs import config as configs
-from fedspa.runs.books import Books, draw_run_name, refuse_over_budget
+from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.folder import RunFolder
+from fedspa.runs.guarantee import not_private_because
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import facts, provenance, refuse_ungiven, under_true_names, with_commits
 from fedspa.runs.resume import refuse_other_scores, saved
 from fedspa.runs.setup import Job, prepare, records_of
+from fedspa.runs.statement import SEEDED_NOISE
 from fedspa.runs.summary import summarise
 
 log = logging.getLogger(__name__)
@@ -77,6 +80,8 @@ def simulate(
 
     `resume` is the folder of an interrupted run: without a `config`, its own is used; with one that differs, the run is
     refused. `stop` is asked after each round; where it says so, the run is saved and raises `Stopped`.
+
+    Seeded noise, with which nothing is private, is a `SeededNoiseWarning`.
     """
     started = time.monotonic()
     if resume is not None and not isinstance(resume, str | Path):
@@ -91,6 +96,8 @@ def simulate(
         refuse_ungiven(config, Path(resume), data, module)
     config = under_true_names(config, data, module)
     job = prepare(config, None if data is None else records_of(config, data), module)
+    if config.private and config.privacy.noise == "seeded":
+        warnings.warn(SEEDED_NOISE, SeededNoiseWarning, stacklevel=2)
     if resume is None:
         refuse_over_budget(job)
     simulation = Simulation(job)
@@ -104,16 +111,17 @@ def simulate(
             simulation.go_on(begun)
             done = folder.rewind(begun)
             refuse_other_scores(simulation.server, done, folder.path)
-        else:
-            begun = simulation.checkpoint(draw_run_name(folder.path), 0.0)
-            folder.save(begun, config.run.keep)
         if over and (told := folder.summary()) is not None:
             job.model.load(simulation.server.state.model)
             folder.finish(told, job.model.module)
             return RunResult(told, done, job.model.module, folder.path)
-        if on_start is not None:
-            on_start(job, folder.path)
-        with Books(job, folder.path, begun.run, create=not done) as books, torch_threads(1):
+        with Books(job, folder.path, begun) as books, torch_threads(1):
+            if begun is None:  # the ledger is there: from this checkpoint on it is never made again
+                begun = simulation.checkpoint(books, 0.0)
+                books.settle()
+                folder.save(begun, config.run.keep)
+            if on_start is not None:
+                on_start(job, folder.path)
             if resume is not None:
                 books.catch_up(islice(simulation.cohorts(), len(done)), sum(metrics.agents for metrics in done))
             for cohort in islice(simulation.cohorts(), len(done), None):
@@ -128,7 +136,7 @@ def simulate(
                 if last or stopping or len(done) % config.run.checkpoint_every == 0:
                     seconds = begun.seconds + time.monotonic() - started
                     books.settle()
-                    folder.save(simulation.checkpoint(begun.run, seconds), config.run.keep)
+                    folder.save(simulation.checkpoint(books, seconds), config.run.keep)
                 if on_round is not None:
                     on_round(metrics)
                 if stopping:
@@ -171,14 +179,15 @@ class Simulation:
         self.server.restore(begun.state, begun.clip_value)
         self.facts = with_commits(begun.facts, self.facts)
 
-    def checkpoint(self, run: str, seconds: float) -> Checkpoint:
+    def checkpoint(self, books: Books, seconds: float) -> Checkpoint:
         return Checkpoint(
             state=self.server.state,
             clip_value=self.server.clip_value,
-            run=run,
+            run=books.run,
             config=self.job.config,
             seconds=seconds,
             facts=self.facts,
+            extra=books.kept,
         )
 
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
@@ -216,7 +225,7 @@ class Simulation:
             agents=intake.count,
             uplink_bytes=intake.uplink_bytes,
             epsilon=books.epsilon(),
-            private=self.job.plan is not None and self.job.plan.is_private,
+            private=not_private_because(self.job.plan, self.job.config.privacy.noise) is None,
             clip_value=self.server.clip_value,
         )
 
