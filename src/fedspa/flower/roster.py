@@ -28,8 +28,8 @@ class Roster:
             if node not in self._numbers and len(self._numbers) < self._agents:
                 self._numbers[node] = len(self._numbers)
         before, self._online = self._online, {self._numbers[node]: node for node in online if node in self._numbers}
-        for number in self._online.keys() - before.keys() if before else ():
-            self._silent.pop(number, None)  # it was gone and is back: started anew
+        for number in self._online.keys() - before.keys():
+            self.heard(number)  # a node that comes back was started anew
         return len(self._online)
 
     @property
@@ -49,7 +49,7 @@ class Roster:
         """It was asked in this round and did not answer, which cost everyone the round's time. It is left out of the
         next round, then of three, of seven …; returns the round in which it is asked again."""
         times = self._silent.get(number, (0, 0))[0] + 1
-        again = round_ + 2 ** min(times, 30)
+        again = round_ + (1 << min(times, 30))
         self._silent[number] = (times, again)
         return again
 
@@ -66,10 +66,8 @@ class Roster:
         return {
             "nodes": {str(node): number for node, number in self._numbers.items()},
             "refused": {str(number): code for number, code in self.refused.items()},
-            "silent": {str(number): list(pair) for number, pair in self._silent.items()},
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         self._numbers = {int(node): int(number) for node, number in saved["nodes"].items()}
         self.refused = {int(number): str(code) for number, code in saved["refused"].items()}
-        self._silent = {int(number): (int(times), int(t)) for number, (times, t) in saved.get("silent", {}).items()}

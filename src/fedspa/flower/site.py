@@ -32,7 +32,7 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
 from fedspa.federation import models
 from fedspa.federation.features import NAMES, Features, transform
-from fedspa.flower import records
+from fedspa.flower.records import Records, load
 from fedspa.flower.settings import read_config
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
@@ -88,7 +88,7 @@ class Site:
             )
         return x, y
 
-    def own_records(self) -> records.Records:
+    def own_records(self) -> Records:
         """A deployed agent's records, bad ones marked."""
         return _own_records(self.data, tuple(sorted(self.node.items())), self.classes)
 
@@ -162,16 +162,16 @@ def _features(name: object) -> Features:
 
 # Processes that serve several messages load records and build models once.
 @lru_cache(maxsize=4)
-def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> records.Records:
+def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> Records:
     features = dict(node).get("features")
     map_ = None if features is None else partial(transform, _features(features), alone=True)
-    own = records.load(name, dict(node), classes, map_)
+    own = load(name, dict(node), classes, map_)
     if own.bad:
         logger.warning("%s", _bad_records(own, classes))
     return own
 
 
-def _bad_records(own: records.Records, classes: int) -> str:
+def _bad_records(own: Records, classes: int) -> str:
     """For the operator's eyes: it tells of records."""
     first = ", ".join(map(str, own.bad[:10])) + (", …" if len(own.bad) > 10 else "")
     return (

@@ -2,7 +2,8 @@
 
 Each agent of the round's cohort that is online and willing gets θ and its terms; what comes back is validated, each
 agent is taken once, and θ moves by the uniform mean if a quorum came. Replies that are none, or not this round's, are
-dropped and counted. Who did not answer is asked more and more rarely. Masks are dealt by the server: a payload under any other seed is a replay or a forgery.
+dropped and counted; who does not answer is asked more and more rarely. Masks are dealt by the server: a payload under
+any other seed is a replay or a forgery.
 """
 
 from __future__ import annotations

@@ -204,9 +204,8 @@ def _check(key: str, value: Any, kind: type) -> None:
     if type(value) is not kind:
         raise TermsError(f"{key} is a {type(value).__name__}; it must be a {kind.__name__}")
     if kind in (int, float):
-        number: float = value
         least, most = (VERSION, VERSION) if key == "version" else LIMITS[key]
-        if not least <= number <= most:  # NaN is nowhere
+        if not least <= cast(float, value) <= most:  # NaN is nowhere
             raise TermsError(f"{key} is {value}; it must lie between {least:g} and {most:g}")
     if isinstance(value, str) and key in _NAMES and value not in _NAMES[key]:
         raise TermsError(f"{key} is {value[:50]!r}; allowed: {', '.join(_NAMES[key])}")
