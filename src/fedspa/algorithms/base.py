@@ -145,12 +145,17 @@ def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
     """Noisy real values, at a step hidden in their noise where the coding has one.
 
     Values that cannot be sent as they are become the nearest that can, so that whether an agent answers tells nothing
-    of them. Without noise nothing is hidden, and a model that diverged says so.
+    of them.
     """
     assert isinstance(answer, Update)
-    if terms.plan is None and not np.isfinite(answer.values).all():
-        raise PayloadError("not-finite", "a value of the update is NaN or infinite")
     return encode(answer, coding, terms.update_noise)
+
+
+def finite(answer: Answer) -> Answer:
+    """The answer, or a PayloadError: for simulations, where nothing leaves and divergence must be noticed."""
+    if isinstance(answer, Update) and not np.isfinite(answer.values).all():
+        raise PayloadError("not-finite", "a value is NaN or infinite")
+    return answer
 
 
 def decode_values(payload: bytes, terms: Terms, coding: Coding, seed: bytes | None, seen: Container[bytes]) -> Update:

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import ExitStack
 from typing import Final, get_args
 
 import torch
 from torch import Tensor
 
 from fedspa.algorithms import ALGORITHMS, Agent
+from fedspa.algorithms.base import Answer, finite
 from fedspa.engine.task import Engine
 from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError
 from fedspa.flower.outbox import Outbox, Sent
@@ -115,7 +117,7 @@ def _paid(site: Site, announcement: Announcement, plan: AnyPlan, theta: Tensor, 
             # Only where the outbox could not be locked: another process trains for this entry.
             raise Refusal("spent", f"round {t} of run {run} is paid for by another process")
         try:
-            payload = _trained(announcement, theta, agent, engine)
+            payload = _encoded(announcement, _trained(announcement, theta, agent, engine))
             outbox.put(run, Sent(t, payload))
             ledger.release(name, run, message, _digest(payload))
         except KeyboardInterrupt:
@@ -129,27 +131,33 @@ def _paid(site: Site, announcement: Announcement, plan: AnyPlan, theta: Tensor, 
 def _simulated(site: Site, announcement: Announcement, theta: Tensor, agent: Agent, engine: Engine) -> bytes:
     """Many agents share a ledger, where there is one, and their run is not resumed: nothing leaves a simulation."""
     plan, run, message = announcement.terms.plan, announcement.run, f"round-{announcement.terms.round}"
-    if plan is None or site.ledger is None:
-        return _trained(announcement, theta, agent, engine)
     name, policy = site.name(agent.number), site.policy
-    with Ledger.open(site.ledger, create=True, simulated=True) as ledger:
-        if policy is not None:
-            policy.admit(plan, ledger, name, run, message)
-        ledger.reserve(name, plan.event, run, message, cap=None if policy is None else policy.cap)
-        payload = _trained(announcement, theta, agent, engine)
-        ledger.release(name, run, message, _digest(payload))
+    with ExitStack() as stack:
+        ledger: Ledger | None = None
+        if plan is not None and site.ledger is not None:
+            ledger = stack.enter_context(Ledger.open(site.ledger, create=True, simulated=True))
+            if policy is not None:
+                policy.admit(plan, ledger, name, run, message)
+            ledger.reserve(name, plan.event, run, message, cap=None if policy is None else policy.cap)
+        payload = _encoded(announcement, finite(_trained(announcement, theta, agent, engine)))
+        if ledger is not None:
+            ledger.release(name, run, message, _digest(payload))
     return payload
 
 
-def _trained(announcement: Announcement, theta: Tensor, agent: Agent, engine: Engine) -> bytes:
-    algorithm, terms = ALGORITHMS[announcement.algorithm], announcement.terms
+def _trained(announcement: Announcement, theta: Tensor, agent: Agent, engine: Engine) -> Answer:
+    algorithm = ALGORITHMS[announcement.algorithm]
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the simulator: results must not depend on the number of threads
     try:
-        [update] = algorithm.respond(theta, terms, [agent], engine)
+        [update] = algorithm.respond(theta, announcement.terms, [agent], engine)
     finally:
         torch.set_num_threads(before)
-    return algorithm.encode(update, terms, announcement.coding)
+    return update
+
+
+def _encoded(announcement: Announcement, update: Answer) -> bytes:
+    return ALGORITHMS[announcement.algorithm].encode(update, announcement.terms, announcement.coding)
 
 
 def _judge(site: Site, announcement: Announcement) -> None:
