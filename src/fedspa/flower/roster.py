@@ -1,4 +1,4 @@
-"""Which node is which agent, who is there, and who is not asked again."""
+"""Which node is which agent, who is there, who is not asked again, and who is left in peace for a while."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Roster:
         self._numbers: dict[int, int] = {}
         self._online: dict[int, int] = {}
         self.refused: dict[int, str] = {}
+        # Agent → how often in a row it was asked and did not answer, and the first round in which to ask it again.
+        self._silent: dict[int, tuple[int, int]] = {}
 
     def meet(self, nodes: Iterable[int]) -> int:
         """Note who is online; newcomers get the free numbers in the order of their ids. Returns how many are there."""
@@ -25,7 +27,9 @@ class Roster:
         for node in online:
             if node not in self._numbers and len(self._numbers) < self._agents:
                 self._numbers[node] = len(self._numbers)
-        self._online = {self._numbers[node]: node for node in online if node in self._numbers}
+        before, self._online = self._online, {self._numbers[node]: node for node in online if node in self._numbers}
+        for number in self._online.keys() - before.keys():
+            self.heard(number)  # a node that comes back was started anew
         return len(self._online)
 
     @property
@@ -36,6 +40,22 @@ class Roster:
     def willing(self, cohort: Iterable[int]) -> list[int]:
         """Those of `cohort` who did not refuse for good, there or not."""
         return [number for number in cohort if number not in self.refused]
+
+    def heard(self, number: int) -> None:
+        """It answered, whatever it said."""
+        self._silent.pop(number, None)
+
+    def unheard(self, number: int, round_: int) -> int:
+        """It was asked in this round and did not answer, which cost everyone the round's time. It is left out of the
+        next round, then of three, of seven …; returns the round in which it is asked again."""
+        times = self._silent.get(number, (0, 0))[0] + 1
+        again = round_ + (1 << min(times, 30))
+        self._silent[number] = (times, again)
+        return again
+
+    def resting(self, number: int, round_: int) -> bool:
+        """Whether it is left out of this round for its silence."""
+        return round_ < self._silent.get(number, (0, 0))[1]
 
     def reachable(self, cohort: Iterable[int]) -> dict[int, int]:
         """Node id → number, of those of `cohort` who are willing and online."""

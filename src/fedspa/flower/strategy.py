@@ -2,7 +2,8 @@
 
 Each agent of the round's cohort that is online and willing gets θ and its terms; what comes back is validated, each
 agent is taken once, and θ moves by the uniform mean if a quorum came. Replies that are none, or not this round's, are
-dropped and counted. Masks are dealt by the server: a payload under any other seed is a replay or a forgery.
+dropped and counted; who does not answer is asked more and more rarely. Masks are dealt by the server: a payload under
+any other seed is a replay or a forgery.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class FedSpa(Strategy):
                 f"{self.quorum}; offer stricter terms, or lower flower.quorum"
             )
         terms, cohort = self.coordinator.terms(), next(self._cohorts)
-        asked = self._reachable(grid, [number for number in cohort if self._may_be_asked(terms.round, number)])
+        asked = self._reachable(
+            grid, terms.round, [number for number in cohort if self._may_be_asked(terms.round, number)]
+        )
         fresh = self._asked.add(terms.round, list(asked.values()))
         if self.roster.known != self._saved_roster:  # who is who must outlive a crash in this round
             self._save()
@@ -141,11 +144,14 @@ class FedSpa(Strategy):
             if node not in silent:
                 dropped["duplicate-reply" if node in asked else "stranger"] += 1
                 continue
+            self.roster.heard(silent[node])
             fault = self._take(reply, silent.pop(node), terms, intake)
             if fault is not None:
                 dropped[fault] += 1
-        if silent:
-            dropped["silent"] += len(silent)
+        for number in silent.values():
+            dropped["silent"] += 1
+            again = self.roster.unheard(number, terms.round)
+            log(WARNING, "agent %d did not answer; others sufficing, it is asked again in round %d", number, again)
         taken, uplink = intake.count, intake.uplink_bytes
         if taken < self.quorum:
             if taken:
@@ -180,9 +186,10 @@ class FedSpa(Strategy):
         """The plan's cap holds for the server too; a round asked again after a crash is no new participation."""
         return self._asked.was(t, number) or self._asked.count(number) < self.job.cap
 
-    def _reachable(self, grid: Grid, cohort: list[int]) -> dict[int, int]:
+    def _reachable(self, grid: Grid, t: int, cohort: list[int]) -> dict[int, int]:
         """Wait, for a round's time at most, until a quorum of the cohort is online. Without one nobody is asked:
-        an update that moves nothing would cost its agent all the same."""
+        an update that moves nothing would cost its agent all the same. Agents that rest for their silence are asked
+        where the others are no quorum."""
         wanted = min(self.quorum, len(self.roster.willing(cohort)))
         end = time.monotonic() + self._settings.round_timeout
         while True:
@@ -191,7 +198,9 @@ class FedSpa(Strategy):
             if len(found) >= wanted or time.monotonic() >= end:
                 break
             time.sleep(self._settings.poll)
-        return found if len(found) >= self.quorum else {}
+        awake = {node: number for node, number in found.items() if not self.roster.resting(number, t)}
+        asked = awake if len(awake) >= self.quorum else found
+        return asked if len(asked) >= self.quorum else {}
 
     def _record(self, terms: Terms, number: int) -> ConfigRecord:
         config = self.job.config
