@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from fedspa.engine.flat import copied
 from fedspa.engine.layers import (
     Activation,
     Embedding,
@@ -31,6 +32,9 @@ from fedspa.engine.layers import (
 
 def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
     """The layers in the order in which data passes them; raises `Unsupported`."""
+    for name, layer in module.named_modules():
+        if any(getattr(layer, hooks) for hooks in _HOOKS) or "forward" in vars(layer):
+            raise Unsupported(f"layer '{name or '(root)'}' has hooks or a forward of its own")
     if any(not p.requires_grad for p in module.parameters()):
         raise Unsupported("the model has frozen parameters")
     if next(module.buffers(), None) is not None:
@@ -52,6 +56,9 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
     return layers
 
 
+# What torch runs around a layer: its outputs are then not those of its kind.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
 _TRACING = Lock()  # torch.fx patches torch's own modules while it traces
 
 
@@ -59,7 +66,7 @@ def _chain(module: nn.Module) -> list[nn.Module]:
     """The leaf layers in the order in which data passes them; functional relu, tanh, flatten and pooling included."""
     try:
         with _TRACING:
-            graph = fx.symbolic_trace(module).graph
+            graph = fx.symbolic_trace(copied(module)).graph  # tracing leaves its marks on a module that sets attributes
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause
     modules = dict(module.named_modules())

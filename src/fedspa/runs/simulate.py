@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import finite
 from fedspa.engine.task import ReadsRows
+from fedspa.engine.threads import torch_threads
 from fedspa.errors import ConfigError, FedspaError, PayloadError, SeededNoiseWarning, quoted
 from fedspa.federation.datasets import Dataset
 from fedspa.federation.participation import schedule
@@ -32,7 +33,6 @@ from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator, Diverged
-from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import not_private_because
 from fedspa.runs.metrics import RoundMetrics
