@@ -91,7 +91,8 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
                     return again
             if site.policy is not None:
                 site.policy.admit(plan, ledger, name, run, message)
-            ledger.reserve(name, plan.event, run, message, cap=None if site.policy is None else site.policy.cap)
+            cap = None if site.policy is None else site.policy.cap
+            ledger.reserve(name, plan.event, run, message, cap=cap, announced=plan.participations)
         agent = Agent(
             number=number,
             x=x,

@@ -15,9 +15,9 @@ from typing import Any
 
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
-from fedspa.privacy.cap import Cap, accountants, total_epsilon
+from fedspa.privacy.cap import Cap, total
 from fedspa.privacy.event import Event, Neighbours, from_json
-from fedspa.privacy.ledger import parsed, spent
+from fedspa.privacy.ledger import first_plan, parsed, spent
 
 MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
 
@@ -42,6 +42,7 @@ class RunSummary:
 class AgentSummary:
     """What one agent spent over all runs. The last two are None without a cap.
 
+    `epsilon` is the smallest cap that would have admitted all of it, `accountant` what shows that (`cap.total`).
     `epsilon_left` is the cap less ε; as ε grows more slowly than in proportion, `participations_left` (of `last_event`)
     is the number to plan with.
     """
@@ -110,13 +111,14 @@ def _agent(
         agent,
     )
     last_event, events = parsed(path, last_text), spent(path, connection, agent)
-    epsilon = total_epsilon(events, delta, neighbours)
+    first = first_plan(path, connection, agent)
+    epsilon, by = total(events, delta, neighbours, first)
     epsilon_left = participations_left = None
     if cap is not None:
         from fedspa.privacy import calibrate  # slow to import
 
         epsilon_left = max(0.0, cap.epsilon - epsilon)
-        participations_left = calibrate.participations_within(last_event, cap.epsilon, delta, neighbours, events)
+        participations_left = calibrate.participations_within(last_event, cap, events, first)
     return AgentSummary(
         agent=agent,
         runs=runs,
@@ -125,7 +127,7 @@ def _agent(
         epsilon=epsilon,
         delta=delta,
         neighbours=neighbours,
-        accountant=accountants(events),
+        accountant=by,
         cap=cap,
         epsilon_left=epsilon_left,
         participations_left=participations_left,
@@ -158,6 +160,10 @@ def export(path: str | Path) -> dict[str, Any]:
                     "SELECT agent, text, count FROM total JOIN event ON event.id = total.event ORDER BY agent, event"
                 )
             ],
+            "plans": [
+                {"agent": agent, "sequence": sequence, "participations": participations}
+                for agent, sequence, participations in _plans(connection)
+            ],
             "entries": [
                 {
                     "sequence": sequence,
@@ -180,6 +186,13 @@ def export(path: str | Path) -> dict[str, Any]:
     except TypeError:  # a column was edited into bytes
         raise LedgerError(ledger_schema.damaged(path, "bytes that are no text where text belongs")) from None
     return content
+
+
+def _plans(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
+    """First plans: of which agent, with which entry, how many participations were announced."""
+    if not ledger_schema.knows_plans(connection):
+        return []
+    return connection.execute("SELECT agent, sequence, participations FROM plan ORDER BY sequence").fetchall()
 
 
 def lines(path: str | Path) -> tuple[str, list[tuple[Any, ...]]]:
@@ -236,11 +249,12 @@ def _problems(connection: sqlite3.Connection) -> Iterator[str]:
         "GROUP BY agent, event HAVING sum(kept) <> sum(counted)"
     ):
         yield f"total of agent {agent!r}, event {event} says {kept}, its entries are {counted}"
+    announced = {sequence: participations for _, sequence, participations in _plans(connection)}
     previous, last = ledger_schema.GENESIS, 0
     for sequence, agent, run, message, text, reserved_at, link, _, _ in connection.execute(_ENTRIES):
         if sequence != last + 1:
             yield f"entries {last + 1} to {sequence - 1} are missing"
-        if link != _hash(previous, sequence, agent, run, message, text, reserved_at):
+        if link != _hash(previous, sequence, agent, run, message, text, reserved_at, announced.get(sequence)):
             yield f"entry {sequence}: its hash does not fit its content and the entry before it"
         previous, last = link, sequence
     entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone() or (0, 0, None)
@@ -251,7 +265,7 @@ def _problems(connection: sqlite3.Connection) -> Iterator[str]:
         yield f"the head says {releases} releases, found {marked}"
 
 
-def _hash(previous: str, sequence: int, *content: str) -> str | None:
+def _hash(previous: str, sequence: int, *content: Any) -> str | None:
     try:
         return ledger_schema.entry_hash(previous, sequence, *content)
     except TypeError:  # a column was edited into bytes

@@ -22,7 +22,8 @@ from typing import Literal
 from fedspa.errors import LedgerError
 
 APPLICATION_ID = 0x46535041  # "FSPA"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+BEFORE_PLANS = 1  # the version whose ledgers know no first plans; they are given the table when they are next written
 BUSY_TIMEOUT_S = 60.0  # another process may evaluate ε under the lock, a fraction of a second each time
 GENESIS = hashlib.sha256(b"fedspa ledger").hexdigest()
 
@@ -60,6 +61,27 @@ _TABLES = (
 
 def _refuse(name: str, when: str, condition: str, reason: str) -> str:
     return f"CREATE TRIGGER {name} BEFORE {when} WHEN {condition} BEGIN SELECT RAISE(ABORT, '{reason}'); END"
+
+
+# What an agent was told, with its first entry, of how often it would take part in that event: docs/accounting.md.
+_PLANS = (
+    """CREATE TABLE plan (
+        agent TEXT PRIMARY KEY,
+        sequence INTEGER NOT NULL REFERENCES entry (sequence),
+        participations INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    *(
+        _refuse(f"plan_no_{verb.lower()}", f"{verb} ON plan", "1", "a ledger only grows")
+        for verb in ("UPDATE", "DELETE")
+    ),
+    _refuse(
+        "plan_is_first",
+        "INSERT ON plan",
+        "(SELECT sum(count) FROM total WHERE agent = NEW.agent) IS NOT 1 "
+        "OR NOT EXISTS (SELECT 1 FROM entry WHERE agent = NEW.agent AND sequence = NEW.sequence)",
+        "a plan is announced with the first entry",
+    ),
+)
 
 
 _TRIGGERS = (
@@ -121,11 +143,20 @@ _TRIGGERS = (
 
 
 def entry_hash(
-    previous: str, sequence: int, agent: str, run: str, message: str, event_text: str, reserved_at: str
+    previous: str,
+    sequence: int,
+    agent: str,
+    run: str,
+    message: str,
+    event_text: str,
+    reserved_at: str,
+    announced: int | None = None,
 ) -> str:
-    """The link of the chain that `sequence` adds to `previous` (`GENESIS` for the first)."""
-    content = json.dumps([previous, sequence, agent, run, message, event_text, reserved_at], separators=(",", ":"))
-    return hashlib.sha256(content.encode("ascii")).hexdigest()
+    """The link of the chain that `sequence` adds to `previous` (`GENESIS` for the first). `announced` is of an agent's
+    first entry that came with a plan."""
+    content = [previous, sequence, agent, run, message, event_text, reserved_at]
+    content += [] if announced is None else [announced]
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
 def create(path: Path) -> None:
@@ -143,7 +174,7 @@ def create(path: Path) -> None:
         with explained(path), closing(sqlite3.connect(draft, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("BEGIN")
-            for statement in (*_TABLES, *_TRIGGERS):
+            for statement in (*_TABLES, *_TRIGGERS, *_PLANS):
                 connection.execute(statement)
             connection.execute("INSERT INTO head VALUES (1, 0, ?, 0)", (GENESIS,))
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
@@ -208,6 +239,9 @@ def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True) -> sql
             if check:
                 _check_whole(path, connection)
             if mode == "rw":
+                if not knows_plans(connection):
+                    for statement in _PLANS:
+                        connection.execute(statement)
                 # SQLite opens a write-protected file without a word; only a write tells.
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             connection.execute("COMMIT")
@@ -228,11 +262,17 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def knows_plans(connection: sqlite3.Connection) -> bool:
+    """Whether this ledger has a table of first plans: older ones get it when they are opened to write."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version != BEFORE_PLANS
+
+
 def alterations(connection: sqlite3.Connection) -> list[str]:
     """How the tables and triggers differ from what `create` makes."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
     found = {str(row[0]) for row in connection.execute(query)}  # str: in a damaged file it may be bytes
-    made = {*_TABLES, *_TRIGGERS}
+    made = {*_TABLES, *_TRIGGERS, *(_PLANS if knows_plans(connection) else ())}
     return [
         *(f"missing or altered: {' '.join(sql.split()[1:3])}" for sql in sorted(made - found)),
         *(f"not part of a ledger: {' '.join(sql.split()[1:3])}" for sql in sorted(found - made)),
@@ -243,7 +283,7 @@ def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise LedgerError(f"{path} is an SQLite file but not a fedspa ledger; give another path")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != SCHEMA_VERSION:
+    if version not in (BEFORE_PLANS, SCHEMA_VERSION):
         raise LedgerError(
             f"{path} has ledger version {version}, this fedspa knows {SCHEMA_VERSION}; install the fedspa that wrote it"
         )
@@ -253,7 +293,7 @@ def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
     """Totals, events and head decide ε and must be sound. The entries behind them are for `verify` to read."""
     for problem in alterations(connection):
         raise LedgerError(damaged(path, problem))
-    for table in ("event", "total", "head"):
+    for table in ("event", "total", "head", *(("plan",) if knows_plans(connection) else ())):
         for (problem,) in connection.execute(f"PRAGMA quick_check({table})"):
             if problem != "ok":
                 raise LedgerError(damaged(path, problem))

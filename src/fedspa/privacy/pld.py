@@ -99,7 +99,7 @@ def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, 
     epsilon = at(interval)
     # The sketch may have guessed ε too high, by much where few steps leave a heavy tail: look closer then.
     while interval > choice.finest and epsilon > 0 and max(epsilon, LEAST_EPSILON) < CELLS_BELOW * interval:
-        interval = max(_power_of_two(max(epsilon, LEAST_EPSILON) / (2 * CELLS_BELOW)), choice.finest)
+        interval = max(power_of_two(max(epsilon, LEAST_EPSILON) / (2 * CELLS_BELOW)), choice.finest)
         epsilon = min(epsilon, at(interval))
     return epsilon
 
@@ -133,7 +133,7 @@ def _any_infinite(masses: Sequence[tuple[LossMass, int]]) -> float:
     return -math.expm1(sum(count * math.log1p(-part.infinite) for part, count in masses))
 
 
-def _power_of_two(interval: float) -> float:
+def power_of_two(interval: float) -> float:
     """Rounded down, so that a growing ledger meets the same discretisation again and the cache serves it."""
     return 2.0 ** math.floor(math.log2(interval))
 
@@ -202,8 +202,8 @@ def _choose(parts: Sequence[tuple[DominatingPair, int]], delta: float, reach: fl
     finest = max(width, spread) / MOST_CELLS
     return _Choice(
         tilt=tilt,
-        interval=_power_of_two(max(wanted, finest)),
-        finest=_power_of_two(finest),
+        interval=power_of_two(max(wanted, finest)),
+        finest=power_of_two(finest),
         above=float(orders[np.argmin(highs)]),
         below=float(orders[np.argmax(lows)]),
     )
