@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedspa.errors import LedgerError, PrivacyError
+from fedspa.privacy.cap import BY_FILTER
 from fedspa.privacy.event import BinomialEvent, GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import MOST_PROBLEMS, export, lines, summary, verify
@@ -50,7 +51,7 @@ def test_summary(path: Path) -> None:
     assert a.runs[0].first_at.endswith("+00:00")
     assert a.spent == {EVENT: 4, OTHER: 1}
     assert a.last_event == OTHER
-    assert (a.delta, a.neighbours, a.accountant) == (1e-3, "add-remove", "pld")
+    assert (a.delta, a.neighbours, a.accountant) == (1e-3, "add-remove", BY_FILTER)
     assert a.cap is not None
     assert a.epsilon_left == a.cap.epsilon - a.epsilon
     assert a.participations_left is not None
@@ -88,7 +89,7 @@ def test_summary_refuses_a_total_that_is_not_sound(path: Path) -> None:
 
 def test_export_is_json_and_can_be_checked_without_fedspa(path: Path) -> None:
     told = json.loads(json.dumps(export(path), allow_nan=False))
-    assert (told["kind"], told["version"]) == ("fedspa-ledger", 1)
+    assert (told["kind"], told["version"]) == ("fedspa-ledger", 2)
     assert {(total["agent"], total["count"]) for total in told["totals"]} == {("a", 4), ("a", 1), ("b", 4)}
     assert [entry["sequence"] for entry in told["entries"]] == list(range(1, 10))
     assert told["entries"][0]["digest"] == "sha a"

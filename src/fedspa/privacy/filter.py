@@ -37,6 +37,8 @@ _MOST = 1e9
 
 def fits(events: Mapping[Event, int], epsilon: float, delta: float, neighbours: Neighbours) -> bool:
     """Whether a filter that was set to (ε, δ) admits all these participations, in whatever order they came."""
+    if not events:
+        return True
     if not delta > 0:
         return False
     return _fits(_sums(_counted(events), delta, neighbours), epsilon, delta)
@@ -99,7 +101,8 @@ def _fits(sums: tuple[tuple[Array, float], ...], epsilon: float, delta: float) -
     at[0] = epsilon
     for cumulants, _ in sums:
         exponents = log_weights + np.outer(at, ORDERS) - cumulants
-        found = math.log((1 - _LEFT_OUT) * delta) + np.logaddexp.reduce(exponents, axis=1)  # at the lower end
+        with np.errstate(invalid="ignore"):
+            found = math.log((1 - _LEFT_OUT) * delta) + np.logaddexp.reduce(exponents, axis=1)  # at the lower end
         if not (needed <= found - 1e-9).all():  # a NaN does not fit
             return False
     return True
