@@ -121,7 +121,7 @@ def test_a_plan_cannot_be_changed_or_added_afterwards(path: Path, statement: str
     with Ledger.open(path) as ledger:
         for message in range(2):
             ledger.reserve_many({"a": EVENT, "b": EVENT}, "run", str(message), announced=None if message else 2)
-    with pytest.raises(sqlite3.IntegrityError, match="only grows|with the first entry"):
+    with pytest.raises(sqlite3.IntegrityError, match=r"only grows|with the first entry"):
         altered(path, statement)
 
 
