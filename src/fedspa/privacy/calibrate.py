@@ -14,7 +14,7 @@ from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
 from fedspa.privacy.accounting import Accountant, gaussian_epsilon
 from fedspa.privacy.cap import Cap, FirstPlan, admits
-from fedspa.privacy.event import Event, GaussianEvent, Neighbours, Sampling
+from fedspa.privacy.event import MOST, Event, GaussianEvent, Neighbours, Sampling, told
 
 _DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
@@ -35,8 +35,8 @@ def noise_multiplier(
 ) -> float:
     """The least noise multiplier, to four digits, at which `participations` cost at most `epsilon` at `delta`."""
     _check_budget(epsilon)
-    if participations < 1:
-        raise PrivacyError(f"participations is {participations}; it must be at least 1")
+    if not 1 <= participations <= MOST:
+        raise PrivacyError(f"participations is {told(participations)}; it must lie between 1 and {MOST:g}")
 
     def cost(index: int) -> float:
         event = GaussianEvent(sampling, batch, records, steps, _noise(index))

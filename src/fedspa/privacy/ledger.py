@@ -22,9 +22,7 @@ from typing import Self
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema
 from fedspa.privacy.cap import Cap, FirstPlan, Total, admits, total
-from fedspa.privacy.event import Event, Neighbours, UnknownKind, from_json
-
-_MOST_ANNOUNCED = 10**15
+from fedspa.privacy.event import MOST, Event, Neighbours, UnknownKind, from_json, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,8 @@ class Ledger:
         """`reserve` for all agents of a round in one durable write: all of them, or (on any error) none."""
         for name, value in (("run", run), ("message", message), *(("agent", agent) for agent in events)):
             _check_name(name, value)
-        if announced is not None and not 1 <= announced <= _MOST_ANNOUNCED:
-            raise LedgerError(f"announced is {announced}; it must lie between 1 and {_MOST_ANNOUNCED}")
+        if announced is not None and not 1 <= announced <= MOST:
+            raise LedgerError(f"announced is {told(announced)}; it must lie between 1 and {MOST:g}")
         if cap is not None:
             # ε takes a fraction of a second. Evaluated here first, it is remembered, so that the lock below is held for
             # that long only where another process changed the total in between.

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedspa.privacy import binomial
-from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours
+from fedspa.privacy.accounting import Step, step_of
+from fedspa.privacy.event import BinomialEvent, Event, Neighbours
 from fedspa.privacy.fixed_size import FixedSize
 from fedspa.privacy.pld import Array, power_of_two, reach_for
 from fedspa.privacy.poisson import Added, Removed, Replaced
@@ -56,21 +57,22 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
         return (_times(_of_pair(rounded_step(event), reach_for(_STEPS, left_out)), event.steps),)
     if event.clip_from_data:
         return (Moments(np.full_like(ORDERS, math.inf), 1.0),)
-    width = 1 if neighbours == "add-remove" else 2
-    if event.batch == event.records:  # a plain Gaussian
+    step = step_of(event)
+    if step.rate == 1:  # a plain Gaussian
+        width = np.float64(1 if neighbours == "add-remove" else 2)
         with np.errstate(over="ignore"):
-            one = ORDERS * (ORDERS + 1) / 2 * np.float64(width / event.noise_multiplier) ** 2
+            one = ORDERS * (ORDERS + 1) / 2 * (width / step.noise) ** 2
         return (_times(Moments(one, 0.0), event.steps),)
-    return tuple(_times(_of_pair(pair, reach_for(_STEPS, left_out)), event.steps) for pair in _pairs(event, neighbours))
+    return tuple(_times(_of_pair(pair, reach_for(_STEPS, left_out)), event.steps) for pair in _pairs(step, neighbours))
 
 
-def _pairs(event: GaussianEvent, neighbours: Neighbours) -> tuple[Removed | Added | Replaced | FixedSize, ...]:
-    shift = 1 / event.noise_multiplier
-    if event.sampling == "fixed":
-        return (FixedSize(event.rate, 2 * shift),)
+def _pairs(step: Step, neighbours: Neighbours) -> tuple[Removed | Added | Replaced | FixedSize, ...]:
+    rate, shift = float(step.rate), 1 / step.noise
+    if step.sampling == "fixed":
+        return (FixedSize(rate, 2 * shift),)
     if neighbours == "replace-one":
-        return (Replaced(event.rate, shift),)
-    return Removed(event.rate, shift), Added(event.rate, shift)
+        return (Replaced(rate, shift),)
+    return Removed(rate, shift), Added(rate, shift)
 
 
 def _times(one: Moments, steps: int) -> Moments:

@@ -28,6 +28,8 @@ MOST_CELLS = 2**20
 # ε is told to this part of a cell's width at least, down to an ε that is as good as none.
 CELLS_BELOW = 256
 LEAST_EPSILON = 1e-3
+# Above this ε a bound is as good as the truth.
+ANY_EPSILON = 1e5
 # What a difference of normal tail masses may be wrong by, relative to the larger tail: a few tens of ulps.
 TAIL_ERROR = 4e-14
 LEFT_OUT = 1e-15
@@ -230,7 +232,7 @@ def _epsilon(masses: Sequence[tuple[LossMass, int]], delta: float, choice: _Choi
 
     bottom = math.floor(low / interval)
     size = int(fft.next_fast_len(max(math.ceil(high / interval) - bottom + 1, 16), real=True))
-    if size > 8 * MOST_CELLS:
+    if size > 8 * MOST_CELLS or chernoff > ANY_EPSILON:
         return max(0.0, float(chernoff))
     losses = np.asarray((bottom + np.arange(size)) * interval)
     # Cells far below ε would overflow here; their exact mass no longer matters.
@@ -283,6 +285,8 @@ def _crossing(losses: Array, mass: Array, infinite: float, delta: float, ceiling
     discounted = np.cumsum((above * np.exp(scale))[::-1])[::-1] * np.exp(-scale)
     deltas = infinite - math.expm1(losses[0] - losses[1]) * discounted
     deltas = np.where(scale < 300.0, deltas, infinite + above)
+    if not np.isfinite(deltas).all():
+        return ceiling
     passed = np.flatnonzero((losses <= ceiling) & (deltas > delta))
     if passed.size == 0:
         return float(losses[0])
