@@ -174,9 +174,9 @@ def _from_json(text: str) -> Event:
         raise PrivacyError(f"not an event: {text[:200]!r} ({why})") from None
 
 
-def told(number: float) -> str:
+def told(number: int) -> str:
     """A number as an error quotes it. Python refuses to print a whole number of thousands of digits."""
-    return str(number) if abs(number) < 10**20 or math.isinf(number) else "a number of over 20 digits"
+    return str(number) if abs(number) < 10**20 else "a number of over 20 digits"
 
 
 def _make_whole(event: Any, *names: str) -> None:
