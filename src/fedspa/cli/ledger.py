@@ -151,7 +151,8 @@ def _print(summary: LedgerSummary, warnings: list[str]) -> None:
     if summary.agents:
         first = summary.agents[0]
         screen.print(
-            f"ε at δ = {first.delta:g}, {first.neighbours}, accountant {first.accountant}; left and more rounds: "
+            f"ε at δ = {first.delta:g}, {first.neighbours}, accountant "
+            f"{' or '.join(dict.fromkeys(agent.accountant for agent in summary.agents))}; left and more rounds: "
             f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
             highlight=False,
         )

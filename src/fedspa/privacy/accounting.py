@@ -9,7 +9,8 @@
 (Mironov, Talwar, Zhang 2019 for poisson; Wang, Balle, Kasiviswanathan 2019 for fixed), at integer orders for fixed.
 An event's noise is in units of the bound C on one example, and replace-one moves a sum by up to 2C: the Gaussian and
 fixed-size pairs are handed σ/(2C) there, whereas the Poisson replace pair holds both examples and takes σ/C.
-Events of different plans, and of both samplings under replace-one, compose.
+Events of different plans, and of both samplings under replace-one, compose, where all were fixed beforehand: what a
+server chose after it saw releases is for `cap`.
 
 cpSGD's events are priced under replace-one: without rotation by their loss distributions too (`rounded`), which
 compose with all others; with rotation by a bound on them (`binomial`). What one accountant cannot compose gets an equal
