@@ -271,6 +271,24 @@ def test_the_budget_is_the_agents(clinic, tmp_path):
     assert spent(poor) == 0
 
 
+def test_a_plan_of_exactly_the_budget_is_served_whole_and_no_other(clinic, tmp_path):
+    """It was announced before anything was released. What the server thinks of later is held against what is left."""
+    exact = accounting.epsilon({PLAN.event: 3}, 1e-3, neighbours="add-remove")
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=exact))
+    site = read_site(clinic.node, {})
+    participate(site, at_round(0), THETA)
+    noisier = replace(TERMS, round=1, plan=replace(PLAN, noise_multiplier=2 * PLAN.noise_multiplier))
+    assert refusal(site, replace(ASKED, terms=noisier)) == "budget"
+    longer = replace(TERMS, round=1, plan=replace(PLAN, participations=4))
+    assert refusal(site, replace(ASKED, terms=longer)) == "budget"
+    for t in (1, 2):
+        participate(site, at_round(t), THETA)
+    assert refusal(site, replace(at_round(0), run="another")) == "budget"
+    assert spent(site) == 3
+    with Ledger.open(site.ledger, create=False) as ledger:
+        assert ledger.total("clinic", 1e-3, "add-remove") == (exact, "pld (one plan)")
+
+
 def test_a_server_gets_no_more_rounds_than_its_plan_said(clinic):
     for t in range(3):
         participate(clinic, at_round(t), THETA)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
 from fedspa.privacy.calibrate import _index, _noise, noise_multiplier, participations_within
+from fedspa.privacy.cap import Cap, FirstPlan, admits
 from fedspa.privacy.event import GaussianEvent
 
 MNIST: dict[str, Any] = {"batch": 10, "records": 600, "steps": 300, "participations": 5}
@@ -117,8 +118,6 @@ def test_out_of_reach_is_an_error() -> None:
 def test_epsilon_must_make_sense(epsilon: float) -> None:
     with pytest.raises(PrivacyError, match="epsilon"):
         noise_multiplier(epsilon, 1e-3, **POISSON_PLD, **MNIST)
-    with pytest.raises(PrivacyError, match="epsilon"):
-        participations_within(GaussianEvent("poisson", 10, 600, 300, 2.0), epsilon, 1e-3, "add-remove", {})
 
 
 def test_unsound_methods_are_refused() -> None:
@@ -127,35 +126,33 @@ def test_unsound_methods_are_refused() -> None:
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.floats(0.7, 5), st.floats(0.3, 10), st.integers(0, 20))
-def test_participations_fit_and_one_more_does_not(noise: float, budget: float, already: int) -> None:
+@given(st.floats(0.7, 5), st.floats(0.3, 10), st.integers(0, 20), st.integers(0, 200))
+def test_participations_fit_and_one_more_does_not(noise: float, budget: float, already: int, announced: int) -> None:
     event = GaussianEvent("poisson", 10, 600, 30, noise)
     other = GaussianEvent("poisson", 24, 600, 10, 2.0)
     spent = {other: already, event: 1}
-    more = participations_within(event, budget, 1e-5, "add-remove", spent)
-
-    def total(count: int) -> float:
-        return accounting.epsilon({**spent, event: 1 + count}, 1e-5, neighbours="add-remove")
-
-    assert total(more + 1) > budget
-    assert more == 0 or total(more) <= budget
+    cap, first = Cap(budget, 1e-5, "add-remove"), FirstPlan(event, announced) if announced else None
+    more = participations_within(event, cap, spent, first)
+    assert not admits({**spent, event: 2 + more}, cap, first)
+    assert more == 0 or admits({**spent, event: 1 + more}, cap, first)
 
 
 def test_participations_undo_calibration() -> None:
     noise = noise_multiplier(1.0, 1e-3, **FIXED_PLD, **MNIST_10)
     event = GaussianEvent("fixed", 10, 600, 300, noise)
-    assert participations_within(event, 1.0, 1e-3, "replace-one", {}) == 10
-    assert participations_within(event, 1.0, 1e-3, "replace-one", {event: 4}) == 6
-    assert participations_within(event, 1.0, 1e-3, "replace-one", {event: 11}) == 0
+    cap, plan = Cap(1.0, 1e-3, "replace-one"), FirstPlan(event, 10)
+    assert participations_within(event, cap, {}, plan) == 10
+    assert participations_within(event, cap, {event: 4}, plan) == 6
+    assert participations_within(event, cap, {event: 11}, plan) == 0
 
 
 def test_participations_stop_at_a_million() -> None:
     event = GaussianEvent("poisson", 1, 10**6, 1, 1000.0)
-    assert participations_within(event, 1.0, 1e-3, "add-remove", {}) == 10**6
+    assert participations_within(event, Cap(1.0, 1e-3, "add-remove"), {}, None) == 10**6
 
 
 def test_spent_is_not_changed() -> None:
     event = GaussianEvent("poisson", 10, 600, 300, 3.0)
     spent = {event: 1}
-    participations_within(event, 1.0, 1e-3, "add-remove", spent)
+    participations_within(event, Cap(1.0, 1e-3, "add-remove"), spent, None)
     assert spent == {event: 1}

@@ -1,18 +1,26 @@
-"""What events cost together, and the limits on it. Over a ledger's file: test_ledger.py."""
+"""What events cost together, and the limits on it. Over a ledger's file: test_ledger.py; under attack:
+tests/attacks/test_adaptive_choice.py."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy import accounting
-from fedspa.privacy.cap import Cap, accountants, total_epsilon
-from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent
+from fedspa.privacy import accounting, filter
+from fedspa.privacy.cap import BY_FILTER, BY_FILTER_SO_FAR, Cap, FirstPlan, admits, total
+from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours
 
 POISSON, FIXED = (GaussianEvent(sampling, 10, 600, 3, 2.0) for sampling in ("poisson", "fixed"))
 ROTATED = BinomialEvent(10, 600, 1, 100, 2, 10_000, rotation=True, aggregated=1)
+ROUNDED = replace(ROTATED, rotation=False)
+# ε = 1.000 at δ = 1e-3 by PLD for 20 participations.
+PLAN = FirstPlan(GaussianEvent("poisson", 50, 500, 50, 8.2), 20)
+OTHER = replace(PLAN.event, noise_multiplier=9.0)
 
 
 @pytest.mark.parametrize(
@@ -29,16 +37,92 @@ def test_cap_is_checked(epsilon: float, delta: float, neighbours: str) -> None:
 
 
 def test_nothing_costs_nothing() -> None:
-    assert total_epsilon({}, 1e-3, "add-remove") == 0.0
+    assert total({}, 1e-3, "add-remove", None).epsilon == 0.0
+    assert admits({}, Cap(1e-9, 1e-9, "add-remove"), None)
 
 
 def test_fixed_size_batches_have_a_total_under_replace_one_only() -> None:
     both: dict[Event, int] = {POISSON: 2, FIXED: 1}
-    with pytest.raises(PrivacyError, match="'replace-one'"):
-        total_epsilon(both, 1e-3, "add-remove")
-    assert total_epsilon(both, 1e-3, "replace-one") == accounting.epsilon(both, 1e-3, neighbours="replace-one")
+    for first in (None, FirstPlan(POISSON, 2)):
+        with pytest.raises(PrivacyError, match="'replace-one'"):
+            total(both, 1e-3, "add-remove", first)
+        with pytest.raises(PrivacyError, match="'replace-one'"):
+            admits(both, Cap(9.0, 1e-3, "add-remove"), first)
+    assert total(both, 1e-3, "replace-one", None).epsilon > accounting.epsilon(both, 1e-3, neighbours="replace-one")
 
 
-def test_accountants_are_named_once() -> None:
-    assert accountants([POISSON, FIXED]) == "pld"
-    assert accountants([ROTATED, POISSON]) == "pld and binomial"
+@pytest.mark.parametrize(
+    ("event", "neighbours"),
+    [
+        (PLAN.event, "add-remove"),
+        (PLAN.event, "replace-one"),
+        (replace(PLAN.event, sampling="fixed"), "replace-one"),
+        (replace(PLAN.event, batch=500, noise_multiplier=80.0), "add-remove"),
+        (ROUNDED, "replace-one"),
+        (ROTATED, "replace-one"),
+    ],
+)
+def test_a_plan_that_costs_exactly_the_cap_fits_and_nothing_else_does(event: Event, neighbours: Neighbours) -> None:
+    plan = FirstPlan(event, 20)
+    cost = accounting.epsilon({event: 20}, 1e-3, neighbours=neighbours)
+    cap = Cap(cost, 1e-3, neighbours)
+    assert all(admits({event: n}, cap, plan) for n in (1, 19, 20))
+    assert not admits({event: 20}, replace(cap, epsilon=cost * (1 - 1e-9)), plan)
+    assert not admits({event: 20}, cap, None)  # nobody announced it
+    assert not admits({event: 20}, cap, FirstPlan(event, 19))
+    assert not admits({event: 21}, cap, plan)
+    assert not admits({event: 19, replace(event, records=event.records + 1): 1}, cap, plan)
+    name = {ROTATED: "binomial"}.get(event, "pld")
+    assert total({event: 20}, 1e-3, neighbours, plan) == (cost, f"{name} (one plan)")
+    assert total({event: 20}, 1e-3, neighbours, None).by == BY_FILTER
+
+
+def test_what_was_done_of_a_plan_costs_the_filter_until_that_is_more() -> None:
+    so_far = [total({PLAN.event: n}, 1e-3, "add-remove", PLAN) for n in range(1, 21)]
+    assert [cost.epsilon for cost in so_far] == sorted(cost.epsilon for cost in so_far)
+    assert (so_far[0].by, so_far[-1].by) == (BY_FILTER_SO_FAR, "pld (one plan)")
+    assert so_far[0].epsilon < 0.3 < so_far[-1].epsilon
+    for n, cost in enumerate(so_far, 1):
+        assert admits({PLAN.event: n}, Cap(cost.epsilon, 1e-3, "add-remove"), PLAN)
+
+
+def test_a_plan_that_leaves_room_leaves_it_to_the_filter() -> None:
+    """Costing 1.0 under a cap of 1.5, by either account: then the filter has all of δ."""
+    cap = Cap(1.5, 1e-3, "add-remove")
+    assert filter.fits(PLAN.seen, 1.5, 1e-3, "add-remove")
+    more = max(n for n in range(20) if admits({PLAN.event: 20, OTHER: n}, cap, PLAN))
+    assert 5 < more == max(n for n in range(20) if admits({PLAN.event: 20, OTHER: n}, cap, None))
+
+
+def test_a_plan_between_leaves_part_of_delta_once_it_is_given_up() -> None:
+    """A cap of 1.1 is above PLD's 1.0 and below the filter's 1.19. Who keeps to the plan fits; who gives it up after 5
+    of 20 has what it leaves of δ, which is less than all and more than nothing; who finished it has nothing."""
+    cap = Cap(1.1, 1e-3, "add-remove")
+    assert not filter.fits(PLAN.seen, 1.1, 1e-3, "add-remove")
+    assert admits({PLAN.event: 20}, cap, PLAN)
+    assert not admits({PLAN.event: 20, OTHER: 1}, cap, PLAN)
+    given_up = max(n for n in range(30) if admits({PLAN.event: 5, OTHER: n}, cap, PLAN))
+    assert 0 < given_up < max(n for n in range(30) if admits({PLAN.event: 5, OTHER: n}, cap, None))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.integers(1, 30),
+    st.sampled_from([1e-3, 1e-5]),
+    st.sampled_from(["add-remove", "replace-one"]),
+    st.booleans(),
+)
+def test_a_total_is_a_cap_that_admits_and_no_larger_one_refuses(
+    planned: int, others: int, announced: int, delta: float, neighbours: Neighbours, known: bool
+) -> None:
+    events = {event: n for event, n in ((PLAN.event, planned), (OTHER, others)) if n}
+    first = FirstPlan(PLAN.event, announced) if known else None
+    cost = total(events, delta, neighbours, first).epsilon
+    if not events:
+        return
+    for larger in (1, 1.001, 1.05, 1.3, 2):
+        assert admits(events, Cap(cost * larger, delta, neighbours), first)
+    # PLD of the same events is what they would cost had all been fixed beforehand.
+    assert cost >= accounting.epsilon(events, delta, neighbours=neighbours) * (1 - 1e-9)

@@ -19,14 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
-from fedspa.privacy import accounting
+from fedspa.privacy import accounting, filter
 from fedspa.privacy import event as event_module
 from fedspa.privacy import ledger as ledger_module
-from fedspa.privacy.cap import Cap
-from fedspa.privacy.event import BinomialEvent, GaussianEvent, Neighbours
+from fedspa.privacy.cap import Cap, FirstPlan, Total, total
+from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import export, verify
 from fedspa.privacy.ledger_schema import create
+from fedspa.privacy.moments import ORDERS, Moments
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
 OTHER = GaussianEvent("poisson", 10, 600, 100, 2.5)
@@ -43,10 +44,14 @@ def path(tmp_path: Path) -> Path:
 def quick_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the accountant: ε = 0.3 √(number of events). What is tested here is the bookkeeping."""
 
-    def epsilon(events: Mapping[GaussianEvent, int], delta: float, neighbours: str) -> float:
-        return 0.3 * math.sqrt(sum(events.values()))
+    def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
+        return Total(0.3 * math.sqrt(sum(events.values())), "stand-in")
 
-    monkeypatch.setattr(ledger_module, "total_epsilon", epsilon)
+    def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bool:
+        return total(events, cap.delta, cap.neighbours, first).epsilon <= cap.epsilon
+
+    monkeypatch.setattr(ledger_module, "total", total)
+    monkeypatch.setattr(ledger_module, "admits", admits)
 
 
 def test_counts_over_runs_and_reopening(path: Path) -> None:
@@ -171,7 +176,9 @@ def test_cap_is_checked_before_and_counted_entries_pass(path: Path, quick_epsilo
 
 
 def test_nan_epsilon_is_over_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "total_epsilon", lambda *_: math.nan)
+    monkeypatch.setattr(accounting, "epsilon", lambda *_, **__: math.nan)
+    nothing_known = Moments(np.full_like(ORDERS, math.nan), 0.0)
+    monkeypatch.setattr(filter, "_sums", lambda *_: (nothing_known, nothing_known))
     with Ledger.open(path) as ledger, pytest.raises(BudgetError):
         ledger.reserve("a", EVENT, "run", "0", cap=CAP)
 
@@ -530,7 +537,7 @@ def test_secure_aggregation_is_paid_as_the_server_saw_it(path: Path) -> None:
     assert 5 * labelled < seen < math.inf
     with Ledger.open(path) as ledger:
         for message in ("0", "1"):
-            ledger.reserve("a", SUMMED, "summed", message)
+            ledger.reserve("a", SUMMED, "summed", message, announced=2)
         assert ledger.epsilon("a", 1e-3, "replace-one") == seen
         assert ledger.spent("a") == {SUMMED: 2}  # written down as it was announced
         between = Cap((labelled + seen) / 2, 1e-3, "replace-one")
@@ -541,8 +548,7 @@ def test_secure_aggregation_is_paid_as_the_server_saw_it(path: Path) -> None:
         with pytest.raises(BudgetError):
             ledger.reserve("b", SUMMED, "summed", "0", cap=Cap(labelled, 1e-3, "replace-one"))
         ledger.reserve("a", ALONE, "local", "0")
-        three = accounting.epsilon({ALONE: 3}, 1e-3, neighbours="replace-one")
-        assert ledger.epsilon("a", 1e-3, "replace-one") == three
+        assert ledger.total("a", 1e-3, "replace-one") == total({ALONE: 3}, 1e-3, "replace-one", None)
 
 
 def test_secure_aggregation_without_a_local_guarantee_is_infinite(path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from fedspa.errors import BudgetError
 from fedspa.privacy import ledger as ledger_module
-from fedspa.privacy.cap import Cap
-from fedspa.privacy.event import GaussianEvent
+from fedspa.privacy.cap import Cap, FirstPlan, Total
+from fedspa.privacy.event import Event, GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import export, verify
 
@@ -155,11 +155,12 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
 def test_two_processes_do_not_both_slip_under_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ε = 0.3 √n stands in for the accountant and takes its time; a cap of 3 has room for exactly 100 events."""
 
-    def epsilon(events: Mapping[GaussianEvent, int], delta: float, neighbours: str) -> float:
+    def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bool:
         time.sleep(0.001)
-        return 0.3 * math.sqrt(sum(events.values()))
+        return 0.3 * math.sqrt(sum(events.values())) <= cap.epsilon
 
-    monkeypatch.setattr(ledger_module, "total_epsilon", epsilon)
+    monkeypatch.setattr(ledger_module, "admits", admits)
+    monkeypatch.setattr(ledger_module, "total", lambda *_: Total(3.0, "stand-in"))
     path = tmp_path / "ledger.sqlite"
     cap = Cap(3.0, 1e-5, "add-remove")
 

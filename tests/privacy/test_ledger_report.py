@@ -12,6 +12,7 @@ import pytest
 
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy import ledger_report
+from fedspa.privacy.cap import BY_FILTER
 from fedspa.privacy.event import BinomialEvent, GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import MOST_PROBLEMS, export, lines, summary, verify
@@ -51,7 +52,7 @@ def test_summary(path: Path) -> None:
     assert a.runs[0].first_at.endswith("+00:00")
     assert a.spent == {EVENT: 4, OTHER: 1}
     assert a.last_event == OTHER
-    assert (a.delta, a.neighbours, a.accountant) == (1e-3, "add-remove", "pld")
+    assert (a.delta, a.neighbours, a.accountant) == (1e-3, "add-remove", BY_FILTER)
     assert a.cap is not None
     assert a.epsilon_left == a.cap.epsilon - a.epsilon
     assert a.participations_left is not None

@@ -175,12 +175,13 @@ def test_refusal_keeps_its_code_between_processes() -> None:
 
 def take_part(policy: Policy, ledger: Ledger, run: str, message: str) -> None:
     policy.admit(PLAN, ledger, "a", run, message)
-    ledger.reserve("a", PLAN.event, run, message, cap=policy.cap)
+    ledger.reserve("a", PLAN.event, run, message, cap=policy.cap, announced=PLAN.participations)
     ledger.release("a", run, message, "sha")
 
 
 def test_two_runs_of_one_under_a_cap_of_one_and_a_half(tmp_path: Path) -> None:
-    """PLAN costs ε = 1.000 and two of it 1.512: the second run is refused before it begins, not at its 20th round."""
+    """PLAN costs ε = 1.000, and a second one, which the server may choose by what it saw of the first, brings that to
+    1.776: it is refused before it begins, not at its 20th round."""
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
         for number in range(20):
             take_part(POLICY, ledger, "first", str(number))
@@ -190,7 +191,9 @@ def test_two_runs_of_one_under_a_cap_of_one_and_a_half(tmp_path: Path) -> None:
         assert caught.value.code == "budget"
         assert isinstance(caught.value.__cause__, BudgetError)
         assert ledger.participations("a", "second") == 0
-        take_part(replace(POLICY, epsilon=1.52), ledger, "second", "0")
+        with pytest.raises(PolicyRefusal, match=r"rdp filter \(plans chosen after releases\)"):
+            take_part(replace(POLICY, epsilon=1.77), ledger, "second", "0")
+        take_part(replace(POLICY, epsilon=1.78), ledger, "second", "0")
 
 
 def test_a_server_that_asks_for_more_than_its_plan(tmp_path: Path) -> None:

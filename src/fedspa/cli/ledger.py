@@ -236,7 +236,8 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if first is not None:
         screen.print(
-            f"ε at δ = {first.delta:g}, {first.neighbours}, accountant {first.accountant}; left and more rounds: "
+            f"ε at δ = {first.delta:g}, {first.neighbours}, accountant "
+            f"{' or '.join(dict.fromkeys(agent.accountant for agent in summary.agents))}; left and more rounds: "
             f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
             highlight=False,
         )

@@ -115,7 +115,8 @@ def _paid(site: Site, announcement: Announcement, plan: AnyPlan, theta: Tensor, 
                 return last.payload
             raise Refusal("spent", f"round {t} of run {run} was paid for, and there is no payload of it to send")
         site.policy.admit(plan, ledger, name, run, message)
-        if not ledger.reserve(name, _event(plan, announcement), run, message, cap=site.policy.cap).fresh:
+        event, cap = _event(plan, announcement), site.policy.cap
+        if not ledger.reserve(name, event, run, message, cap=cap, announced=plan.participations).fresh:
             # Only where the outbox could not be locked: another process trains for this entry.
             raise Refusal("spent", f"round {t} of run {run} is paid for by another process")
         try:
@@ -141,7 +142,8 @@ def _simulated(site: Site, announcement: Announcement, theta: Tensor, agent: Age
             if policy is not None:
                 policy.admit(plan, ledger, name, run, message)
             cap = None if policy is None else policy.cap
-            ledger.reserve(name, _event(plan, announcement), run, message, cap=cap)
+            event = _event(plan, announcement)
+            ledger.reserve(name, event, run, message, cap=cap, announced=plan.participations)
         payload = _encoded(announcement, finite(_trained(announcement, theta, agent, engine)))
         if ledger is not None:
             ledger.release(name, run, message, _digest(payload))

@@ -9,7 +9,8 @@
 (Mironov, Talwar, Zhang 2019 for poisson; Wang, Balle, Kasiviswanathan 2019 for fixed), at integer orders for fixed.
 An event's noise is in units of the bound C on one example, and replace-one moves a sum by up to 2C: the Gaussian and
 fixed-size pairs are handed σ/(2C) there, whereas the Poisson replace pair holds both examples and takes σ/C.
-Events of different plans, and of both samplings under replace-one, compose.
+Events of different plans, and of both samplings under replace-one, compose, where all were fixed beforehand: what a
+server chose after it saw releases is for `cap`.
 
 cpSGD's events are priced under replace-one: without rotation by their loss distributions too (`rounded`), which
 compose with all others; with rotation by a bound on them (`binomial`). What one accountant cannot compose gets an equal
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy import binomial
-from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours, Sampling
+from fedspa.privacy.event import MOST, BinomialEvent, Event, GaussianEvent, Neighbours, Sampling, told
 
 if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
@@ -42,6 +43,8 @@ SOUND: Mapping[tuple[Sampling, Neighbours], tuple[Accountant, ...]] = {
 
 # Orders are walked upwards until the bound has risen for good, then refined around the best.
 _ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
+# Gaussian steps are priced by their own noise between these; outside by a step that costs more.
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
 # dp_accounting's sums over orders stop at e^-30 of their value: what ln A may lack.
 _RDP_ERROR = 2e-13
 
@@ -60,8 +63,8 @@ def epsilon(
     if accountant not in get_args(Accountant):
         raise PrivacyError(f"accountant is {accountant!r}; allowed: {', '.join(get_args(Accountant))}")
     for event, count in events.items():
-        if count < 0:
-            raise PrivacyError(f"participations is {count}; it must not be negative")
+        if not 0 <= count <= MOST:
+            raise PrivacyError(f"participations is {told(count)}; it must lie between 0 and {MOST:g}")
         if isinstance(event, BinomialEvent):
             if neighbours != "replace-one":
                 raise PrivacyError(f"cpsgd has no guarantee under {neighbours}; allowed: replace-one")
@@ -79,8 +82,22 @@ def epsilon(
     for event, count in events.items():
         if count:
             parts.setdefault(priced_by(event, accountant), set()).add((event, count))
-    costs = (_epsilon(frozenset(part), delta / len(parts), neighbours, by) for by, part in sorted(parts.items()))
+    costs = (_certified(frozenset(part), delta / len(parts), neighbours, by) for by, part in sorted(parts.items()))
     return sum(costs, 0.0)
+
+
+def _certified(
+    events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: PricedBy
+) -> float:
+    """Where numbers leave the range of float64 nothing is certified: ∞, and no exception."""
+    import numpy as np
+
+    try:
+        with np.errstate(all="ignore"):
+            cost = _epsilon(events, delta, neighbours, accountant)
+    except (ArithmeticError, ValueError):  # `math` raises the latter at a logarithm of 0
+        return math.inf
+    return math.inf if math.isnan(cost) else cost
 
 
 def priced_by(event: Event, accountant: Accountant = "pld") -> PricedBy:
@@ -90,10 +107,20 @@ def priced_by(event: Event, accountant: Accountant = "pld") -> PricedBy:
     return accountant
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
+    """One Gaussian release of a sampled batch, as it is priced: `noise` in the units of `GaussianEvent`."""
+
     sampling: Sampling
     rate: Fraction
     noise: float
+
+
+def step_of(event: GaussianEvent) -> Step:
+    """A step of `event`, or one that costs no less and is within what accountants can compute."""
+    noise = min(event.noise_multiplier, _MOST_NOISE)
+    # With hardly any noise, sampling hides nothing that is worth the many cells its losses would take.
+    rate = Fraction(event.batch, event.records) if noise >= _LEAST_NOISE else Fraction(1)
+    return Step(event.sampling, rate, noise)
 
 
 @lru_cache(maxsize=4096)
@@ -101,13 +128,13 @@ def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Nei
     if accountant == "binomial":
         return binomial.composed_epsilon({e: n for e, n in events if isinstance(e, BinomialEvent)}, delta)
     # Events that differ in their number of steps only are one mechanism; in a fixed order, so that sums are repeatable.
-    steps: dict[_Step, int] = {}
+    steps: dict[Step, int] = {}
     rounded: dict[BinomialEvent, int] = {}
     for event, count in sorted(events, key=lambda item: item[0].to_json()):
         if isinstance(event, BinomialEvent):
             rounded[event] = count * event.steps
             continue
-        step = _Step(event.sampling, Fraction(event.batch, event.records), event.noise_multiplier)
+        step = step_of(event)
         steps[step] = steps.get(step, 0) + count * event.steps
     if accountant == "rdp":
         return _rdp_epsilon(steps, delta, neighbours)
@@ -123,7 +150,9 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
         return float(math.exp(near) * -math.expm1(min(eps + far - near, 0.0)))
 
     enough = delta * (1 - 1e-9)  # δ is computed to ten digits or more
-    low, high = 0.0, shift**2 / 2 + shift * math.sqrt(-2 * math.log(delta)) + 1e-12
+    low, high = 0.0, shift * shift / 2 + shift * math.sqrt(-2 * math.log(delta)) + 1e-12
+    if high == math.inf:
+        return high
     if delta_at(low) <= enough:
         return 0.0
     while high - low > 1e-12 * high:
@@ -136,7 +165,7 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 
 def _pld_epsilon(
-    steps: Mapping[_Step, int], rounded: Mapping[BinomialEvent, int], delta: float, neighbours: Neighbours
+    steps: Mapping[Step, int], rounded: Mapping[BinomialEvent, int], delta: float, neighbours: Neighbours
 ) -> float:
     from fedspa.privacy.fixed_size import FixedSize
     from fedspa.privacy.pld import composed_epsilon
@@ -145,8 +174,11 @@ def _pld_epsilon(
 
     width = 1 if neighbours == "add-remove" else 2
     # Without sampling (q = 1) a step is a plain Gaussian, and any number of them is one Gaussian.
-    plain = math.sqrt(sum(n * (width / step.noise) ** 2 for step, n in steps.items() if step.rate == 1))
+    shifts = ((width / step.noise, n) for step, n in steps.items() if step.rate == 1)
+    plain = math.sqrt(sum(n * (shift * shift) for shift, n in shifts))
     sampled = {step: n for step, n in steps.items() if step.rate < 1}
+    if sum(sampled.values()) + sum(rounded.values()) > MOST:
+        return math.inf
     if not sampled and not rounded:
         return gaussian_epsilon(plain, delta)
 
@@ -164,7 +196,7 @@ def _pld_epsilon(
     return max(removed, composed_epsilon(direction(Added), delta, floor=removed))
 
 
-def _rdp_epsilon(steps: Mapping[_Step, int], delta: float, neighbours: Neighbours) -> float:
+def _rdp_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours) -> float:
     from dp_accounting.rdp import compute_epsilon
 
     width = 1 if neighbours == "add-remove" else 2
@@ -193,7 +225,7 @@ def _rdp_epsilon(steps: Mapping[_Step, int], delta: float, neighbours: Neighbour
 
 
 @lru_cache(maxsize=4096)
-def _rdp(step: _Step, order: float) -> float:
+def _rdp(step: Step, order: float) -> float:
     """Rényi divergence of one step, whose noise is σ over the sensitivity under the accountant's own relation."""
     import dp_accounting
     from absl import logging

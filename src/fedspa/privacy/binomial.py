@@ -137,6 +137,12 @@ def amplified(epsilon: float, rate: float) -> float:
     return cost * (1 + 2**-50)  # four units in the last place: above what the functions may round away
 
 
+def sampled_epsilon(event: BinomialEvent, delta: float, *, published: bool = False) -> float:
+    """ε of one release of a sampled batch, which is (ε, `delta`)-DP under replace-one; infinite where none is known."""
+    own = min(delta / (2 * event.rate), _LARGEST_STEP_DELTA)
+    return amplified(release_epsilon(event, own, published=published), event.rate)
+
+
 def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float, *, published: bool = False) -> float:
     """ε at `delta`, replace-one, of taking part in each event its number of times; infinite where none is known."""
     counted = frozenset((event, count) for event, count in events.items() if count)
@@ -153,16 +159,7 @@ def _composed_with(events: list[tuple[BinomialEvent, int]], delta: float, share:
     """Each release gets the same part of what composition leaves of δ; its own δ is that part over 2q."""
     releases = sum(count * event.steps for event, count in events)
     part = (1 - share) * delta / releases
-    each = [
-        (
-            amplified(
-                release_epsilon(event, min(part / (2 * event.rate), _LARGEST_STEP_DELTA), published=published),
-                event.rate,
-            ),
-            count * event.steps,
-        )
-        for event, count in events
-    ]
+    each = [(sampled_epsilon(event, part, published=published), count * event.steps) for event, count in events]
     if any(math.isinf(epsilon) for epsilon, _ in each):
         return math.inf
     if share == 0:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
 from fedspa.privacy.binomial import composed_epsilon, spread
-from fedspa.privacy.event import BinomialEvent, Neighbours, Sampling
+from fedspa.privacy.event import MOST, BinomialEvent, Neighbours, Sampling, told
 from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule, Plan
 
 Adversary = Literal["local", "secure-aggregation"]
@@ -54,11 +54,14 @@ class BinomialPlan:
             )
         if self.adversary not in get_args(Adversary):
             raise PrivacyError(f"adversary is {self.adversary!r}; allowed: {', '.join(get_args(Adversary))}")
-        if self.agents < 1 or self.participations < 1:
-            raise PrivacyError(f"agents is {self.agents}, participations {self.participations}; both at least 1")
-        if not 0 < self.delta < 1 / max(1, self.records):
-            raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records")
+        if not (1 <= self.agents <= MOST and 1 <= self.participations <= MOST):
+            raise PrivacyError(
+                f"agents is {told(self.agents)}, participations {told(self.participations)}; both must lie between 1 "
+                f"and {MOST:g}"
+            )
         _ = self.event  # checks batch, records, dimension, bits and trials
+        if not 0 < self.delta < 1 / self.records:
+            raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records")
 
     @property
     def levels(self) -> int:

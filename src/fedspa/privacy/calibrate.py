@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
 from fedspa.privacy.accounting import Accountant, gaussian_epsilon
-from fedspa.privacy.event import Event, GaussianEvent, Neighbours, Sampling, as_server_saw
+from fedspa.privacy.cap import Cap, FirstPlan, admits
+from fedspa.privacy.event import MOST, Event, GaussianEvent, Neighbours, Sampling, told
 
 _DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e8
@@ -34,8 +35,8 @@ def noise_multiplier(
 ) -> float:
     """The least noise multiplier, to four digits, at which `participations` cost at most `epsilon` at `delta`."""
     _check_budget(epsilon)
-    if participations < 1:
-        raise PrivacyError(f"participations is {participations}; it must be at least 1")
+    if not 1 <= participations <= MOST:
+        raise PrivacyError(f"participations is {told(participations)}; it must lie between 1 and {MOST:g}")
 
     def cost(index: int) -> float:
         event = GaussianEvent(sampling, batch, records, steps, _noise(index))
@@ -64,30 +65,22 @@ def noise_multiplier(
     return _noise(_last_fitting(cost, epsilon, enough, short, lambda index: math.log(_noise(index))))
 
 
-def participations_within(
-    event: Event,
-    budget_epsilon: float,
-    delta: float,
-    neighbours: Neighbours,
-    spent: Mapping[Event, int],
-    *,
-    accountant: Accountant = "pld",
-) -> int:
-    """How many more times `event` fits into `budget_epsilon` at `delta` after what is `spent`; a million at most."""
-    _check_budget(budget_epsilon)
+def participations_within(event: Event, cap: Cap, spent: Mapping[Event, int], first: FirstPlan | None) -> int:
+    """How many more times `cap` has room for `event` after what is `spent`; a million at most."""
 
-    def cost(more: int) -> float:
-        total = as_server_saw({**spent, event: spent.get(event, 0) + more})  # as the ledger's cap counts
-        return accounting.epsilon(total, delta, neighbours=neighbours, accountant=accountant)
+    def fit(more: int) -> bool:
+        return admits({**spent, event: spent.get(event, 0) + more}, cap, first)
 
-    if cost(0) > budget_epsilon:
-        return 0
     fits, over = 0, 1
-    while cost(over) <= budget_epsilon:
+    while fit(over):
         if over == _MOST_PARTICIPATIONS:
             return over
         fits, over = over, min(4 * over, _MOST_PARTICIPATIONS)
-    return _last_fitting(cost, budget_epsilon, fits, over, lambda more: math.log(more + 0.5))
+    # What is left of a first plan fits even where a little more than that does not.
+    while over - fits > 1:
+        middle = (fits + over) // 2
+        fits, over = (middle, over) if fit(middle) else (fits, middle)
+    return fits
 
 
 def _last_fitting(

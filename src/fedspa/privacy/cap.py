@@ -1,13 +1,25 @@
-"""What an agent's events cost over all its runs, and the most that they may: a verified ε, as the server saw them."""
+"""The most that an agent's records may ever pay, and what its events cost: as the server saw them, who chose each event
+with all earlier releases before it.
+
+PLD composes events that were fixed beforehand. What a server chooses *after* a release may depend on it, and then a sum
+of losses can pass a cap that every choice keeps to: of an agent's events only the first plan is priced by PLD, and all
+else goes by a filter that is proved for such choices (docs/accounting.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy.event import Event, Neighbours, as_server_saw
+
+# What showed a total, for its reader.
+BY_FILTER = "rdp filter (plans chosen after releases)"
+BY_FILTER_SO_FAR = "rdp filter (part of one plan)"
+_PARTS = 16  # in which δ is divided between a first plan and the filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +41,87 @@ class Cap:
             )
 
 
-def total_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbours) -> float:
-    """Verified ε of all `events` together, against a server that saw each of them; 0 for none.
+class FirstPlan(NamedTuple):
+    """What was announced before an agent released anything: at most so many participations in one event."""
 
-    The accountant remembers what it was asked before.
+    event: Event
+    participations: int
+
+    def covers(self, events: Mapping[Event, int]) -> bool:
+        return all(count <= self.seen[event] for event, count in as_server_saw(events).items())
+
+    def epsilon(self, delta: float, neighbours: Neighbours) -> float:
+        """Of the whole plan, by PLD (with rotation, cpSGD's by its own accountant)."""
+        from fedspa.privacy import accounting  # slow to import
+
+        return accounting.epsilon(self.seen, delta, neighbours=neighbours)
+
+    @property
+    def seen(self) -> Counter[Event]:
+        return as_server_saw({self.event: self.participations})
+
+
+class Total(NamedTuple):
+    """The smallest ε of a cap that would have admitted all of an agent's participations, and what shows it."""
+
+    epsilon: float
+    by: str
+
+
+def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bool:
+    """Whether `cap` has room for all `events`; `first` is the agent's first plan, None where none was announced.
+
+    What keeps to the first plan costs that plan, whole. All else goes by the filter with what the plan leaves of δ,
+    which is all of it where the filter has room for the plan itself. Each answer depends on `events`, the plan and the
+    cap alone, never on a release.
     """
+    from fedspa.privacy import filter  # slow to import
+
+    _check_relation(events, cap.neighbours)
+    spare = cap.delta
+    if first is not None and first.epsilon(cap.delta, cap.neighbours) <= cap.epsilon:
+        if first.covers(events):
+            return True
+        if not filter.fits(first.seen, cap.epsilon, cap.delta, cap.neighbours):
+            spare -= _delta_of(first, cap)
+    return filter.fits(as_server_saw(events), cap.epsilon, spare, cap.neighbours)
+
+
+def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
+    """What all `events` cost: the smallest ε at which a cap `admits` them, or slightly above; infinite if none does."""
+    from fedspa.privacy import filter  # slow to import
+    from fedspa.privacy.accounting import priced_by
+
+    _check_relation(events, neighbours)
+    if not events:
+        return Total(0.0, "nothing spent")
+    filtered = filter.least_epsilon(as_server_saw(events), delta, neighbours)
+    if first is None:
+        return Total(filtered, BY_FILTER)
+    whole = first.epsilon(delta, neighbours)
+    if first.covers(events):
+        if filtered < whole:
+            return Total(filtered, BY_FILTER_SO_FAR)
+        return Total(whole, f"{priced_by(first.event)} (one plan)")
+    if filtered >= whole:
+        # A cap between both prices of the plan gives a part of δ to it; from the larger on it gives none.
+        filtered = max(filtered, filter.least_epsilon(first.seen, delta, neighbours))
+    return Total(filtered, BY_FILTER)
+
+
+def _check_relation(events: Mapping[Event, int], neighbours: Neighbours) -> None:
     if neighbours == "add-remove" and any(event.sampling == "fixed" for event in events):
         raise PrivacyError(
             "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "
             "'add-remove'; ask for 'replace-one'"
         )
-    if not events:
-        return 0.0
-    from fedspa.privacy import accounting  # slow to import
-
-    return accounting.epsilon(as_server_saw(events), delta, neighbours=neighbours)
 
 
-def accountants(events: Iterable[Event]) -> str:
-    """What prices these events, for the reader: cpSGD's may have an accountant of their own."""
-    from fedspa.privacy.accounting import priced_by
-
-    return " and ".join(sorted({priced_by(event) for event in events}, reverse=True))
+def _delta_of(plan: FirstPlan, cap: Cap) -> float:
+    """δ of the plan at the cap's ε, from above, in parts of the cap's δ, all of which are known to be enough."""
+    short, enough = 0, _PARTS
+    while enough - short > 1:
+        middle = (short + enough) // 2
+        fits = plan.epsilon(cap.delta * middle / _PARTS, cap.neighbours) <= cap.epsilon
+        short, enough = (short, middle) if fits else (middle, enough)
+    return cap.delta * enough / _PARTS

@@ -22,6 +22,9 @@ from typing import Any, Literal, get_args
 
 from fedspa.errors import PrivacyError
 
+# The most records, steps and participations that anything is priced for: whole numbers that float64 still tells apart.
+MOST = 10**15
+
 Sampling = Literal["poisson", "fixed"]
 Neighbours = Literal["add-remove", "replace-one"]
 NoiseMode = Literal["secure", "exact", "seeded"]
@@ -105,7 +108,7 @@ class BinomialEvent:
             raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
         for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
             if not 1 <= getattr(self, name) <= most:
-                raise PrivacyError(f"{name} is {getattr(self, name)}; it must lie between 1 and {most}")
+                raise PrivacyError(f"{name} is {told(getattr(self, name))}; it must lie between 1 and {most}")
 
     @property
     def sampling(self) -> Sampling:
@@ -204,16 +207,25 @@ def _from_json(text: str) -> Event:
         raise PrivacyError(f"not an event: {text[:200]!r} ({why})") from None
 
 
+def told(number: int) -> str:
+    """A number as an error quotes it. Python refuses to print a whole number of thousands of digits."""
+    return str(number) if abs(number) < 10**20 else "a number of over 20 digits"
+
+
 def _make_whole(event: Any, *names: str) -> None:
     for name in names:
         object.__setattr__(event, name, operator.index(getattr(event, name)))
 
 
 def _check_steps(event: Any) -> None:
+    if event.records > MOST:
+        raise PrivacyError(f"records is {told(event.records)}; it must be at most {MOST:g}")
     if not 1 <= event.batch <= event.records:
-        raise PrivacyError(f"batch is {event.batch}; it must lie between 1 and the records, {event.records}")
-    if event.steps < 1:
-        raise PrivacyError(f"steps is {event.steps}; it must be at least 1")
+        raise PrivacyError(
+            f"batch is {told(event.batch)}; it must lie between 1 and the records, {told(event.records)}"
+        )
+    if not 1 <= event.steps <= MOST:
+        raise PrivacyError(f"steps is {told(event.steps)}; it must lie between 1 and {MOST:g}")
 
 
 def _check_mode(noise: object) -> None:

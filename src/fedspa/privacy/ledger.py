@@ -7,10 +7,11 @@ the stored events cost together is for `cap` to say.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,9 +21,9 @@ from typing import Self
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema, ledger_witness
-from fedspa.privacy.cap import Cap, accountants, total_epsilon
-from fedspa.privacy.event import Event, Neighbours, UnknownKind, from_json, same_event
-from fedspa.privacy.ledger_errors import explained
+from fedspa.privacy.cap import Cap, FirstPlan, Total, admits, total
+from fedspa.privacy.event import MOST, Event, Neighbours, UnknownKind, from_json, same_event, told
+from fedspa.privacy.ledger_errors import damaged, explained
 from fedspa.privacy.ledger_witness import Witness
 
 
@@ -90,43 +91,68 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def reserve(self, agent: str, event: Event, run: str, message: str, *, cap: Cap | None = None) -> Reservation:
+    def reserve(
+        self,
+        agent: str,
+        event: Event,
+        run: str,
+        message: str,
+        *,
+        cap: Cap | None = None,
+        announced: int | None = None,
+    ) -> Reservation:
         """Record that `agent` takes part: durable on return, and counted once per (agent, run, message).
 
         With a `cap`, check and record are one step: of two processes that both want the last of a budget, one gets a
-        BudgetError. A reservation that is not `fresh` pays for one release only: see `release`.
+        BudgetError. A reservation that is not `fresh` pays for one release only: see `release`. `announced` is how
+        often the run's plan has the agent take part, in all; kept with the agent's first entry, it makes that plan the
+        one that is priced as a whole (`cap.admits`).
         """
-        return self.reserve_many({agent: event}, run, message, cap=cap)[0]
+        return self.reserve_many({agent: event}, run, message, cap=cap, announced=announced)[0]
 
     def reserve_many(
-        self, events: Mapping[str, Event], run: str, message: str, *, cap: Cap | None = None
+        self,
+        events: Mapping[str, Event],
+        run: str,
+        message: str,
+        *,
+        cap: Cap | None = None,
+        announced: int | None = None,
     ) -> list[Reservation]:
         """`reserve` for all agents of a round in one durable write: all of them, or (on any error) none."""
         for name, value in (("run", run), ("message", message), *(("agent", agent) for agent in events)):
             _check_name(name, value)
+        if announced is not None and not 1 <= announced <= MOST:
+            raise LedgerError(f"announced is {told(announced)}; it must lie between 1 and {MOST:g}")
         if cap is not None:
             # ε takes a fraction of a second. Evaluated here first, it is remembered, so that the lock below is held for
             # that long only where another process changed the total in between.
             for agent, event in events.items():
-                total_epsilon(self._after(agent, event, 1), cap.delta, cap.neighbours)
+                self.would_exceed(agent, event, cap, announced=announced)
         with self._write():
-            return self._reserve(events, run, message, cap)
+            return self._reserve(events, run, message, cap, announced)
 
-    def _reserve(self, events: Mapping[str, Event], run: str, message: str, cap: Cap | None) -> list[Reservation]:
+    def _reserve(
+        self, events: Mapping[str, Event], run: str, message: str, cap: Cap | None, announced: int | None = None
+    ) -> list[Reservation]:
         """Within a transaction. A simulated round is ten agents: what they share is read and written once for all."""
         reserved: list[Reservation] = []
         rows: list[tuple[int | str, ...]] = []
         ids = {event: self._event_id(event.to_json()) for event in dict.fromkeys(events.values())}
         entries, link = self._connection.execute("SELECT entries, hash FROM head").fetchone()
         now = _now()
+        beginners = set() if announced is None else set(events) - self._known(events)
+        plans: list[tuple[str, int, int | None]] = []
         for agent, event in events.items():
             found = self._find(agent, run, message)
             if found is None:
                 if cap is not None:
-                    self.require(agent, event, cap)
+                    self.require(agent, event, cap, announced=announced)
                 event_id, text = ids[event]
                 sequence = entries + 1 + len(rows)
-                link = ledger_schema.entry_hash(link, sequence, agent, run, message, text, now)
+                plan = announced if agent in beginners else None
+                plans += [] if plan is None else [(agent, sequence, plan)]
+                link = ledger_schema.entry_hash(link, sequence, agent, run, message, text, now, plan)
                 rows.append((sequence, agent, run, message, event_id, now, link))
                 found = Reservation(sequence, agent, run, message, event, now, fresh=True, digest=None)
             elif not same_event(found.event, event):
@@ -136,7 +162,14 @@ class Ledger:
                 )
             reserved.append(found)
         self._connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("INSERT INTO plan VALUES (?, ?, ?)", plans)
         return reserved
+
+    def _known(self, agents: Iterable[str]) -> set[str]:
+        """Those of `agents` that have entries."""
+        wanted = json.dumps(list(agents))
+        query = "SELECT DISTINCT agent FROM total WHERE agent IN (SELECT value FROM json_each(?))"
+        return {agent for (agent,) in self._connection.execute(query, (wanted,))}
 
     def _event_id(self, text: str) -> tuple[int, str]:
         """The number under which this event is kept, from now on if it was not known; and its text."""
@@ -217,28 +250,48 @@ class Ledger:
         with explained(self.path):
             return spent(self.path, self._connection, agent)
 
+    def first_plan(self, agent: str) -> FirstPlan | None:
+        """What was announced with the first entry of `agent`, if anything was."""
+        with explained(self.path):
+            return first_plan(self.path, self._connection, agent)
+
+    def total(self, agent: str, delta: float, neighbours: Neighbours) -> Total:
+        """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`, and what shows it."""
+        return total(self.spent(agent), delta, neighbours, self.first_plan(agent))
+
     def epsilon(self, agent: str, delta: float, neighbours: Neighbours) -> float:
-        """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`."""
-        return total_epsilon(self.spent(agent), delta, neighbours)
+        """`total`, the number alone."""
+        return self.total(agent, delta, neighbours).epsilon
 
-    def would_exceed(self, agent: str, event: Event, cap: Cap, *, participations: int = 1) -> bool:
-        """Whether that many more `event`s would bring `agent` above its cap. Advice: `reserve(cap=...)` decides."""
-        after = total_epsilon(self._after(agent, event, participations), cap.delta, cap.neighbours)
-        return not after <= cap.epsilon  # a NaN exceeds
+    def would_exceed(
+        self, agent: str, event: Event, cap: Cap, *, participations: int = 1, announced: int | None = None
+    ) -> bool:
+        """Whether that many more `event`s would bring `agent` above its cap. Advice: `reserve(cap=...)` decides.
 
-    def require(self, agent: str, event: Event, cap: Cap, *, participations: int = 1) -> None:
+        An agent without entries has `announced` of them as its first plan (if that is not given: `participations`).
+        """
+        after = self._after(agent, event, participations)
+        return not admits(after, cap, self._plan(agent, event, announced or participations))
+
+    def require(
+        self, agent: str, event: Event, cap: Cap, *, participations: int = 1, announced: int | None = None
+    ) -> None:
         """Raise a BudgetError, with the budget that remains, where `would_exceed` is true."""
-        if not self.would_exceed(agent, event, cap, participations=participations):
+        if not self.would_exceed(agent, event, cap, participations=participations, announced=announced):
             return
-        spent_epsilon = self.epsilon(agent, cap.delta, cap.neighbours)
-        after = total_epsilon(self._after(agent, event, participations), cap.delta, cap.neighbours)
+        spent = self.epsilon(agent, cap.delta, cap.neighbours)
+        plan = self._plan(agent, event, announced or participations)
+        after = total(self._after(agent, event, participations), cap.delta, cap.neighbours, plan)
         raise BudgetError(
-            f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent_epsilon):.4g} left: {spent_epsilon:.4g} of its cap "
+            f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent):.4g} left: {spent:.4g} of its cap "
             f"{cap.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
-            f"bring it to {after:.4g} (δ = {cap.delta:g}, {cap.neighbours}, "
-            f"{accountants(self._after(agent, event, participations))}); "
+            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {after.by}); "
             "ask for fewer or noisier participations"
         )
+
+    def _plan(self, agent: str, event: Event, announced: int) -> FirstPlan | None:
+        """The agent's first plan: what it began with, or what it would begin with now."""
+        return self.first_plan(agent) if self.spent(agent) else FirstPlan(event, announced)
 
     def _after(self, agent: str, event: Event, participations: int) -> Mapping[Event, int]:
         if participations < 1:
@@ -276,6 +329,25 @@ def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Eve
     for text, count in connection.execute(query, (agent,)):
         counts[parsed(path, text)] += count
     return counts
+
+
+def first_plan(path: Path, connection: sqlite3.Connection, agent: str) -> FirstPlan | None:
+    """What was announced with the first entry of `agent`, if anything was."""
+    if not ledger_schema.knows_plans(connection):
+        return None
+    found = connection.execute(
+        "SELECT text, participations FROM plan JOIN entry USING (sequence) JOIN event ON event.id = entry.event "
+        "WHERE plan.agent = ?",
+        (agent,),
+    ).fetchone()
+    return None if found is None else announced_plan(path, parsed(path, found[0]), found[1])
+
+
+def announced_plan(path: Path, event: Event, participations: object) -> FirstPlan:
+    """A first plan as the ledger's columns have it, which damage may have changed."""
+    if not (isinstance(participations, int) and participations >= 1):
+        raise LedgerError(damaged(path, "a first plan has no whole number of participations"))
+    return FirstPlan(event, participations)
 
 
 def parsed(path: Path, text: str) -> Event:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema, ledger_witness
-from fedspa.privacy.cap import Cap, accountants, total_epsilon
+from fedspa.privacy.cap import Cap, FirstPlan, total
 from fedspa.privacy.event import Event, Neighbours, from_json, noise_modes
-from fedspa.privacy.ledger import parsed
+from fedspa.privacy.ledger import announced_plan, parsed
 from fedspa.privacy.ledger_errors import damaged, explain, explained
 from fedspa.privacy.ledger_loss import Loss, losses
 from fedspa.privacy.ledger_witness import GENESIS, Witness
@@ -49,6 +49,7 @@ class RunSummary:
 class AgentSummary:
     """What one agent spent over all runs. The last two are None without a cap.
 
+    `epsilon` is the smallest cap that would have admitted all of it, `accountant` what shows that (`cap.total`).
     `noise` counts its participations by where the noise came from: ε is of `secure` and `exact` noise alone a
     guarantee. `epsilon_left` is the cap less ε; as ε grows more slowly than in proportion, `participations_left` (of
     `last_event`) is the number to plan with.
@@ -137,15 +138,30 @@ def each_agent(
             yield _agent(path, connection, name, spent, prices)
 
 
-_Spent = tuple[tuple[int, int], ...]  # (number of the event, how often), by number
+class _Spent(NamedTuple):
+    """(number of the event, how often), by number; and likewise what was announced first, if anything was."""
+
+    counts: tuple[tuple[int, int], ...]
+    first: tuple[int, int] | None
 
 
 def _totals(connection: sqlite3.Connection, agent: str | None = None) -> Iterator[tuple[str, _Spent]]:
     """Agents by name, with what they spent as the ledger counts it."""
-    only, values = ("", ()) if agent is None else (" WHERE agent = ?", (agent,))
-    rows = connection.execute(f"SELECT agent, event, count FROM total{only} ORDER BY agent, event", values)
+    only, values = ("", ()) if agent is None else (" WHERE total.agent = ?", (agent,))
+    announced, plans = "NULL, NULL", ""
+    if ledger_schema.knows_plans(connection):
+        announced = "entry.event, plan.participations"
+        plans = " LEFT JOIN plan ON plan.agent = total.agent LEFT JOIN entry ON entry.sequence = plan.sequence"
+    rows = connection.execute(
+        f"SELECT total.agent, total.event, total.count, {announced} FROM total{plans}{only} "
+        "ORDER BY total.agent, total.event",
+        values,
+    )
     for name, of_one in groupby(rows, key=itemgetter(0)):
-        yield name, tuple((event, count) for _, event, count in of_one)
+        held = list(of_one)
+        event, participations = held[0][3:]
+        first = None if event is None else (event, participations)
+        yield name, _Spent(tuple((row[1], row[2]) for row in held), first)
 
 
 def _noise(path: Path, connection: sqlite3.Connection) -> dict[str, int]:
@@ -155,6 +171,7 @@ def _noise(path: Path, connection: sqlite3.Connection) -> dict[str, int]:
 
 class _Price(NamedTuple):
     events: Mapping[Event, int]
+    first: FirstPlan | None
     epsilon: float
     accountant: str
 
@@ -175,11 +192,14 @@ class _Prices:
     def of(self, spent: _Spent) -> _Price:
         if spent not in self._known:
             try:
-                events = Counter({self._events[number]: count for number, count in spent})
+                events = Counter({self._events[number]: count for number, count in spent.counts})
+                first = None
+                if spent.first is not None:
+                    first = announced_plan(self._path, self._events[spent.first[0]], spent.first[1])
             except KeyError as error:
                 raise LedgerError(damaged(self._path, f"a total counts event {error}, which is missing")) from None
-            cost = total_epsilon(events, self.delta, self.neighbours)
-            self._known[spent] = _Price(events, cost, accountants(events))
+            cost, by = total(events, self.delta, self.neighbours, first)
+            self._known[spent] = _Price(events, first, cost, by)
         return self._known[spent]
 
     def left(self, spent: _Spent, event: Event) -> int | None:
@@ -189,9 +209,8 @@ class _Prices:
         if (spent, event) not in self._left:
             from fedspa.privacy import calibrate  # slow to import
 
-            events = self.of(spent).events
-            fit = calibrate.participations_within(event, self.cap.epsilon, self.delta, self.neighbours, events)
-            self._left[spent, event] = fit
+            price = self.of(spent)
+            self._left[spent, event] = calibrate.participations_within(event, self.cap, price.events, price.first)
         return self._left[spent, event]
 
 
@@ -277,6 +296,10 @@ def export(path: str | Path) -> dict[str, Any]:
                     "SELECT agent, text, count FROM total JOIN event ON event.id = total.event ORDER BY agent, event"
                 )
             ],
+            "plans": [
+                {"agent": agent, "sequence": sequence, "participations": participations}
+                for agent, sequence, participations in _plans(connection)
+            ],
             "entries": [
                 {
                     "sequence": sequence,
@@ -299,6 +322,13 @@ def export(path: str | Path) -> dict[str, Any]:
     except TypeError:  # a column was edited into bytes
         raise LedgerError(damaged(path, "bytes that are no text where text belongs")) from None
     return content
+
+
+def _plans(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
+    """First plans: of which agent, with which entry, how many participations were announced."""
+    if not ledger_schema.knows_plans(connection):
+        return []
+    return connection.execute("SELECT agent, sequence, participations FROM plan ORDER BY sequence").fetchall()
 
 
 def lines(path: str | Path) -> tuple[str, list[tuple[Any, ...]]]:
@@ -362,11 +392,12 @@ def _problems(path: Path, connection: sqlite3.Connection, seen: Witness | None) 
         "GROUP BY agent, event HAVING sum(kept) <> sum(counted)"
     ):
         yield f"total of agent {agent!r}, event {event} says {kept}, its entries are {counted}"
+    announced = {sequence: participations for _, sequence, participations in _plans(connection)}
     previous, last = GENESIS, 0
     for sequence, agent, run, message, text, reserved_at, link, _, _ in connection.execute(_ENTRIES):
         if sequence != last + 1:
             yield f"entries {last + 1} to {sequence - 1} are missing"
-        if link != _hash(previous, sequence, agent, run, message, text, reserved_at):
+        if link != _hash(previous, sequence, agent, run, message, text, reserved_at, announced.get(sequence)):
             yield f"entry {sequence}: its hash does not fit its content and the entry before it"
         previous, last = link, sequence
     entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone() or (0, 0, None)
@@ -377,7 +408,7 @@ def _problems(path: Path, connection: sqlite3.Connection, seen: Witness | None) 
         yield f"the head says {releases} releases, found {marked}"
 
 
-def _hash(previous: str, sequence: int, *content: str) -> str | None:
+def _hash(previous: str, sequence: int, *content: Any) -> str | None:
     try:
         return ledger_schema.entry_hash(previous, sequence, *content)
     except TypeError:  # a column was edited into bytes

@@ -66,6 +66,27 @@ def _refuse(name: str, when: str, condition: str, reason: str) -> str:
     return f"CREATE TRIGGER {name} BEFORE {when} WHEN {condition} BEGIN SELECT RAISE(ABORT, '{reason}'); END"
 
 
+# What an agent was told, with its first entry, of how often it would take part in that event: docs/accounting.md.
+_PLANS = (
+    """CREATE TABLE plan (
+        agent TEXT PRIMARY KEY,
+        sequence INTEGER NOT NULL REFERENCES entry (sequence),
+        participations INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    *(
+        _refuse(f"plan_no_{verb.lower()}", f"{verb} ON plan", "1", "a ledger only grows")
+        for verb in ("UPDATE", "DELETE")
+    ),
+    _refuse(
+        "plan_is_first",
+        "INSERT ON plan",
+        "(SELECT sum(count) FROM total WHERE agent = NEW.agent) IS NOT 1 "
+        "OR NOT EXISTS (SELECT 1 FROM entry WHERE agent = NEW.agent AND sequence = NEW.sequence)",
+        "a plan is announced with the first entry",
+    ),
+)
+
+
 _TRIGGERS = (
     # What was written stays.
     *(
@@ -124,7 +145,7 @@ _TRIGGERS = (
 )
 
 # What version 2 has beside all that. `identity`: a name drawn once, by which a witness and a run know their ledger.
-# `loss`: what an owner accepted to be gone, for every later reader.
+# `loss`: what an owner accepted to be gone, for every later reader. `plan`: what was announced to an agent first.
 _ADDED = (
     "CREATE TABLE identity (id INTEGER PRIMARY KEY CHECK (id = 1), name TEXT NOT NULL)",
     """CREATE TABLE loss (
@@ -142,15 +163,25 @@ _ADDED = (
     ),
     _refuse("identity_is_one", "INSERT ON identity", "EXISTS (SELECT 1 FROM identity)", "a ledger has one name"),
     _refuse("loss_is_new", "INSERT ON loss", "EXISTS (SELECT 1 FROM loss WHERE id = NEW.id)", "a ledger only grows"),
+    *_PLANS,
 )
 
 
 def entry_hash(
-    previous: str, sequence: int, agent: str, run: str, message: str, event_text: str, reserved_at: str
+    previous: str,
+    sequence: int,
+    agent: str,
+    run: str,
+    message: str,
+    event_text: str,
+    reserved_at: str,
+    announced: int | None = None,
 ) -> str:
-    """The link of the chain that `sequence` adds to `previous` (`GENESIS` for the first)."""
-    content = json.dumps([previous, sequence, agent, run, message, event_text, reserved_at], separators=(",", ":"))
-    return hashlib.sha256(content.encode("ascii")).hexdigest()
+    """The link of the chain that `sequence` adds to `previous` (`GENESIS` for the first). `announced` is of an agent's
+    first entry that came with a plan."""
+    content = [previous, sequence, agent, run, message, event_text, reserved_at]
+    content += [] if announced is None else [announced]
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
 def create(path: Path) -> None:
@@ -265,12 +296,17 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def knows_plans(connection: sqlite3.Connection) -> bool:
+    """Whether this ledger has what version 2 added: older ones get it when they are opened to write."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version > 1
+
+
 def alterations(connection: sqlite3.Connection) -> list[str]:
     """How the tables and triggers differ from what `create` and `connect` make."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
     found = {str(row[0]) for row in connection.execute(query)}  # str: in a damaged file it may be bytes
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    made = {*_TABLES, *_TRIGGERS, *(_ADDED if version > 1 else ())}
+    made = {*_TABLES, *_TRIGGERS, *(_ADDED if knows_plans(connection) else ())}
     return [
         *(f"missing or altered: {' '.join(sql.split()[1:3])}" for sql in sorted(made - found)),
         *(f"not part of a ledger: {' '.join(sql.split()[1:3])}" for sql in sorted(found - made)),
@@ -293,7 +329,7 @@ def _check_whole(path: Path, connection: sqlite3.Connection, version: int) -> No
     """Totals, events and head decide ε and must be sound. The entries behind them are for `verify` to read."""
     for problem in alterations(connection):
         raise LedgerError(damaged(path, problem))
-    for table in ("event", "total", "head", *(("identity", "loss") if version > 1 else ())):
+    for table in ("event", "total", "head", *(("identity", "loss", "plan") if version > 1 else ())):
         for (problem,) in connection.execute(f"PRAGMA quick_check({table})"):
             if problem != "ok":
                 raise LedgerError(damaged(path, problem))

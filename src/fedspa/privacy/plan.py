@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import GaussianEvent, Neighbours, Sampling
+from fedspa.privacy.event import MOST, GaussianEvent, Neighbours, Sampling, told
 
 Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile", "median"]
@@ -57,8 +57,10 @@ class Plan:
     clip_rule: ClipRule = "given"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.active <= self.dimension:
-            raise PrivacyError(f"k is {self.active}; it must lie between 1 and d = {self.dimension}")
+        if not 1 <= self.active <= self.dimension <= MOST:
+            raise PrivacyError(
+                f"k is {told(self.active)}; it must lie between 1 and d = {told(self.dimension)}, at most {MOST:g}"
+            )
         if self.clip not in get_args(Clipping):
             raise PrivacyError(f"clip is {self.clip!r}; allowed: {', '.join(get_args(Clipping))}")
         if self.clip_rule not in get_args(ClipRule):
@@ -71,11 +73,11 @@ class Plan:
             raise PrivacyError(f"neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
         if self.sampling == "fixed" and self.neighbours != "replace-one":
             raise PrivacyError("sampling 'fixed' has a sound accountant under neighbours 'replace-one' only")
-        if self.participations < 1:
-            raise PrivacyError(f"participations is {self.participations}; it must be at least 1")
+        if not 1 <= self.participations <= MOST:
+            raise PrivacyError(f"participations is {told(self.participations)}; it must lie between 1 and {MOST:g}")
+        _ = self.event  # checks sampling, batch, records, steps and noise
         if not 0 < self.delta < 1 / self.records:
             raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records = {1 / self.records:.3g}")
-        _ = self.event  # checks sampling, batch, records, steps and noise
 
     @property
     def compression(self) -> float:

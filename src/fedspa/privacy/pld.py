@@ -28,6 +28,8 @@ MOST_CELLS = 2**20
 # ε is told to this part of a cell's width at least, down to an ε that is as good as none.
 CELLS_BELOW = 256
 LEAST_EPSILON = 1e-3
+# Above this ε a bound is as good as the truth.
+ANY_EPSILON = 1e5
 # What a difference of normal tail masses may be wrong by, relative to the larger tail: a few tens of ulps.
 TAIL_ERROR = 4e-14
 LEFT_OUT = 1e-15
@@ -99,7 +101,7 @@ def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, 
     epsilon = at(interval)
     # The sketch may have guessed ε too high, by much where few steps leave a heavy tail: look closer then.
     while interval > choice.finest and epsilon > 0 and max(epsilon, LEAST_EPSILON) < CELLS_BELOW * interval:
-        interval = max(_power_of_two(max(epsilon, LEAST_EPSILON) / (2 * CELLS_BELOW)), choice.finest)
+        interval = max(power_of_two(max(epsilon, LEAST_EPSILON) / (2 * CELLS_BELOW)), choice.finest)
         epsilon = min(epsilon, at(interval))
     return epsilon
 
@@ -133,7 +135,7 @@ def _any_infinite(masses: Sequence[tuple[LossMass, int]]) -> float:
     return -math.expm1(sum(count * math.log1p(-part.infinite) for part, count in masses))
 
 
-def _power_of_two(interval: float) -> float:
+def power_of_two(interval: float) -> float:
     """Rounded down, so that a growing ledger meets the same discretisation again and the cache serves it."""
     return 2.0 ** math.floor(math.log2(interval))
 
@@ -202,8 +204,8 @@ def _choose(parts: Sequence[tuple[DominatingPair, int]], delta: float, reach: fl
     finest = max(width, spread) / MOST_CELLS
     return _Choice(
         tilt=tilt,
-        interval=_power_of_two(max(wanted, finest)),
-        finest=_power_of_two(finest),
+        interval=power_of_two(max(wanted, finest)),
+        finest=power_of_two(finest),
         above=float(orders[np.argmin(highs)]),
         below=float(orders[np.argmax(lows)]),
     )
@@ -230,7 +232,7 @@ def _epsilon(masses: Sequence[tuple[LossMass, int]], delta: float, choice: _Choi
 
     bottom = math.floor(low / interval)
     size = int(fft.next_fast_len(max(math.ceil(high / interval) - bottom + 1, 16), real=True))
-    if size > 8 * MOST_CELLS:
+    if size > 8 * MOST_CELLS or chernoff > ANY_EPSILON:
         return max(0.0, float(chernoff))
     losses = np.asarray((bottom + np.arange(size)) * interval)
     # Cells far below ε would overflow here; their exact mass no longer matters.
@@ -283,6 +285,8 @@ def _crossing(losses: Array, mass: Array, infinite: float, delta: float, ceiling
     discounted = np.cumsum((above * np.exp(scale))[::-1])[::-1] * np.exp(-scale)
     deltas = infinite - math.expm1(losses[0] - losses[1]) * discounted
     deltas = np.where(scale < 300.0, deltas, infinite + above)
+    if not np.isfinite(deltas).all():
+        return ceiling
     passed = np.flatnonzero((losses <= ceiling) & (deltas > delta))
     if passed.size == 0:
         return float(losses[0])

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import GaussianEvent
+from fedspa.privacy.event import MOST, GaussianEvent, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,11 @@ def published_epsilon(event: GaussianEvent, participations: int, delta: float, *
     """Theorem 1 for `participations` of `event`, α's range ignored."""
     _check(participations, delta)
     relative = _relative_variance(event.noise_multiplier, corrected)
-    slope = 3.5 * event.rate**2 * participations * event.steps / relative
-    alpha = 1 + math.sqrt(-math.log(delta) / slope)
-    value = slope * alpha - math.log(delta) / (alpha - 1)
+    with_noise_1 = 3.5 * event.rate**2 * participations * event.steps
+    # Noise whose square is beyond float64 is none, or all there can be.
+    slope = with_noise_1 / relative if relative else math.inf
+    alpha = 1 + math.sqrt(-math.log(delta) / slope) if slope else math.inf
+    value = slope + 2 * math.sqrt(-math.log(delta) * slope)  # slope·α + ln(1/δ)/(α − 1) at this α
     return Published(value, alpha, in_range(alpha, event.rate, relative), corrected)
 
 
@@ -62,6 +64,8 @@ def published_noise(
     # min over α is slope + 2·√(slope·ln(1/δ)): solved for the slope, then for σ'².
     log = -math.log(delta)
     slope = (epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
+    if slope == 0:
+        raise PrivacyError(f"epsilon is {epsilon}; Theorem 1 gives it at no finite noise")
     rate = GaussianEvent("fixed", batch, records, steps, 1.0).rate
     relative = 3.5 * rate**2 * participations * steps / slope
     return math.sqrt(relative / _relative_variance(1.0, corrected))
@@ -70,6 +74,8 @@ def published_noise(
 def in_range(alpha: float, rate: float, relative_variance: float) -> bool:
     """Theorem 1's conditions, σ'² in front of the logarithm; `relative_variance` is σ'²."""
     inside = rate * alpha * (1 + relative_variance)
+    if not 0 < inside < math.inf:
+        return False
     return relative_variance >= 0.7 and alpha <= 1 - 2 / 3 * relative_variance * math.log(inside)
 
 
@@ -116,11 +122,11 @@ def smallest_certified_epsilon(*, batch: int, records: int, steps: int, particip
 
 def _relative_variance(noise_multiplier: float, corrected: bool) -> float:
     """σ'² = σ²/φ², in units where √p·G/B is 1."""
-    return noise_multiplier**2 / (4 if corrected else 2)
+    return noise_multiplier * noise_multiplier / (4 if corrected else 2)
 
 
 def _check(participations: int, delta: float) -> None:
-    if participations < 1:
-        raise PrivacyError(f"participations is {participations}; it must be at least 1")
+    if not 1 <= participations <= MOST:
+        raise PrivacyError(f"participations is {told(participations)}; it must lie between 1 and {MOST:g}")
     if not 0 < delta < 1:
         raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")

@@ -25,9 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedspa.errors import FedspaError, LedgerError
+from fedspa.errors import BudgetError, FedspaError, LedgerError
 from fedspa.privacy.binomial_plan import AnyPlan
-from fedspa.privacy.cap import accountants, total_epsilon
+from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_witness import path_of
@@ -51,11 +51,11 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
     policy = None if settings.policy is None else Policy.load(settings.policy)
     if policy is not None:
         policy.check(job.plan)
-    if settings.ledger is None:
-        return
-    if not (folder := Path(settings.ledger).parent).is_dir():
+    if settings.ledger is not None and not (folder := Path(settings.ledger).parent).is_dir():
         raise LedgerError(f"run.ledger is {settings.ledger}: the folder {folder} does not exist; create it first")
-    if not Path(settings.ledger).exists():
+    if settings.ledger is None or not Path(settings.ledger).exists():
+        if policy is not None:
+            _refuse_first_plan(FirstPlan(job.plan.event, job.plan.participations), policy.cap)
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
         if policy is None:
@@ -64,6 +64,16 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
                 ledger.require(agent_name(number), job.plan.event, policy.cap, participations=left)
+
+
+def _refuse_first_plan(plan: FirstPlan, cap: Cap) -> None:
+    """Raise where agents that have spent nothing yet have no room for the whole run."""
+    if not admits({plan.event: plan.participations}, cap, plan):
+        cost, by = total({plan.event: plan.participations}, cap.delta, cap.neighbours, plan)
+        raise BudgetError(
+            f"the run costs ε = {shown(cost)} ({by}), above the policy's {cap.epsilon:.4g} (δ = {cap.delta:g}, "
+            f"{cap.neighbours}); take more noise or fewer rounds"
+        )
 
 
 def refuse_another_event(then: Event, now: Event) -> None:
@@ -97,12 +107,13 @@ def no_total(error: FedspaError) -> Total:
 
 def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> Total:
     """The largest over the agents of a simulation, of everything that the ledger holds, under the plan's relation."""
-    spent = [ledger.spent(agent_name(number)) for number in range(agents)]
-    held = {event for events in spent for event in events}
+    spent = {name: ledger.spent(name) for name in map(agent_name, range(agents))}
+    held = {event for events in spent.values() for event in events}
     # Events of fixed-size batches have no ε under add-remove; those of both kinds have one under replace-one.
     mixed = plan.neighbours == "add-remove" and any(event.sampling == "fixed" for event in held)
     relation = "replace-one" if mixed else plan.neighbours
-    largest = max(total_epsilon(events, plan.delta, relation) for events in spent)
+    totals = (total(events, plan.delta, relation, ledger.first_plan(name)) for name, events in spent.items())
+    largest, by = max(totals)
     if math.isinf(largest):
         return Total(
             None,
@@ -113,10 +124,10 @@ def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> Total:
         return Total(
             None,
             "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
-            f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({accountants(held)})",
+            f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({by})",
         )
-    words = seeded_words(noise_modes(sum(map(Counter, spent), Counter[Event]())))
-    return Total(largest, accountant=accountants(held) + ("" if words is None else f"; {words}"))
+    words = seeded_words(noise_modes(sum(map(Counter, spent.values()), Counter[Event]())))
+    return Total(largest, accountant=by + ("" if words is None else f"; {words}"))
 
 
 def draw_run_name(folder: Path) -> str:
@@ -206,7 +217,8 @@ class Books:
             cohort = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
             self._message = self._unused_name(t, cohort)
         events = dict.fromkeys(map(agent_name, cohort), self._event)
-        self._ledger.reserve_many(events, self.run, self._message, cap=self._cap)
+        announced = self._job.plan.participations if self._job.plan is not None else None
+        self._ledger.reserve_many(events, self.run, self._message, cap=self._cap, announced=announced)
         self.guarantee.took_part(cohort)
         return list(cohort)
 

@@ -82,7 +82,8 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
         else ""
     )
     total = (
-        f" With all earlier runs in the same ledger, against the server, ε = {shown(summary['epsilon_total'])}."
+        f" With all earlier runs in the same ledger, against the server, ε = {shown(summary['epsilon_total'])} "
+        f"({summary.get('accountant_total') or 'accountant not recorded'})."
         if summary["epsilon_total"] is not None
         else ""
     )

@@ -1,0 +1,121 @@
+"""A privacy filter: whether events that a server chose one after the other, each with all earlier releases before it,
+keep an agent's records within (ε, δ). docs/accounting.md has the proof.
+
+Let L be the loss of all that was released and K(λ) the sum of the events' moments (`moments`). For each λ > 0
+e^(λL − K(λ)) is a supermartingale, whoever chooses the events and however; so is its mean Σ w_λ·e^(λL − K(λ)) with
+weights that were fixed before. Where
+
+    1 − e^(ε − l)  ≤  δ·Σ w_λ·e^(λl − K(λ))     for every l > ε
+
+its expectation bounds that of (1 − e^(ε − L))₊ by δ, which is what (ε, δ) means. The condition reads nothing but the
+events, and the agent takes part only while it holds. (Feldman, Zrnic 2021 for one order; the mixture is the method of
+mixtures.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from fedspa.privacy.event import Event, Neighbours
+from fedspa.privacy.moments import ORDERS, directions
+from fedspa.privacy.pld import Array
+
+# Of δ, what pays for infinite losses: fixed before anything is released, as the weights are.
+_LEFT_OUT = 1 / 16
+# Tightness only: how far around its best order, in octaves, a cap's weights reach, and what is spread over all orders.
+_WIDTH = 0.25
+_ELSEWHERE = 0.02
+# The condition is checked between neighbouring l, and ε is looked for, this finely; ε beyond is called infinite.
+_POINTS = 800
+_PRECISION = 1e-4
+_MOST = 1e9
+
+
+def fits(events: Mapping[Event, int], epsilon: float, delta: float, neighbours: Neighbours) -> bool:
+    """Whether a filter that was set to (ε, δ) admits all these participations, in whatever order they came."""
+    if not events:
+        return True
+    if not delta > 0:
+        return False
+    return _fits(_sums(_counted(events), delta, neighbours), epsilon, delta)
+
+
+def least_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbours) -> float:
+    """The smallest ε (to four digits, from above) at which a filter at `delta` admits all these; infinite if none."""
+    return _least_epsilon(_counted(events), delta, neighbours)
+
+
+def _counted(events: Mapping[Event, int]) -> frozenset[tuple[Event, int]]:
+    return frozenset((event, count) for event, count in events.items() if count)
+
+
+@lru_cache(maxsize=4096)
+def _least_epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours) -> float:
+    sums = _sums(events, delta, neighbours)
+    if not events:
+        return 0.0
+    low, high = 1e-6, 1.0
+    while not _fits(sums, high, delta):
+        low, high = high, 8 * high
+        if high > _MOST:
+            return math.inf
+    while high > low * (1 + _PRECISION):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if _fits(sums, middle, delta) else (middle, high)
+    return high
+
+
+@lru_cache(maxsize=4096)
+def _sums(
+    events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours
+) -> tuple[tuple[Array, float], ...]:
+    """K and η of all events, for each direction in which a pair of neighbours may be read."""
+    left_out = _LEFT_OUT * delta
+    sides = 2 if neighbours == "add-remove" else 1
+    sums = [(np.zeros_like(ORDERS), 0.0) for _ in range(sides)]
+    # In a fixed order, so that sums are repeatable.
+    for event, count in sorted(events, key=lambda item: item[0].to_json()):
+        found = directions(event, left_out, neighbours)
+        for side in range(sides):
+            cumulants, infinite = sums[side]
+            moments = found[side % len(found)]  # one that is the same in both is told once
+            sums[side] = (
+                np.nextafter(cumulants + float(count) * moments.cumulants, math.inf),
+                infinite + count * moments.infinite,
+            )
+    return tuple(sums)
+
+
+def _fits(sums: tuple[tuple[Array, float], ...], epsilon: float, delta: float) -> bool:
+    if any(infinite > _LEFT_OUT * delta for _, infinite in sums):
+        return False
+    best, log_weights = _weights(epsilon, delta)
+    # Distances of l from ε around where 1 − e^(−x) and e^(λx) touch at the best order; the last stands for all beyond.
+    x = math.log1p(1 / best) * np.geomspace(1e-3, 1e3, _POINTS)
+    needed = np.log(-np.expm1(-np.append(x[1:], math.inf)))  # at the upper end of each cell, as it grows with l
+    at = epsilon + x
+    at[0] = epsilon
+    for cumulants, _ in sums:
+        exponents = log_weights + np.outer(at, ORDERS) - cumulants
+        with np.errstate(invalid="ignore"):
+            found = math.log((1 - _LEFT_OUT) * delta) + np.logaddexp.reduce(exponents, axis=1)  # at the lower end
+        if not (needed <= found - 1e-9).all():  # a NaN does not fit
+            return False
+    return True
+
+
+def _weights(epsilon: float, delta: float) -> tuple[float, Array]:
+    """The order at which a Gaussian that costs (ε, δ) is priced best, and weights around it that sum to 1."""
+    tail = -math.log(delta)
+    best = (tail + math.sqrt(tail * (tail + epsilon))) / epsilon
+    for _ in range(3):  # the conversion of moments into ε takes off about ln(1 + λ)
+        less = max(tail - math.log1p(best), 1.0)
+        best = (less + math.sqrt(less * (less + epsilon))) / epsilon
+    best = min(max(best, float(ORDERS[0])), float(ORDERS[-1]))
+    octaves = np.log2(ORDERS / best)
+    weights = np.exp(-((octaves / _WIDTH) ** 2) / 2) + _ELSEWHERE / (1 + octaves**2)
+    return best, np.log(weights / weights.sum())
