@@ -153,7 +153,8 @@ def test_a_bad_record_counts_as_zero(tmp_path, monkeypatch, question):
 def test_no_words_of_the_server_make_a_refusal_tell(tmp_path, monkeypatch, words):
     codes = set()
     for number, made in enumerate((BAD | ODD).values()):
+        site = holder(tmp_path, made, monkeypatch, data=f"clinic:{tmp_path}/{number}")
         with pytest.raises(agent.Refusal) as caught:
-            participate(holder(tmp_path / str(number), made, monkeypatch), replace(ASKED, **words), torch.zeros(650))
+            participate(site, replace(ASKED, **words), torch.zeros(650))
         codes.add(caught.value.code)
     assert codes == {"terms"}
