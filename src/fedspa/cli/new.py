@@ -20,9 +20,9 @@ def new(folder: Annotated[Path, typer.Argument(help="A folder that does not exis
     """
     template = resources.files("fedspa.cli").joinpath("template")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
+        if folder.exists() and any(folder.iterdir()):  # looks first: a name that cannot be leaves no parents behind
             raise ConfigError(f"{folder} is not empty; name a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             (folder / name).write_bytes(template.joinpath(name).read_bytes())
     except OSError as error:
