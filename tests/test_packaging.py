@@ -119,7 +119,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     if shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) is not None:
         assert len(native) == 1
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert "fedspa = fedspa.cli:main" in entry_points
+    assert "fedspa = fedspa.__main__:main" in entry_points
     required = {str(Requirement(text)) for text in about.get_all("Requires-Dist", []) if "extra ==" not in text}
     assert required == {str(requirement) for requirement in licences.direct()["use"]}
     assert set(about.get_all("Provides-Extra", [])) == licences.direct().keys() - {"use"}

@@ -45,7 +45,9 @@ def parse(text: str) -> dict[str, Any]:
     """The table that `text` spells out."""
     try:
         return tomllib.loads(text)
-    except ValueError as error:  # tomllib's own, and Python's for an integer of thousands of digits
+    except tomllib.TOMLDecodeError as error:
         raise NotToml(str(error)) from None
+    except ValueError:  # Python's own
+        raise NotToml("a number in it has too many digits") from None
     except RecursionError:
         raise NotToml("it is nested too deeply to be read") from None

@@ -166,6 +166,8 @@ def test_privacy_prints_every_row_with_its_soundness(call: Call) -> None:
         ("privacy --batch 10 --records 60 --local-steps 1 --participations 1 --delta 2 --noise 1", "delta"),
         ("privacy --batch 10 --records 60 --local-steps 0 --participations 1 --delta 1e-3 --noise 1", "steps"),
         ("ledger show nowhere.sqlite", "nowhere.sqlite"),
+        ("watch nowhere --every nan", "--every"),
+        (f"new here/{'x' * 300}", "too long"),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_no_files(call: Call, tmp_path: Path, words: str, named: str) -> None:

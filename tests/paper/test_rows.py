@@ -123,9 +123,9 @@ def test_a_table_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_machine_is_shared_out_among_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)), raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert machine_overrides("auto", 1) == ["run.device=cpu", "run.threads=16"]
-    assert machine_overrides("auto", 5) == ["run.device=cpu", "run.threads=3"]
-    assert machine_overrides("auto", 99) == ["run.device=cpu", "run.threads=1"]
+    assert machine_overrides("auto", 1) == ['run.device="cpu"', "run.threads=16"]
+    assert machine_overrides("auto", 5) == ['run.device="cpu"', "run.threads=3"]
+    assert machine_overrides("auto", 99) == ['run.device="cpu"', "run.threads=1"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert machine_overrides("auto", 1)[0] == "run.device=cuda"
-    assert machine_overrides("cpu", 1)[0] == "run.device=cpu"
+    assert machine_overrides("auto", 1)[0] == 'run.device="cuda"'
+    assert machine_overrides("cpu", 1)[0] == 'run.device="cpu"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedspa.cli import interrupt
+from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +29,8 @@ def watch(
 
     Example: fedspa watch runs/my-run
     """
+    if math.isnan(every):  # within every range, to a comparison
+        raise ConfigError("--every is nan; it must be a number of seconds")
     from rich.console import Console
     from rich.live import Live
 

@@ -32,6 +32,7 @@ def _a_path(text: str) -> str:
 
 
 # Every number has bounds, far beyond any use and well within what the code behind it can count, store or invert.
+MOST_THREADS = 1024
 _LONGEST_NAME = 255  # of a file, in bytes, on every usual file system
 Many = Annotated[int, Field(ge=1, le=10**7)]  # agents, records
 Times = Annotated[int, Field(ge=1, le=10**6)]  # rounds, steps
@@ -228,7 +229,7 @@ class Run(Section):
         "auto", description="What runs the local steps; `auto` takes the fastest that can."
     )
     tf32: bool = Field(False, description="TF32 on GPUs, for the stacked engine.")
-    threads: Annotated[int, Field(ge=1, le=1024)] = Field(
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] = Field(
         2,
         description="Threads of the native engine: one per agent. They change the time, and not one bit of the result.",
     )
