@@ -5,26 +5,19 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from scipy import stats
 
-from fedspa.audit import plants
-from fedspa.audit.attacks import epsilon_check, mu_check
-from fedspa.audit.batches import sampler_checks
-from fedspa.audit.canaries import run_checks
-from fedspa.audit.noise import noise_checks
-from fedspa.audit.pairs import pair_check
-from fedspa.audit.probe import (
-    engine_mu_check,
-    engine_noise_checks,
-    engine_pair_check,
-    engine_sampler_checks,
-    make_probe,
-)
-from fedspa.audit.run import COMMON, PER_RELATION, audit
-from fedspa.audit.setting import from_config, synthetic
-from fedspa.audit.target import production
+from fedspa.audit.gaussian import GAUSSIAN, canaries, engine, release
+from fedspa.audit.gaussian.target import broken, synthetic
+from fedspa.audit.setting import FALSE_ALARM, Setting
+from fedspa.audit.targets import of_config
 from fedspa.errors import ConfigError
 from fedspa.mechanism.release import noisy_mean
+
+SEEDED = Setting("seeded")
+# What a question of the default audit is given: 13 and 3 for each relation rest on chance.
+ALPHA = FALSE_ALARM / 19
 
 
 @pytest.mark.slow
@@ -39,30 +32,27 @@ from fedspa.mechanism.release import noisy_mean
 )
 def test_production_holds(clip, sampling, mode):
     """With the operating system's noise: fails without a fault once in 10,000 runs."""
-    setting = synthetic(clip=clip, sampling=sampling, noise_mode=mode, draws=1000)
-    report = audit(setting, production("auto", exact=setting.exact))
+    target = synthetic(clip=clip, sampling=sampling)
+    report = GAUSSIAN.audit(Setting(mode, draws=1000), target)
     assert report.holds, [check for check in report.checks if not check.holds]
     chance = [check for check in report.checks if check.confidence < 1]
     exact_sizes = 2 if sampling == "fixed" else 0  # a fixed size leaves nothing to chance
-    assert len(chance) == COMMON - exact_sizes + PER_RELATION * len(setting.relations)
+    assert len(chance) == 13 - exact_sizes + 3 * len(target.relations)
+    assert sum(1 - check.confidence for check in chance) == pytest.approx(FALSE_ALARM)
 
 
-def pairs(setting, target, alpha):
-    probe = make_probe(setting, target)
-    return [
-        *(pair_check(setting, target, plan) for plan in setting.plans()),
-        *(engine_pair_check(setting, target, probe, plan) for plan in setting.plans()),
-    ]
+def pairs(setting, target):
+    for plan in target.plans():
+        yield release.pair_question(setting, target, plan)
+        yield engine.pair_question(setting, target, plan)
 
 
-def noise(setting, target, alpha):
-    probe = make_probe(setting, target)
-    return [*noise_checks(setting, target, alpha), *engine_noise_checks(setting, target, probe, alpha)]
+def noise(setting, target):
+    return [*release.noise_questions(setting, target), *engine.noise_questions(setting, target)]
 
 
-def batches(setting, target, alpha):
-    probe = make_probe(setting, target)
-    return [*sampler_checks(setting, target, alpha), *engine_sampler_checks(setting, probe, alpha)]
+def batches(setting, target):
+    return [*release.direct_sampler_questions(setting, target), *engine.update_sampler_questions(setting, target)]
 
 
 # The questions that are there for each mistake, and which of them must see it, in the mechanism and in a run's engine.
@@ -79,57 +69,58 @@ CAUGHT_BY = {
 }
 
 
-@pytest.mark.parametrize(("name", "clip"), [*zip(plants.PLANTS, itertools.cycle(["coordinate", "l2"]))])
+@pytest.mark.parametrize(("name", "clip"), [*zip(GAUSSIAN.plants, itertools.cycle(["coordinate", "l2"]))])
 def test_every_plant_is_caught(name, clip):
     """At the false-alarm rate of a whole audit; over seeds 1 to 8 each mistake was caught 8 times."""
-    setting = synthetic(clip=clip, draws=200, noise_mode="seeded")
-    alpha = setting.false_alarm / (COMMON + PER_RELATION * len(setting.relations))
     questions, wanted = CAUGHT_BY[name]
-    checks = questions(setting, plants.plant(name, production("auto", exact=False)), alpha)
-    assert {check.name for check in checks if not check.holds} >= wanted
+    asked = questions(replace(SEEDED, draws=200), GAUSSIAN.planted(name, synthetic(clip=clip)))
+    assert {question.name for question in asked if not question.answer(ALPHA).holds} >= wanted
 
 
 def test_an_unknown_plant_is_an_error():
     with pytest.raises(ConfigError, match="sensitivity"):
-        plants.plant("sensitivty", production("auto", exact=False))
+        GAUSSIAN.planted("sensitivty", synthetic())
 
 
 def test_canaries_hold_on_production_and_see_noise_that_is_missing():
-    setting = synthetic(noise_mode="seeded")
-    target = production("auto", exact=False)
-    sound = run_checks(setting, target, 1e-5)
-    assert all(check.holds for check in sound)
-    assert sound[-1].lower_bound > 0.2
+    *others, sound = (question.answer(1e-5) for question in canaries.run_questions(SEEDED, synthetic()))
+    assert sound.holds
+    assert all(check.holds for check in others)
+    assert sound.lower_bound > 0.2
 
     def faint(chunks, plan, noise, on_grid):
         return noisy_mean(chunks, replace(plan, noise_multiplier=plan.noise_multiplier / 6), noise, on_grid=on_grid)
 
-    broken = run_checks(setting, plants._broken(target, release=faint), 1e-5)
-    assert broken[-1].lower_bound > broken[-1].claimed
+    loud = canaries.run_questions(SEEDED, broken(synthetic(), release=faint))[-1].answer(1e-5)
+    assert loud.lower_bound > loud.claimed
 
 
-def test_noise_keyed_by_the_mask_is_seen_in_a_run():
-    setting = synthetic()
-    checks = run_checks(setting, plants.plant("seed", production("auto", exact=False)), 1e-5)
-    assert [check.name for check in checks if not check.holds] == ["run: keys"]
+@pytest.mark.parametrize("name", ["seed", "seed-reused"])
+def test_noise_of_public_or_shared_keys_is_seen_in_a_run(name):
+    questions = canaries.run_questions(Setting(), GAUSSIAN.planted(name, synthetic()))
+    assert [question.name for question in questions if not question.answer(1e-5).holds] == ["run: keys"]
 
 
-def release_questions(setting, target, alpha):
-    return [
-        *(mu_check(setting, target, plan, alpha) for plan in setting.plans()),
-        *(epsilon_check(setting, target, plan, alpha) for plan in setting.plans()),
-        *noise_checks(setting, target, alpha),
-        *sampler_checks(setting, target, alpha),
-    ]
+def test_a_run_that_the_server_refuses_is_a_failed_check():
+    def far_off(chunks, plan, noise, on_grid):
+        return torch.full((plan.active,), 1e9, dtype=torch.float64), plan.clip_value
+
+    (check,) = (q.answer(0.0) for q in canaries.run_questions(SEEDED, broken(synthetic(), release=far_off)))
+    assert (check.name, check.holds, check.confidence) == ("run: updates", False, 1.0)
 
 
-def engine_questions(setting, target, alpha):
-    probe = make_probe(setting, target)
-    return [
-        *(engine_mu_check(setting, target, probe, plan, alpha) for plan in setting.plans()),
-        *engine_noise_checks(setting, target, probe, alpha),
-        *engine_sampler_checks(setting, probe, alpha),
-    ]
+def release_questions(setting, target):
+    for plan in target.plans():
+        yield release.mu_question(setting, target, plan)
+        yield release.epsilon_question(setting, target, plan)
+    yield from release.noise_questions(setting, target)
+    yield from release.direct_sampler_questions(setting, target)
+
+
+def engine_questions(setting, target):
+    yield from (engine.mu_question(setting, target, plan) for plan in target.plans())
+    yield from engine.noise_questions(setting, target)
+    yield from engine.update_sampler_questions(setting, target)
 
 
 @pytest.mark.slow
@@ -145,12 +136,11 @@ def test_false_alarms_come_no_oftener_than_stated(questions, of_fit):
     one that alarms three times too often does so with a chance of 0.7, four times too often with one of 0.99. The union
     of all stays within the sum of their shares; the questions of fit must alarm now and then."""
     repetitions, alpha = 100, 0.1
-    target = production("auto", exact=False)
     alarms: Counter[str] = Counter()
     for seed in range(repetitions):
         # The rate is promised for any number of draws: the fewest that are allowed.
-        setting = synthetic(noise_mode="seeded", seed=seed, draws=100)
-        alarms.update(check.name for check in questions(setting, target, alpha) if not check.holds)
+        asked = questions(Setting("seeded", seed=seed, draws=100), synthetic())
+        alarms.update(question.name for question in asked if not question.answer(alpha).holds)
     limit = stats.binom.isf(1e-6, repetitions, alpha)
     assert all(count <= limit for count in alarms.values()), alarms
     for name in of_fit:
@@ -164,16 +154,22 @@ def test_the_mechanism_of_a_config(tmp_path):
         "[federation]\nagents = 4\nrounds = 2\nper_round = 4\n[algorithm]\ncompression = 0.3\nbatch = 20\n"
         '[privacy]\nnoise_multiplier = 1.3\nclip = "coordinate"\nclip_value = 0.02\nclip_rule = "quantile"\n'
     )
-    setting = from_config(path, draws=500)
-    assert setting.plan.clip_rule == "quantile"
-    assert setting.plan.batch == 20
-    report = audit(setting, production(setting.engine, exact=setting.exact))
+    mechanism, target, setting = of_config(path, ['privacy.noise="seeded"'], {}, 500, 0)
+    assert mechanism is GAUSSIAN
+    assert target.plan.clip_rule == "quantile"
+    assert target.plan.batch == 20
+    report = mechanism.audit(setting, target)
     assert report.holds, [check for check in report.checks if not check.holds]
-    assert report.notes  # seeded is the simulator's default, and no protection
+    assert report.notes  # seeded noise is no protection
 
 
 def test_a_config_without_a_claim_is_refused(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('[algorithm]\nname = "fedavg"\n')
     with pytest.raises(ConfigError, match="promises no privacy"):
-        from_config(path)
+        of_config(path, [], {}, 500, 0)
+
+
+def test_a_clip_read_off_the_data_has_no_claim():
+    with pytest.raises(ConfigError, match="no claim to audit"):
+        replace(synthetic(), plan=replace(synthetic().plan, clip_rule="median"))

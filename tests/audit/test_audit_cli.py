@@ -3,7 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fedspa.audit.setting import from_config
+from fedspa.audit.targets import of_config
 from fedspa.cli import app
 from fedspa.errors import ConfigError
 
@@ -47,6 +47,9 @@ def test_the_table_names_what_failed():
         (("--plant", "sampling-fixed", "--sampling", "fixed"), "no mistake"),
         (("--config", "x.toml"), "--noise-mode and --config"),
         (("--set", "run.seed=1"), "name a config"),
+        (("--noise-mode", "loud"), "--noise-mode is 'loud'; allowed: secure, exact, seeded"),
+        (("--engine", "warp"), "--engine is 'warp'; allowed: auto"),
+        (("--algorithm", "fedspa", "--config", "x.toml"), "--algorithm and --config"),
     ],
 )
 def test_bad_flags_say_what_is_allowed(arguments, words):
@@ -59,6 +62,8 @@ def test_a_configs_keys_can_be_set(tmp_path):
     """Of a mask by layers too: what is audited is the plan of the run."""
     path = tmp_path / "run.toml"
     path.write_text('[model]\nname = "mlp"\n[algorithm]\nmask = "fixed"\nlayer_shares = [0, 1, 0.1, 1]\n')
-    setting = from_config(path, overrides=["privacy.noise_multiplier=1.5", "privacy.clip_value=0.25"], draws=300)
-    assert (setting.plan.active, setting.plan.dimension) == (64 + 64 + 10, 4810)
-    assert (setting.plan.noise_multiplier, setting.plan.clip_value) == (1.5, 0.25)
+    sets = ["privacy.noise_multiplier=1.5", "privacy.clip_value=0.25", 'run.engine="generic"']
+    _, target, setting = of_config(path, sets, {}, 300, 0)
+    assert (target.plan.active, target.plan.dimension) == (64 + 64 + 10, 4810)
+    assert (target.plan.noise_multiplier, target.plan.clip_value) == (1.5, 0.25)
+    assert (setting.engine, setting.draws) == ("generic", 300)

@@ -49,10 +49,10 @@ def test_mu_lower_is_zero_for_a_coin():
 def test_epsilon_lower_of_randomised_response():
     """Truth told with chance e/(1 + e): ε is exactly 1, and more is never shown."""
     n, rate = 1_000_000, math.e / (1 + math.e)
-    bound = epsilon_lower(round(rate * n), round((1 - rate) * n), n, 0.0, 1e-4)
+    bound = epsilon_lower(0.0, round(rate * n), round((1 - rate) * n), n, 1e-4)
     assert 0.98 < bound < 1.0
-    assert epsilon_lower(round(rate * n), round((1 - rate) * n), n, 0.2, 1e-4) < bound
-    assert epsilon_lower(100, 900, 1000, 0.0, 0.05) == 0.0
+    assert epsilon_lower(0.2, round(rate * n), round((1 - rate) * n), n, 1e-4) < bound
+    assert epsilon_lower(0.0, 100, 900, 1000, 0.05) == 0.0
 
 
 def test_one_run_bound_has_its_closed_form_when_all_guesses_are_right():

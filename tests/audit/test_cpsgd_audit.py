@@ -18,19 +18,12 @@ from typer.testing import CliRunner
 
 from fedspa.algorithms import Agent, Terms, cpsgd
 from fedspa.algorithms.base import Answer
-from fedspa.audit import cpsgd_neighbours, cpsgd_setting
-from fedspa.audit.cpsgd import (
-    QUESTIONS,
-    QUESTIONS_A_VARIANT,
-    audit,
-    noise_checks,
-    pair_checks,
-    rounding_check,
-)
-from fedspa.audit.cpsgd_answers import answer_noise_checks, keys_check, sampler_checks
-from fedspa.audit.cpsgd_neighbours import answer_checks, most_apart
-from fedspa.audit.cpsgd_plants import CPSGD_PLANTS, plant
-from fedspa.audit.cpsgd_setting import FALSE_ALARM, CpsgdSetting, CpsgdTarget, synthetic
+from fedspa.audit.binomial import BINOMIAL, answers, release
+from fedspa.audit.binomial.answers import most_apart
+from fedspa.audit.binomial.target import Target, synthetic
+from fedspa.audit.result import Check, Question
+from fedspa.audit.setting import FALSE_ALARM, Setting
+from fedspa.audit.targets import AUDITED
 from fedspa.cli import app
 from fedspa.engine import native
 from fedspa.engine.choose import EngineName
@@ -47,58 +40,66 @@ from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping
 
 # The check that is there for each mistake, and the questions of the audit that it is one of.
 CAUGHT_BY: dict[str, tuple[str, Callable[..., Any]]] = {
-    "sensitivity": ("pair: Δ₁, coordinate", pair_checks),
-    "noise": ("noise: law, coordinate", noise_checks),
-    "noise-missing": ("noise: law, coordinate", noise_checks),
-    "clip": ("pair: Δ∞, coordinate", pair_checks),
-    "rounding": ("rounding, coordinate", rounding_check),
-    "seed": ("keys", keys_check),
-    "seed-reused": ("keys", keys_check),
-    "sampling": ("sampler: rounds", sampler_checks),
-    "engine-clip": ("answer: Δ₂, coordinate", answer_checks),
-    "engine-norm": ("answer: Δ₂, coordinate", answer_checks),
+    "sensitivity": ("pair: Δ₁, coordinate", release.pair_questions),
+    "noise": ("noise: law, coordinate", release.noise_questions),
+    "noise-missing": ("noise: law, coordinate", release.noise_questions),
+    "clip": ("pair: Δ∞, coordinate", release.pair_questions),
+    "rounding": ("rounding, coordinate", release.rounding_question),
+    "seed": ("keys", answers.keys_question),
+    "seed-reused": ("keys", answers.keys_question),
+    "sampling": ("sampler: rounds", answers.round_sampler_questions),
+    "engine-clip": ("answer: Δ₂, coordinate", answers.neighbour_questions),
+    "engine-norm": ("answer: Δ₂, coordinate", answers.neighbour_questions),
 }
 
 
-SETTING = synthetic(noise_mode="seeded", draws=200)
-# As the audit of one variant shares out its false-alarm rate of 10⁻⁴.
-ALPHA = FALSE_ALARM / (QUESTIONS + QUESTIONS_A_VARIANT)
+SETTING = Setting("seeded", draws=200)
+TARGET = synthetic()
+# Seeded, so that the tests below are decided once and for all; one variant, to be quick.
+ONE = replace(TARGET, variants=TARGET.variants[:1])
+# As the audit of one variant shares out its false-alarm rate: 8 questions of chance, and 3 of sampler and keys.
+ALPHA = FALSE_ALARM / 11
 Fault = Callable[[ClippedSums, Tensor, Tensor, Tensor, Clipping, float], Tensor]
 NO_NATIVE = native.supports(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (4,))
 native_only = pytest.mark.skipif(NO_NATIVE is not None, reason=f"the native engine is not possible here: {NO_NATIVE}")
 
 
-def failed(target: CpsgdTarget, of: str) -> set[str]:
-    return {check.name for check in answer_checks(SETTING, target, variant(of), of) if not check.holds}
+def judged(questions: list[Question] | Question, alpha: float = ALPHA) -> list[Check]:
+    return [question.answer(alpha) for question in (questions if isinstance(questions, list) else [questions])]
 
 
-def setting(draws: int = 800) -> CpsgdSetting:
-    """Seeded, so that the tests below are decided once and for all; one variant, to be quick."""
-    full = synthetic(noise_mode="seeded", draws=draws)
-    return replace(full, variants=full.variants[:1])
+def neighbours(target: Target = TARGET, of: str = "coordinate", setting: Setting = SETTING) -> list[Check]:
+    return judged(answers.neighbour_questions(setting, target, variant(of)))
+
+
+def failed(target: Target, of: str) -> set[str]:
+    return {check.name for check in neighbours(target, of) if not check.holds}
 
 
 @pytest.fixture
 def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of the smaller batch only: a third of the records, and no weaker a test where it sees the fault."""
-    monkeypatch.setattr(cpsgd_neighbours, "BATCHES", cpsgd_neighbours.BATCHES[:1])
+    monkeypatch.setattr(answers, "BATCHES", answers.BATCHES[:1])
 
 
 def test_the_real_thing_holds_in_every_variant() -> None:
-    report = audit(synthetic(noise_mode="seeded", draws=200), CpsgdTarget())
+    report = BINOMIAL.audit(SETTING, TARGET)
     assert report.holds
     assert len(report.checks) == 3 * 12 + 4
+    # A fixed size leaves nothing to chance, and neither does Δ∞ or a distance of answers.
+    chance = [1 - check.confidence for check in report.checks if check.confidence < 1]
+    assert len(chance) == 3 * 8 + 3
+    assert sum(chance) == pytest.approx(FALSE_ALARM)
     assert {check.name for check in report.checks} >= {name for name, _ in CAUGHT_BY.values()}
 
 
 def test_draws_could_refute_what_is_claimed() -> None:
     """An attack on n draws of either side shows an ε of ln n at most."""
-    full = synthetic()
-    claims = [epsilon({plan.event: 1}, plan.delta, neighbours="replace-one") for plan in full.variants]
-    assert 0 < max(claims) < math.log(full.draws)
+    claims = [epsilon({plan.event: 1}, plan.delta, neighbours="replace-one") for plan in TARGET.variants]
+    assert 0 < max(claims) < math.log(Setting().draws)
 
 
-@pytest.mark.parametrize("name", CPSGD_PLANTS)
+@pytest.mark.parametrize("name", BINOMIAL.plants)
 @pytest.mark.usefixtures("one_batch")
 def test_a_planted_mistake_is_caught(name: str) -> None:
     """By the questions that are there for it, as the whole audit of 800 draws asks them; sound code passes them. Over
@@ -107,22 +108,21 @@ def test_a_planted_mistake_is_caught(name: str) -> None:
         pytest.skip(f"the native engine is not possible here: {NO_NATIVE}")
     wanted, ask = CAUGHT_BY[name]
 
-    def holds(target: CpsgdTarget) -> bool:
-        about = () if ask in (keys_check, sampler_checks) else (SETTING.variants[0], "coordinate")
-        found = ask(setting(), target, *about, *(() if ask is answer_checks else (ALPHA,)))
-        (check,) = (check for check in (found if isinstance(found, list) else [found]) if check.name == wanted)
+    def holds(target: Target) -> bool:
+        about = () if ask in (answers.keys_question, answers.round_sampler_questions) else (variant("coordinate"),)
+        (check,) = (c for c in judged(ask(replace(SETTING, draws=800), target, *about)) if c.name == wanted)
         return check.holds
 
-    assert not holds(plant(name, CpsgdTarget()))
-    assert holds(CpsgdTarget())
+    assert not holds(BINOMIAL.planted(name, ONE))
+    assert holds(ONE)
 
 
 def test_every_plant_has_its_check() -> None:
-    assert CAUGHT_BY.keys() == set(CPSGD_PLANTS)
+    assert CAUGHT_BY.keys() == set(BINOMIAL.plants)
 
 
 def variant(name: str) -> BinomialPlan:
-    return dict(zip(("coordinate", "coordinate, rotated", "l2, rotated"), SETTING.variants))[name]
+    return dict(zip(("coordinate", "coordinate, rotated", "l2, rotated"), TARGET.variants))[name]
 
 
 @native_only
@@ -130,7 +130,7 @@ def variant(name: str) -> BinomialPlan:
 @pytest.mark.parametrize("of", ["coordinate, rotated", "l2, rotated"])
 @pytest.mark.usefixtures("one_batch")
 def test_an_engine_that_clips_wrongly_is_caught_with_rotation_too(name: str, of: str) -> None:
-    assert failed(plant(name, CpsgdTarget()), of) >= {f"answer: Δ₂, {of}"}
+    assert failed(BINOMIAL.planted(name, TARGET), of) >= {f"answer: Δ₂, {of}"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_every_engine_holds_and_the_worst_pair_reaches_the_claim(
 ) -> None:
     if engine == "generic":  # one example at a time, whatever the batch
         request.getfixturevalue("one_batch")
-    checks = answer_checks(replace(SETTING, engine=engine), CpsgdTarget(), variant(of), of)
+    checks = neighbours(of=of, setting=replace(SETTING, engine=engine))
     assert all(check.holds and check.confidence == 1 for check in checks)
     assert checks[2].lower_bound >= 0.995 * checks[2].claimed
 
@@ -150,7 +150,7 @@ def test_every_engine_holds_and_the_worst_pair_reaches_the_claim(
 @pytest.mark.parametrize("of", ["coordinate", "l2, rotated"])
 def test_the_size_of_the_bound_makes_no_alarm(clip_value: float, of: str) -> None:
     plan = variant(of).with_clip_value(clip_value)
-    assert all(check.holds for check in answer_checks(SETTING, CpsgdTarget(), plan, of))
+    assert all(check.holds for check in judged(answers.neighbour_questions(SETTING, TARGET, plan)))
 
 
 def test_exact_gradients_are_taken_one_by_one() -> None:
@@ -162,7 +162,7 @@ def test_exact_gradients_are_taken_one_by_one() -> None:
         raise StopAsyncIteration  # seen enough
 
     with pytest.raises(StopAsyncIteration):
-        answer_checks(replace(SETTING, noise_mode="exact"), CpsgdTarget(respond=watched), variant("coordinate"), "")
+        neighbours(replace(TARGET, respond=watched), setting=replace(SETTING, noise_mode="exact"))
     assert seen == {("generic", True)}
 
 
@@ -173,7 +173,7 @@ def test_no_chance_in_the_distances_of_answers(of: str, batch: int, dimension: i
     plan = replace(variant(of), bits=16, batch=batch, records=batch, dimension=dimension)
     l1, l2, largest = sensitivity(plan.event, 1.0)
     r, d = math.sqrt(plan.coordinates) * (2**16 - 1) / (batch * spread(plan.event)), plan.coordinates
-    most = most_apart(CpsgdTarget(), plan)
+    most = most_apart(TARGET, plan)
     if plan.rotation:
         assert most == pytest.approx((largest, math.sqrt(d) * r + d, r + math.sqrt(d)), rel=1e-6)
         assert l1 > most[1]
@@ -244,24 +244,28 @@ def test_other_faults_of_an_engine_are_caught(monkeypatch: pytest.MonkeyPatch, f
             return true(self.engine, *order)
 
     monkeypatch.setattr(NativeEngine, "clipped_sum", lambda self, *order: (fault(Sound(self), *order), 0))
-    assert failed(CpsgdTarget(), of)
+    assert failed(TARGET, of)
 
 
 def test_answers_with_less_noise_or_known_coins_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, key = SETTING.variants[0], bytes(32)
+    key = bytes(32)
+
+    def of_null_records() -> list[Check]:
+        return judged(answers.noise_questions(SETTING, TARGET, TARGET.variants[0]), 1e-6)
+
     with monkeypatch.context() as patch:
         patch.setattr(
             cpsgd,
             "noised",
             lambda total, plan, *rest: noised(total, replace(plan, trials=plan.trials // 2 or 1), *rest),
         )
-        assert not answer_noise_checks(SETTING, CpsgdTarget(), plan, "", 1e-6)[0].holds
+        assert not of_null_records()[0].holds
     with monkeypatch.context() as patch:
         patch.setattr(
             cpsgd, "noised", lambda total, plan, seed, _, noise: noised(total, plan, seed, Stream(key), noise)
         )
-        assert not answer_noise_checks(SETTING, CpsgdTarget(), plan, "", 1e-6)[1].holds
-    assert all(check.holds for check in answer_noise_checks(SETTING, CpsgdTarget(), plan, "", 1e-6))
+        assert not of_null_records()[1].holds
+    assert all(check.holds for check in of_null_records())
 
 
 def test_an_answer_that_does_not_move_is_no_evidence() -> None:
@@ -271,34 +275,32 @@ def test_an_answer_that_does_not_move_is_no_evidence() -> None:
         nothing = [replace(agent, x=torch.zeros_like(agent.x), y=torch.zeros_like(agent.y)) for agent in agents]
         return cpsgd.respond(theta, terms, nothing, engine)
 
-    checks = answer_checks(SETTING, CpsgdTarget(respond=deaf), SETTING.variants[0], "")
+    checks = neighbours(replace(TARGET, respond=deaf))
     assert not checks[2].holds
     assert "lost its reach" in checks[2].detail
 
 
 def test_broken_records_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    answer_checks(SETTING, CpsgdTarget(), SETTING.variants[0], "")
+    neighbours()
     assert not caplog.records
     assert not logging.getLogger("fedspa.agent").disabled
 
 
 def test_engine_plants_need_an_engine_that_clips() -> None:
     with pytest.raises(ConfigError, match="use --plant clip"):
-        answer_checks(replace(SETTING, engine="generic"), plant("engine-clip", CpsgdTarget()), SETTING.variants[0], "")
+        neighbours(BINOMIAL.planted("engine-clip", TARGET), setting=replace(SETTING, engine="generic"))
 
 
 def test_what_has_no_claim_is_not_audited() -> None:
-    plan = setting().variants[0]
+    plan = TARGET.variants[0]
     with pytest.raises(ConfigError, match="no guarantee"):
-        CpsgdSetting((replace(plan, trials=2),))
+        Target((replace(plan, trials=2),))
     with pytest.raises(ConfigError, match="secure aggregation"):
-        CpsgdSetting((replace(plan, adversary="secure-aggregation"),))
-    with pytest.raises(ConfigError, match="--draws"):
-        replace(setting(), draws=10)
+        Target((replace(plan, adversary="secure-aggregation"),))
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpsgd_setting, "synthetic", lambda **options: setting(options["draws"]))
+    monkeypatch.setitem(AUDITED, "cpsgd", replace(BINOMIAL, synthetic=lambda: ONE))
     runner = CliRunner()
     result = runner.invoke(
         app, ["audit", "--algorithm", "cpsgd", "--plant", "noise", "--draws", "200", "--json"], catch_exceptions=False

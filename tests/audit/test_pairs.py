@@ -7,21 +7,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.audit.pairs import TOLERANCE, pair_check, worst_row
-from fedspa.audit.plants import plant
-from fedspa.audit.setting import synthetic
-from fedspa.audit.target import production
+from fedspa.audit.gaussian import GAUSSIAN
+from fedspa.audit.gaussian.release import TOLERANCE, pair_question
+from fedspa.audit.gaussian.target import synthetic
+from fedspa.audit.rows import worst_row
+from fedspa.audit.setting import Setting
 from fedspa.mechanism.clipping import CLIP_MARGIN
 from fedspa.mechanism.release import noisy_mean
 from fedspa.mechanism.streams import Stream
 
-TARGET = production("generic", exact=False)
+SETTING = Setting("seeded", "generic")
+
+
+def pair_check(target):
+    """Without chance, hence at any alpha."""
+    return pair_question(SETTING, target, target.plan).answer(0.0)
 
 
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 def test_production_stays_within_its_sensitivity_and_attains_it(neighbours):
-    setting = synthetic(neighbours=neighbours, noise_mode="seeded")
-    check = pair_check(setting, TARGET, setting.plan)
+    check = pair_check(synthetic(neighbours=neighbours))
     assert check.holds, check
     assert check.lower_bound == pytest.approx(check.claimed, rel=TOLERANCE + CLIP_MARGIN)
 
@@ -37,8 +42,7 @@ def test_production_stays_within_its_sensitivity_and_attains_it(neighbours):
     ],
 )
 def test_plants_pass_the_claim(name, neighbours):
-    setting = synthetic(neighbours=neighbours, noise_mode="seeded")
-    check = pair_check(setting, plant(name, TARGET), setting.plan)
+    check = pair_check(GAUSSIAN.planted(name, synthetic(neighbours=neighbours)))
     assert check.lower_bound > 1.4 * check.claimed
     assert not check.holds
 
@@ -47,8 +51,7 @@ def test_a_release_that_clips_too_tight_has_lost_the_test_its_reach():
     def tight(chunks, plan, noise, on_grid):
         return noisy_mean((rows * 0 for rows in chunks), plan, noise, on_grid=on_grid)
 
-    setting = synthetic(noise_mode="seeded", neighbours="add-remove")
-    check = pair_check(setting, replace(TARGET, release=tight), setting.plan)
+    check = pair_check(replace(synthetic(neighbours="add-remove"), release=tight))
     assert not check.holds
     assert "reach" in check.detail
 
@@ -57,8 +60,7 @@ def test_a_release_that_gives_nan_does_not_hold():
     def broken(chunks, plan, noise, on_grid):
         return torch.full((plan.active,), torch.nan, dtype=torch.float64), plan.clip_value
 
-    setting = synthetic(noise_mode="seeded", neighbours="add-remove")
-    assert not pair_check(setting, replace(TARGET, release=broken), setting.plan).holds
+    assert not pair_check(replace(synthetic(neighbours="add-remove"), release=broken)).holds
 
 
 @given(
@@ -69,8 +71,7 @@ def test_a_release_that_gives_nan_does_not_hold():
     size=st.integers(1, 5),
 )
 def test_any_row_added_moves_the_release_by_no_more_than_the_sensitivity(clip, clip_value, on_grid, rows, size):
-    setting = synthetic(clip=clip, noise_mode="seeded", neighbours="add-remove")
-    plan = setting.plan.with_clip_value(clip_value)
+    plan = synthetic(clip=clip, neighbours="add-remove").plan.with_clip_value(clip_value)
     batch = torch.tensor(rows, dtype=torch.float32)
     whole, _ = noisy_mean(batch.split(size), plan, Stream(bytes(32)), on_grid=on_grid)
     without, _ = noisy_mean([batch[1:]], plan, Stream(bytes(32)), on_grid=on_grid)
@@ -87,8 +88,7 @@ def test_the_worst_row_lies_on_the_bound(clip):
 @pytest.mark.parametrize("clip_value", [1.0, 1e-3, 1e-6])
 def test_the_largest_floats_are_clipped_to_the_bound_too(clip_value):
     """The factor that shrinks such a row may fall among the subnormal floats, which have few digits."""
-    setting = synthetic(clip="l2", noise_mode="seeded", neighbours="add-remove")
-    plan = setting.plan.with_clip_value(clip_value)
+    plan = synthetic(clip="l2", neighbours="add-remove").plan.with_clip_value(clip_value)
     nothing, _ = noisy_mean([], plan, Stream(bytes(32)))
     for size in torch.linspace(3e37, 3e38, 50).tolist():
         moved, _ = noisy_mean([torch.full((1, plan.active), size)], plan, Stream(bytes(32)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 from scipy import stats
@@ -22,7 +23,7 @@ def mu_lower(hits: int, false_hits: int, trials: int, alpha: float) -> float:
     return max(0.0, float(stats.norm.isf(false_rate) - stats.norm.isf(hit_rate)))
 
 
-def epsilon_lower(hits: int, false_hits: int, trials: int, delta: float, alpha: float) -> float:
+def epsilon_lower(delta: float, hits: int, false_hits: int, trials: int, alpha: float) -> float:
     """(ε, δ)-DP: P(S|D) ≤ e^ε·P(S|D′) + δ for the attack's event S, hence ε ≥ ln((TPR − δ)/FPR)."""
     hit_rate, _ = proportion(hits, trials, alpha / 2)
     _, false_rate = proportion(false_hits, trials, alpha / 2)
@@ -55,6 +56,7 @@ def _chance(canaries: int, guesses: int, correct: int, delta: float, epsilon: fl
     return min(1.0, tail + 2 * canaries * delta * share)
 
 
+@cache
 def variance_limits(count: int, alpha: float) -> tuple[float, float]:
     """Where the mean square of `count` standard normals lies but for `alpha` (χ², both sides)."""
     low, high = stats.chi2.ppf(alpha / 2, count), stats.chi2.isf(alpha / 2, count)

@@ -1,45 +1,47 @@
-"""The audit: every check, with the false-alarm rate shared out among those that rest on chance."""
+"""The audit: every question of a mechanism, with the false-alarm rate shared out among those that rest on chance."""
 
 from __future__ import annotations
 
-from fedspa.audit.attacks import epsilon_check, mu_check
-from fedspa.audit.batches import sampler_checks
-from fedspa.audit.canaries import run_checks
-from fedspa.audit.noise import noise_checks
-from fedspa.audit.pairs import pair_check
-from fedspa.audit.probe import (
-    engine_mu_check,
-    engine_noise_checks,
-    engine_pair_check,
-    engine_sampler_checks,
-    make_probe,
-)
-from fedspa.audit.result import Check, Report
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fedspa.audit.result import Question, Report
 from fedspa.audit.setting import Setting
-from fedspa.audit.target import Target
+from fedspa.errors import ConfigError
 
-# Questions answered with a chance of error: a few for all relations together, and some for each relation.
-COMMON, PER_RELATION = 13, 3
+T = TypeVar("T")
 
 
-def audit(setting: Setting, target: Target) -> Report:
-    """Attack the target. Holds on a sound mechanism except with chance `setting.false_alarm`, by the union bound."""
-    alpha = setting.false_alarm / (COMMON + PER_RELATION * len(setting.relations))
-    checks: list[Check] = []
-    for plan in setting.plans():
-        checks.append(pair_check(setting, target, plan))
-        checks.append(mu_check(setting, target, plan, alpha))
-        checks.append(epsilon_check(setting, target, plan, alpha))
-    checks += noise_checks(setting, target, alpha)
-    checks += sampler_checks(setting, target, alpha)
-    probe = make_probe(setting, target)
-    for plan in setting.plans():
-        checks.append(engine_pair_check(setting, target, probe, plan))
-        checks.append(engine_mu_check(setting, target, probe, plan, alpha))
-    checks += engine_noise_checks(setting, target, probe, alpha)
-    checks += engine_sampler_checks(setting, probe, alpha)
-    checks += run_checks(setting, target, alpha)
-    return Report(tuple(checks), setting.false_alarm, _notes(setting))
+@dataclass(frozen=True, slots=True)
+class Audited(Generic[T]):
+    """What a mechanism tells the audit. A target T is what is attacked: plans, and the functions that train by them.
+
+    `synthetic` makes a small target that attacks see well, by those of the `choices` that are given (an option of the
+    command line, and its allowed values; none where it is a number). `of_plan` makes the target of a run whose plan is
+    of the type `plan`; of the choices it is given `neighbours` only. A plant is a target with one mistake in it.
+    """
+
+    name: str
+    plan: type
+    choices: Mapping[str, tuple[str, ...]]
+    synthetic: Callable[..., T]
+    of_plan: Callable[..., T]
+    questions: Callable[[Setting, T], Iterable[Question]]
+    plants: Mapping[str, Callable[[T], T]]
+
+    def planted(self, name: str, target: T) -> T:
+        """`target` with the named mistake in it."""
+        if name not in self.plants:
+            raise ConfigError(f"--plant is {name!r}; allowed for {self.name}: {', '.join(self.plants)}")
+        return self.plants[name](target)
+
+    def audit(self, setting: Setting, target: T) -> Report:
+        """Attack the target. Holds on sound code except with chance `setting.false_alarm`, by the union bound."""
+        questions = list(self.questions(setting, target))
+        whole = sum(question.share for question in questions) or 1.0
+        checks = (question.answer(setting.false_alarm * question.share / whole) for question in questions)
+        return Report(tuple(checks), setting.false_alarm, _notes(setting))
 
 
 def _notes(setting: Setting) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,6 @@ from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedspa.audit.result import Report
-    from fedspa.audit.setting import Setting
 
 
 def audit(
@@ -41,28 +40,29 @@ def audit(
 
     Example: fedspa audit --plant sensitivity
     """
-    if algorithm not in (None, "fedspa", "cpsgd"):
-        raise ConfigError(f"--algorithm is {algorithm!r}; allowed: fedspa, cpsgd")
     if algorithm is not None and config is not None:
         raise ConfigError("--algorithm and --config: the config decides it; give one or the other")
     if overrides and config is None:
         raise ConfigError("--set overrides a key of --config, and there is none; name a config")
-    choices = {
-        "noise": noise,
-        "clip": clip,
-        "sampling": sampling,
-        "noise_mode": noise_mode,
-        "engine": engine,
-    }
-    given = {key: value for key, value in choices.items() if value is not None}
-    if given and config is not None:
-        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+    choices = _given(noise=noise, clip=clip, sampling=sampling)
+    how = _given(noise_mode=noise_mode, engine=engine)
+    if config is not None and (choices or how):
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in choices | how)
         raise ConfigError(f"{flags} and --config: the config decides these; give one or the other")
-    others = given if neighbours is None else given | {"neighbours": neighbours}
-    sets = overrides or []
-    report = _cpsgd(config, sets, algorithm, plant, others, draws, seed)
-    if report is None:
-        report = _gaussian(_setting(config, sets, given, neighbours, draws, seed), plant)
+    choices |= _given(neighbours=neighbours)
+
+    import torch
+
+    from fedspa.audit.setting import Setting
+    from fedspa.audit.targets import of_config, synthetic
+
+    torch.set_num_threads(1)
+    if config is None:
+        mechanism, target = synthetic(algorithm or "fedspa", choices)
+        setting = Setting(**how, draws=draws, seed=seed)
+    else:
+        mechanism, target, setting = of_config(config, overrides or [], choices, draws, seed)
+    report = mechanism.audit(setting, target if plant is None else mechanism.planted(plant, target))
     if as_json:
         print(json.dumps({"plant": plant, **report.to_json()}, allow_nan=False))
     else:
@@ -71,78 +71,8 @@ def audit(
         raise typer.Exit(1)
 
 
-def _cpsgd(
-    config: Path | None,
-    sets: list[str],
-    algorithm: str | None,
-    plant: str | None,
-    given: dict[str, Any],
-    draws: int,
-    seed: int,
-) -> Report | None:
-    """The audit of cpSGD where that is what was asked for."""
-    if algorithm != "cpsgd" and config is None:
-        return None
-
-    import torch
-
-    from fedspa.audit.cpsgd import audit
-    from fedspa.audit.cpsgd_plants import plant as planted
-    from fedspa.audit.cpsgd_setting import CpsgdTarget, from_config, synthetic
-
-    torch.set_num_threads(1)
-    if config is None:
-        mode: Any = given.pop("noise_mode", "secure")
-        setting = synthetic(noise_mode=mode, draws=draws, seed=seed)
-    elif (found := from_config(config, overrides=sets, draws=draws, seed=seed)) is not None:
-        setting = found
-    else:
-        return None
-    if given:
-        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
-        raise ConfigError(f"{flags}: cpsgd's audit tries every clipping and has no such choice")
-    target = CpsgdTarget()
-    return audit(setting, target if plant is None else planted(plant, target))
-
-
-def _gaussian(setting: Setting, plant: str | None) -> Report:
-    import torch
-
-    from fedspa.audit.plants import plant as planted
-    from fedspa.audit.run import audit as attack
-    from fedspa.audit.target import production
-
-    torch.set_num_threads(1)
-    target = production(setting.engine, exact=setting.exact)
-    if plant is not None:
-        if plant == "sensitivity" and "replace-one" not in setting.relations:
-            raise ConfigError(
-                "--plant sensitivity is a mistake about replace-one; leave --neighbours out, or set it so"
-            )
-        if plant == "sampling-fixed" and setting.plan.sampling == "fixed":
-            raise ConfigError("--plant sampling-fixed is no mistake under --sampling fixed; use --plant sampling")
-        target = planted(plant, target)
-    return attack(setting, target)
-
-
-def _setting(
-    config: Path | None, sets: list[str], choices: dict[str, Any], neighbours: str | None, draws: int, seed: int
-) -> Setting:
-    from fedspa.audit.setting import from_config, synthetic
-    from fedspa.engine.choose import EngineName
-    from fedspa.mechanism.streams import NoiseMode
-    from fedspa.privacy.event import Neighbours, Sampling
-    from fedspa.privacy.plan import Clipping
-
-    allowed = {"clip": Clipping, "sampling": Sampling, "noise_mode": NoiseMode, "engine": EngineName}
-    for key, value in {**choices, "neighbours": neighbours}.items():
-        values = get_args({**allowed, "neighbours": Neighbours}.get(key))
-        if values and value is not None and value not in values:
-            raise ConfigError(f"--{key.replace('_', '-')} is {value!r}; allowed: {', '.join(values)}")
-    relation: Any = neighbours
-    if config is None:
-        return synthetic(**choices, neighbours=relation, draws=draws, seed=seed)
-    return from_config(config, overrides=sets, neighbours=relation, draws=draws, seed=seed)
+def _given(**options: Any) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _show(report: Report, plant: str | None) -> None:

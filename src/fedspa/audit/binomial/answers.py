@@ -1,19 +1,18 @@
-"""Neighbours through cpSGD's whole answers: what clips there is the engine of a run, and no function of `mechanism`.
+"""Whole answers of agents: their noise, sampler and keys, and how far apart the answers of neighbours are.
 
-Two agents with the same keys hold all records in common but one. Sampling (of all), coins and noise are the same, so
-the answers differ by what that record may move: at most Δ∞, Δ₁ and Δ₂ of `privacy.binomial`. There are so many levels
-that rounding, less than one of them a coordinate, hardly shows: the bounds here hold of sound code without any chance.
+What clips here is the engine of a run, and no function of `mechanism`. Neighbours are two agents with the same keys
+that hold all records in common but one. Sampling (of all), coins and noise are the same, so the answers differ by what
+that record may move: at most Δ∞, Δ₁ and Δ₂ of `privacy.binomial`. There are so many levels that rounding, less than one
+of them a coordinate, hardly shows: the bounds hold of sound code without any chance.
 
-A two-class model has antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever its layers: once
-both are clipped, they are the two worst records there are.
+A two-class model has antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever its layers: once both
+are clipped, they are the two worst records there are.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,20 +20,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspa.algorithms import Agent
-from fedspa.audit.cpsgd_answers import terms_of
-from fedspa.audit.cpsgd_setting import SEED, CpsgdSetting, CpsgdTarget, bounded
-from fedspa.audit.pairs import HUGE
-from fedspa.audit.result import Check
+from fedspa.audit.binomial.release import binomial_law
+from fedspa.audit.binomial.target import Target, variant
+from fedspa.audit.probe import DIMENSION, INPUTS, SEED, Model, answers, certain_model, replayed_keys
+from fedspa.audit.questions import cosines, sampler_questions
+from fedspa.audit.result import Question, certain
+from fedspa.audit.rows import HUGE
+from fedspa.audit.setting import Setting
 from fedspa.engine.flat import FlatModel
+from fedspa.mechanism.quantize import dequantized
 from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.wire.integers import IntegerUpdate
 
+SAMPLED, SILENT = 150, 200
 # The finest levels there are. Both batches divide 2^16 − 1, so that ⌈(k − 1)/B⌉ rounds nothing up, and leave a record
 # that weighs several times too much within the levels: beyond them it would be brought back, and not be seen.
 BITS = 16
 BATCHES = (17, 51)
-INPUTS, SIDE = 32, 8
+SIDE = 8
 BEYOND, TINY = 1e6, 1e-40
 # What the worst pair reaches of the claim, in L2: the margins of clipping (2·10⁻⁶) and rounding take less.
 REACHED = 0.99
@@ -43,21 +46,83 @@ _ROUNDING = 1 + 1e-9
 Record = tuple[Tensor, int]
 
 
+def answered(
+    setting: Setting,
+    target: Target,
+    model: Model,
+    plan: BinomialPlan,
+    agents: Sequence[tuple[Tensor, Tensor, bytes]],
+    t: int = 0,
+) -> NDArray[np.int64]:
+    """The numbers of each answer, [agents, coordinates]."""
+    sent = answers(setting, target, model, plan, agents, t)
+    return np.stack([answer.numbers for answer in sent if isinstance(answer, IntegerUpdate)])
+
+
+def _silent(records: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(records, INPUTS), torch.zeros(records, dtype=torch.int64)
+
+
+def noise_questions(setting: Setting, target: Target, plan: BinomialPlan) -> list[Question]:
+    """Answers of null records are Binomial(m + 1, ½) above the lower of the two levels around zero: the rounding's coin
+    is one of the m + 1, and decides as much as the noise where m = 1."""
+    found = []
+    for what, trials in (("noise", plan.trials), ("coins", 1)):
+        silent = replace(plan, dimension=DIMENSION, batch=2, records=2, trials=trials)
+        agents = [(*_silent(2), setting.key("silent", what, variant(plan), i)) for i in range(SILENT)]
+        numbers = answered(setting, target, certain_model(), silent, agents)
+        found.append(binomial_law(f"answer: {what}, {variant(plan)}", numbers, silent))
+    return found
+
+
+def round_sampler_questions(setting: Setting, target: Target) -> list[Question]:
+    """Who was drawn, read off whole answers in which each record moves a coordinate of its own and noise is faint."""
+    plan = target.variants[0]
+    plan = replace(
+        plan,
+        dimension=DIMENSION,
+        clip="coordinate",
+        rotation=False,
+        bits=12,
+        trials=1,
+        batch=max(1, min(INPUTS // 2, round(INPUTS * plan.event.rate))),
+        records=INPUTS,
+        delta=1e-3,
+    )
+    x, y = 10 * plan.clip_value * torch.eye(INPUTS), torch.ones(INPUTS, dtype=torch.int64)
+    drawn = np.zeros((2, SAMPLED, INPUTS), dtype=np.int64)
+    for t in (0, 1):
+        agents = [(x, y, setting.key("batches", i, t)) for i in range(SAMPLED)]
+        numbers = answered(setting, target, certain_model(), plan, agents, t)
+        shares = np.stack([dequantized(row, plan, SEED)[:INPUTS] for row in numbers]) / plan.clip_value
+        drawn[t] = np.rint(shares * plan.batch)
+    return sampler_questions("sampler", plan, drawn, "rounds")
+
+
+def keys_question(setting: Setting, target: Target) -> Question:
+    """Answers of null records, over agents and rounds, and once more with all public inputs the same."""
+    plan = replace(target.variants[0], dimension=DIMENSION, clip="coordinate", rotation=False)
+    nothing = _silent(max(plan.records, plan.batch))
+    sent = [
+        answered(setting, target, certain_model(), plan, [(*nothing, key) for key in keys], t)
+        for t, keys in replayed_keys(setting)
+    ]
+    values = np.concatenate(sent) - plan.trials / 2 - (plan.levels - 1) / 2
+    return cosines("keys", values, "pairs of answers over agents, rounds and a replay")
+
+
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _Model(Model):
     """`size` is that of an input on the bound, or of an ordinary one, `far` of one beyond the bound; a record of a
     `full` model reaches the bound in every coordinate."""
 
-    module: nn.Module
-    theta: Tensor
-    shape: tuple[int, ...]
     plan: BinomialPlan
     size: float
     far: float
     full: bool = False
 
 
-def answer_checks(setting: CpsgdSetting, target: CpsgdTarget, plan: BinomialPlan, name: str) -> list[Check]:
+def neighbour_questions(setting: Setting, target: Target, plan: BinomialPlan) -> list[Question]:
     """The distances that come nearest to what is claimed, over all pairs, batches and models."""
     worst, slackest, pairs = [(0.0, 1.0)] * 3, math.inf, 0
     for model in _models(plan, setting.seed):
@@ -72,17 +137,17 @@ def answer_checks(setting: CpsgdSetting, target: CpsgdTarget, plan: BinomialPlan
                 slackest = min(slackest, found[2][0] / found[2][1])
             pairs += len(away)
     detail = f"{pairs} pairs of agents, the same keys for both"
-    checks = [
-        bounded(f"answer: {norm}, {name}", "levels", most, distance, 1.0, detail)
-        for norm, (distance, most) in zip(("Δ∞", "Δ₁", "Δ₂"), worst)
-    ]
-    if slackest < REACHED:
-        lost = f"{detail}; the worst pair of one model reaches {slackest:.4g} of Δ₂ only: this test has lost its reach"
-        checks[2] = replace(checks[2], holds=False, detail=lost)
-    return checks
+    lost = f"; the worst pair of one model reaches {slackest:.4g} of Δ₂ only: this test has lost its reach"
+    questions = []
+    for norm, (distance, most) in zip(("Δ∞", "Δ₁", "Δ₂"), worst):
+        sees = norm != "Δ₂" or slackest >= REACHED
+        told = detail if sees else detail + lost
+        name = f"answer: {norm}, {variant(plan)}"
+        questions.append(certain(name, "levels", most, distance, told, distance <= most and sees))
+    return questions
 
 
-def most_apart(target: CpsgdTarget, plan: BinomialPlan) -> tuple[float, float, float]:
+def most_apart(target: Target, plan: BinomialPlan) -> tuple[float, float, float]:
     """Δ∞, Δ₁, Δ₂ without chance: r and √d·r before rounding, which moves each coordinate by less than a level more.
 
     The claim at δ = 1, which leaves least to chance, is larger than that at so many levels, or free of chance (without
@@ -110,17 +175,11 @@ def _models(plan: BinomialPlan, seed: int) -> Iterator[_Model]:
     yield _Model(module, theta, (1, SIDE, SIDE), replace(plan, dimension=dimension, clip_value=1e-5), 1.0, 1.0)
 
 
-def _differences(setting: CpsgdSetting, target: CpsgdTarget, model: _Model, plan: BinomialPlan) -> NDArray[np.int64]:
+def _differences(setting: Setting, target: Target, model: _Model, plan: BinomialPlan) -> NDArray[np.int64]:
     """Of the answers of each pair of agents, [pairs, coordinates]."""
-    generator = torch.Generator().manual_seed(setting.seed)
     key = setting.key("neighbours", plan.clip, plan.batch, plan.dimension)
-    agents = [
-        Agent(0, x, y, SEED, key, setting.exact) for pair in _neighbours(model, plan.batch, generator) for x, y in pair
-    ]
-    engine = setting.make_engine(model.module, model.shape)
-    with _unlogged():
-        answers = list(target.respond(model.theta, terms_of(plan, 0), agents, engine))
-    numbers = np.stack([answer.numbers for answer in answers if isinstance(answer, IntegerUpdate)])
+    agents = [(x, y, key) for pair in _neighbours(model, plan.batch, setting.generator()) for x, y in pair]
+    numbers = answered(setting, target, model, plan, agents)
     apart: NDArray[np.int64] = numbers[::2] - numbers[1::2]
     return apart
 
@@ -160,14 +219,3 @@ def _pairs(model: _Model, signs: Tensor, generator: torch.Generator) -> Iterator
     yield (torch.where(axis, model.far, 0.0), 1), (torch.where(axis, model.far, 0.0), 0)
     yield (HUGE * random[0], 1), (on_bound, 0)
     yield (random[1], 1), (random[2], 0)
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """An agent warns of broken records; here they are meant."""
-    logger = logging.getLogger("fedspa.agent")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before

@@ -1,68 +1,85 @@
-"""Deliberately broken copies of cpSGD, each with one mistake that real code has made. Never used to train.
+"""What is attacked of cpSGD: plans, one release, whole answers, and the sensitivity that is claimed for a release.
 
-| plant         | mistake |
-|---------------|---------|
-| sensitivity   | G/B claimed as the distance of neighbouring means, where it is 2G/B |
-| noise         | a standard deviation smaller than accounted by 1.5 |
-| noise-missing | no noise on one coordinate in four |
-| clip          | the batch's mean is clipped, not each example |
-| rounding      | to the nearest level, without a coin |
-| seed          | noise keyed by the rotation's seed, which is public |
-| seed-reused   | one key for all agents and rounds |
-| sampling      | shuffled epochs, accounted as fresh samples |
-| engine-clip   | an engine that clips to twice the bound |
-| engine-norm   | an engine that does not count the last two coordinates when it clips |
+Below it the plants: copies with one mistake each, which real code has made. They are never used to train.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedspa.algorithms import ALGORITHMS, Agent, Terms
-from fedspa.algorithms.base import Answer, Respond
-from fedspa.audit.cpsgd_setting import Claim, CpsgdTarget, Release
+from fedspa.algorithms import Agent, Terms
+from fedspa.algorithms.base import Answer
+from fedspa.algorithms.cpsgd import respond
+from fedspa.audit.probe import MakeEngine, Respond, one_key, public_key
+from fedspa.audit.setting import Setting
 from fedspa.engine.local import CLIP_UNITS, ClippedSums
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
 from fedspa.mechanism import quantize
 from fedspa.mechanism.quantize import Integers
-from fedspa.mechanism.streams import Stream, derive_key
+from fedspa.mechanism.streams import Stream
 from fedspa.privacy.binomial import Sensitivity, sensitivity
 from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.privacy.plan import Clipping
 
-_respond = ALGORITHMS["cpsgd"].respond
+Release = Callable[[list[Tensor], BinomialPlan, bytes, Stream, Stream], Integers]
+Claim = Callable[[BinomialPlan, float], Sensitivity]
 
 
-def plant(name: str, target: CpsgdTarget) -> CpsgdTarget:
-    """`target` with the named mistake in it."""
-    if name in _CLAIMS:
-        return replace(target, claim=_CLAIMS[name])
-    if name in _RELEASES:
-        return replace(target, release=_RELEASES[name])
-    if name in _RESPONSES:
-        return replace(target, respond=_RESPONSES[name])
-    raise ConfigError(f"--plant is {name!r}; allowed for cpsgd: {', '.join(CPSGD_PLANTS)}")
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`variants` are plans that differ in clipping and rotation; the first one's sampling is audited too."""
+
+    variants: tuple[BinomialPlan, ...]
+    release: Release = quantize.release
+    engine: MakeEngine = Setting.make_engine
+    respond: Respond[Answer] = respond
+    claim: Claim = lambda plan, delta: sensitivity(plan.event, delta)
+
+    def __post_init__(self) -> None:
+        for plan in self.variants:
+            if plan.flaw is not None:
+                raise ConfigError(f"there is no claim to audit: {plan.flaw}")
+
+
+def variant(plan: BinomialPlan) -> str:
+    """Its name in the report."""
+    return f"{plan.clip}, rotated" if plan.rotation else plan.clip
+
+
+def synthetic() -> Target:
+    """A small mechanism that the attacks see well: 16 coordinates, 2 of 8 records, little noise. Not the least that has
+    an ε (17 and 31 trials): a claim so weak, of ε = 17 and 57, is beyond what thousands of draws could refute."""
+    plan = BinomialPlan(16, "coordinate", 0.1, 2, 100, False, "local", 8, 2, 8, 1, 1e-3)
+    rotated = replace(plan, rotation=True, trials=2000)
+    return Target((plan, rotated, replace(rotated, clip="l2")))
+
+
+def of_plan(plan: BinomialPlan) -> Target:
+    """The mechanism of a run."""
+    return Target((plan,))
 
 
 def _half(plan: BinomialPlan, delta: float) -> Sensitivity:
-    """What a batch twice as large would have."""
+    """G/B claimed as the distance of neighbouring means, where it is 2G/B: what a batch twice as large would have."""
     return sensitivity(replace(plan.event, batch=2 * plan.batch, records=2 * plan.records), delta)
 
 
 def _weak(rows: list[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stream, noise: Stream) -> Integers:
+    """A standard deviation smaller than accounted by 1.5."""
     fewer = replace(plan, trials=max(1, round(plan.trials / 2.25)))
     numbers = quantize.release(rows, fewer, seed, rounding, noise)
     return numbers + (plan.trials - fewer.trials) // 2  # the mean as it should be
 
 
 def _missing(rows: list[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stream, noise: Stream) -> Integers:
+    """No noise on one coordinate in four."""
     position = rounding.position
     numbers = quantize.release(rows, plan, seed, rounding, noise)
     rounding.seek(position)
@@ -72,11 +89,14 @@ def _missing(rows: list[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stre
 
 
 def _clipped_mean(rows: list[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stream, noise: Stream) -> Integers:
+    """The batch's mean is clipped, not each example."""
     mean = torch.cat(rows).nan_to_num(0.0, 0.0, 0.0).mean(dim=0, keepdim=True)
     return quantize.release([mean.repeat(plan.batch, 1)], plan, seed, rounding, noise)
 
 
 def _nearest(rows: list[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stream, noise: Stream) -> Integers:
+    """To the nearest level, without a coin."""
+
     class Tails:
         """A coin that never falls: ½ is added before rounding down."""
 
@@ -86,25 +106,16 @@ def _nearest(rows: list[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stre
     return quantize.release(rows, plan, seed, Tails(), noise)  # type: ignore[arg-type]
 
 
-def _public_key(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
-    public = hashlib.blake2b(bytes([terms.round]) + (terms.mask_seed or b""), digest_size=32).digest()
-    keyed = [replace(agent, key=derive_key(public, agent.number)) for agent in agents]
-    return _respond(theta, terms, keyed, engine)
-
-
-def _one_key(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
-    return _respond(theta, terms, [replace(agent, key=agents[0].key) for agent in agents], engine)
-
-
 def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
-    """Round t takes the t-th batch of a shuffled order: the agent is handed those records and no others."""
+    """Shuffled epochs, accounted as fresh samples: in round t the agent is handed the t-th batch of a shuffled order
+    and no other records."""
+    plan: Any = terms.plan
+    only = replace(terms, plan=replace(plan, records=terms.batch))
     for agent in agents:
         order = torch.randperm(len(agent.y), generator=torch.Generator().manual_seed(agent.number))
         start = terms.round * terms.batch % (len(order) - terms.batch + 1)
         chosen = order[start : start + terms.batch]
-        assert isinstance(terms.plan, BinomialPlan)
-        only = replace(terms, plan=replace(terms.plan, records=terms.batch))
-        yield from _respond(theta, only, [replace(agent, x=agent.x[chosen], y=agent.y[chosen])], engine)
+        yield from respond(theta, only, [replace(agent, x=agent.x[chosen], y=agent.y[chosen])], engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,30 +150,28 @@ class _Overlooks(_Longer):
         return (rows * factors[:, None]).long().sum(dim=0), zeroed
 
 
-def _in_engine(broken: type[_Longer]) -> Respond:
-    def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
+def _in_engine(broken: type[_Longer]) -> Callable[[Target], Target]:
+    def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
+        engine = setting.make_engine(module, input_shape)
         if not isinstance(engine, ClippedSums):
             raise ConfigError(
                 f"--plant engine-clip and engine-norm break an engine that clips by itself; {engine.name!r} does not: "
                 "use --plant clip"
             )
-        return _respond(theta, terms, agents, broken(engine))
+        return broken(engine)
 
-    return respond
+    return lambda target: replace(target, engine=make_engine)
 
 
-_CLAIMS: dict[str, Claim] = {"sensitivity": _half}
-_RELEASES: dict[str, Release] = {
-    "noise": _weak,
-    "noise-missing": _missing,
-    "clip": _clipped_mean,
-    "rounding": _nearest,
-}
-_RESPONSES: dict[str, Respond] = {
-    "seed": _public_key,
-    "seed-reused": _one_key,
-    "sampling": _epochs,
+PLANTS: dict[str, Callable[[Target], Target]] = {
+    "sensitivity": lambda target: replace(target, claim=_half),
+    "noise": lambda target: replace(target, release=_weak),
+    "noise-missing": lambda target: replace(target, release=_missing),
+    "clip": lambda target: replace(target, release=_clipped_mean),
+    "rounding": lambda target: replace(target, release=_nearest),
+    "seed": lambda target: replace(target, respond=public_key(target.respond)),
+    "seed-reused": lambda target: replace(target, respond=one_key(target.respond)),
+    "sampling": lambda target: replace(target, respond=_epochs),
     "engine-clip": _in_engine(_Longer),
     "engine-norm": _in_engine(_Overlooks),
 }
-CPSGD_PLANTS = (*_CLAIMS, *_RELEASES, *_RESPONSES)

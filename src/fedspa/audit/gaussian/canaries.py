@@ -13,24 +13,25 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import hadamard
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedspa.algorithms import Agent, Terms
 from fedspa.audit.bounds import epsilon_lower_one_run
-from fedspa.audit.noise import cosines
-from fedspa.audit.result import Check
+from fedspa.audit.gaussian.target import Target
+from fedspa.audit.probe import certain_model
+from fedspa.audit.questions import cosines
+from fedspa.audit.result import Finding, Question, certain
 from fedspa.audit.setting import Setting
-from fedspa.audit.target import Target
 from fedspa.engine.task import Engine
 from fedspa.federation.datasets import Dataset
 from fedspa.mechanism.mask import active_coordinates
 from fedspa.privacy.event import Neighbours
-from fedspa.privacy.plan import Plan
 from fedspa.runs.books import Books
 from fedspa.runs.config import Config, load
 from fedspa.runs.coordinator import Diverged
@@ -45,38 +46,27 @@ NULL_AGENTS = 8
 DELTA = 1e-9
 GUESSED = 0.25
 NOISE = 4.0
-CERTAIN = 500.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One update as the server gets it, and from whom."""
-
-    agent: int
-    update: Update
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: what the server saw, and how far θ moved."""
+    """A finished run: what the server got from which agent, and how far θ moved."""
 
     job: Job
-    sent: list[Sent]
+    sent: list[tuple[int, Update]]
     moved: Tensor
 
 
-def run_checks(setting: Setting, target: Target, alpha: float) -> list[Check]:
-    """Two questions at chance `alpha` each (keys, canaries), and one without chance (masks).
-
-    A run that the server refuses to go on with has failed them all: no honest update is beyond its bounds.
-    """
+def run_questions(setting: Setting, target: Target) -> list[Question]:
+    """Masks, keys and canaries. A run that the server refuses to go on with has failed them all: no honest update is
+    beyond its bounds."""
     try:
-        return _run_checks(setting, target, alpha)
+        return _run_questions(setting, target)
     except Diverged as refused:
-        return [Check("run: updates", "count", 0.0, 1.0, 1.0, False, str(refused))]
+        return [certain("run: updates", "count", 0.0, 1.0, str(refused))]
 
 
-def _run_checks(setting: Setting, target: Target, alpha: float) -> list[Check]:
+def _run_questions(setting: Setting, target: Target) -> list[Question]:
     # The exact path takes its gradients one by one: fewer agents there, to stay within a minute.
     x = torch.from_numpy(hadamard(RECORDS).astype(np.float32)).repeat(AGENTS // 4 if setting.exact else AGENTS, 1)
     coins = setting.stream("coins").uint64(len(x)) >> np.uint64(63)
@@ -89,38 +79,28 @@ def _run_checks(setting: Setting, target: Target, alpha: float) -> list[Check]:
     nothing = torch.zeros_like(inside[few])
     again = 1 if setting.noise_mode == "seeded" else 2
     turns = [_federation(setting, target, x[few], nothing, compression=0.5, batch=8) for _ in range(again)]
-    values = np.stack([sent.update.values for turn in turns for sent in turn.sent]).astype(np.float64)
+    values = np.stack([update.values for turn in turns for _, update in turn.sent]).astype(np.float64)
     what = "pairs of updates over agents, rounds" + ("" if len(turns) == 1 else " and a second run of the same seed")
-    return [
-        _masks(turns[0]),
-        cosines("run: keys", values, alpha, what),
-        _canaries(target, canary_run, inside, alpha),
-    ]
+    return [_masks(turns[0]), cosines("run: keys", values, what), _canaries(target, canary_run, inside)]
 
 
 def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor, *, compression: float, batch: int) -> Run:
     data = Dataset(x, labels, x[:2], torch.tensor([0, 1]), 2, "canaries")
-    linear = nn.Linear(x.shape[1], 2)
-    nn.init.zeros_(linear.weight)
-    with torch.no_grad():
-        linear.bias.copy_(torch.tensor([CERTAIN, -CERTAIN]))
-    module = nn.Sequential(nn.Flatten(), linear)
+    model = certain_model(x.shape[1])
     with tempfile.TemporaryDirectory(prefix="fedspa-audit-") as folder:
-        job = prepare(_config(setting, len(x) // RECORDS, compression, batch), data, module)
-        sent: list[Sent] = []
-        respond = job.algorithm.respond
+        job = prepare(_config(setting, target, len(x) // RECORDS, compression, batch), data, model.module)
+        sent: list[tuple[int, Update]] = []
 
         def overheard(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Update]:
-            for agent, update in zip(agents, respond(theta, terms, agents, engine)):
-                assert isinstance(update, Update)
-                sent.append(Sent(agent.number, update))
+            for agent, update in zip(agents, target.respond(theta, terms, agents, engine)):
+                sent.append((agent.number, update))
                 yield update
 
         job = replace(
             job,
             # One block of the Hadamard matrix to each agent.
             holdings=list(np.arange(len(x)).reshape(-1, RECORDS)),
-            engine=target.engine(module, tuple(x.shape[1:])),
+            engine=target.engine(setting, model.module, model.shape),
             algorithm=replace(job.algorithm, respond=overheard),
         )
         simulation = Simulation(job)
@@ -131,45 +111,28 @@ def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor, *, 
     return Run(job, sent, simulation.server.state.theta - start)
 
 
-def _config(setting: Setting, agents: int, compression: float, batch: int) -> Config:
-    plan = setting.plan
-    return load(
-        {
-            "federation": {"agents": agents, "rounds": ROUNDS, "per_round": agents},
-            "algorithm": {
-                "compression": compression,
-                "mask": "shared",
-                "local_steps": STEPS,
-                "batch": batch,
-                "local_lr": 1e-6,
-                "server": "average",
-            },
-            "privacy": {
-                "noise_multiplier": NOISE,
-                "delta": 1e-3,
-                "sampling": plan.sampling,
-                "clip": plan.clip,
-                "clip_value": 0.1,
-                "noise": setting.noise_mode,
-            },
-            "run": {"engine": setting.engine, "seed": setting.seed, "threads": 1},
-        }
-    )
+def _config(setting: Setting, target: Target, agents: int, compression: float, batch: int) -> Config:
+    federation = {"agents": agents, "rounds": ROUNDS, "per_round": agents}
+    steps = {"local_steps": STEPS, "batch": batch, "local_lr": 1e-6}
+    algorithm = {"compression": compression, "mask": "shared", "server": "average", **steps}
+    clipping = {"sampling": target.plan.sampling, "clip": target.plan.clip, "clip_value": 0.1}
+    privacy = {"noise_multiplier": NOISE, "delta": 1e-3, "noise": setting.noise_mode, **clipping}
+    run = {"engine": setting.engine, "seed": setting.seed, "threads": 1}
+    return load({"federation": federation, "algorithm": algorithm, "privacy": privacy, "run": run})
 
 
-def _masks(run: Run) -> Check:
+def _masks(run: Run) -> Question:
     """θ moves on the masks' coordinates and nowhere else."""
     reached = np.zeros(len(run.moved), dtype=np.bool_)
-    for sent in run.sent:
-        reached[active_coordinates(sent.update.mask_seed, sent.update.dimension, sent.update.active)] = True
+    for _, update in run.sent:
+        reached[active_coordinates(update.mask_seed, update.dimension, update.active)] = True
     stray = int((run.moved.cpu().numpy()[~reached] != 0).sum())
     detail = f"coordinates outside every mask ({int((~reached).sum())} of {len(reached)}) that moved"
-    return Check("run: masks", "count", 0.0, float(stray), 1.0, stray == 0, detail)
+    return certain("run: masks", "count", 0.0, float(stray), detail)
 
 
-def _canaries(target: Target, run: Run, inside: Tensor, alpha: float) -> Check:
-    plan = run.job.plan
-    assert isinstance(plan, Plan)  # the config is that of fedspa
+def _canaries(target: Target, run: Run, inside: Tensor) -> Question:
+    plan: Any = run.job.plan  # Gaussian: the config is that of fedspa
     neighbours: Neighbours = "add-remove" if plan.sampling == "poisson" else "replace-one"
     steps = ROUNDS * STEPS
     claimed = target.claimed_epsilon(plan, steps, DELTA, neighbours)
@@ -178,12 +141,15 @@ def _canaries(target: Target, run: Run, inside: Tensor, alpha: float) -> Check:
     half = int(GUESSED * len(order) / 2)
     truth = inside.numpy()
     correct = int(truth[order[-half:]].sum() + (1 - truth[order[:half]]).sum())
-    bound = epsilon_lower_one_run(len(order), 2 * half, correct, DELTA, alpha)
     detail = (
         f"{correct} of {2 * half} guesses right on {len(order)} canaries, {steps} steps an agent, q = 1, "
         f"noise {NOISE:g}, δ = {DELTA:g}; weak: sees gross faults only"
     )
-    return Check("run: canaries", "epsilon", claimed, bound, 1 - alpha, bound <= claimed, detail)
+
+    def judge(alpha: float) -> Finding:
+        return Finding(claimed, epsilon_lower_one_run(len(order), 2 * half, correct, DELTA, alpha), detail)
+
+    return Question("run: canaries", "epsilon", judge)
 
 
 def _scores(run: Run) -> NDArray[np.float64]:
@@ -193,9 +159,9 @@ def _scores(run: Run) -> NDArray[np.float64]:
     ones = torch.ones(len(x), 1, dtype=torch.float64)
     gradients = torch.cat([x, -x, ones, -ones], dim=1)
     scores = torch.zeros(len(x), dtype=torch.float64)
-    for sent in run.sent:
-        held = torch.from_numpy(run.job.holdings[sent.agent])
-        active = active_coordinates(sent.update.mask_seed, sent.update.dimension, sent.update.active)
+    for agent, update in run.sent:
+        held = torch.from_numpy(run.job.holdings[agent])
+        active = active_coordinates(update.mask_seed, update.dimension, update.active)
         rows = gradients[held][:, torch.from_numpy(active)]
-        scores[held] -= rows @ torch.from_numpy(sent.update.values.astype(np.float64))
+        scores[held] -= rows @ torch.from_numpy(update.values.astype(np.float64))
     return scores.numpy()

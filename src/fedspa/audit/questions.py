@@ -1,0 +1,167 @@
+"""Questions that any mechanism can ask: of a threshold attack, a law, independence, and a sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from fedspa.audit.bounds import cosine_limit, variance_limits
+from fedspa.audit.result import UNBOUNDED, Finding, Question, Unit, certain
+from fedspa.privacy.binomial_plan import AnyPlan
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+MOST_COLUMNS = 256
+
+
+def threshold_attack(
+    name: str,
+    unit: Unit,
+    claimed: float,
+    sides: Sequence[Floats],
+    threshold: float | Callable[[float], float],
+    bound: Callable[[int, int, int, float], float],
+    detail: str,
+) -> Question:
+    """`sides` are scores of releases with either of two neighbours. A score above the threshold is guessed to be of the
+    first; `bound` makes a lower bound from the right and the wrong guesses, the draws and alpha.
+
+    The threshold may depend on the claim and on alpha, never on the draws, so that the bound holds at its confidence.
+    """
+    draws = len(sides[0])
+
+    def judge(alpha: float) -> Finding:
+        at = threshold(alpha) if callable(threshold) else threshold
+        hits, false_hits = (int((scores > at).sum()) for scores in sides)
+        return Finding(claimed, bound(hits, false_hits, draws, alpha), f"{detail}, {draws} draws a side")
+
+    return Question(name, unit, judge)
+
+
+def law_question(name: str, law: Any, samples: Sequence[NDArray[Any]], detail: str) -> Question:
+    """Every sample against a law of scipy's, by the largest distance of the distribution functions.
+
+    What chance allows is the bound of Dvoretzky, Kiefer & Wolfowitz (Massart 1990), for all samples together. The
+    figures are those of the sample that comes nearest to it.
+    """
+    sizes = [sample.size for sample in samples]
+    distances = [_distance(law, sample.ravel().astype(np.float64)) for sample in samples]
+    worst = int(np.argmax(np.array(distances) * np.sqrt(sizes)))
+
+    def judge(alpha: float) -> Finding:
+        return Finding(math.sqrt(math.log(2 * len(samples) / alpha) / (2 * sizes[worst])), distances[worst], detail)
+
+    return Question(name, "deviation", judge)
+
+
+def _distance(law: Any, values: Floats) -> float:
+    points, counts = np.unique(values, return_counts=True)
+    reached = counts.cumsum() / len(values)
+    below = np.concatenate([[0.0], reached[:-1]])
+    # A discrete law jumps at a point: just before it, its distribution function is still lower.
+    before = law.cdf(np.nextafter(points, -math.inf))
+    return float(max(np.abs(reached - law.cdf(points)).max(), np.abs(below - before).max()))
+
+
+def cosines(name: str, vectors: NDArray[Any], what: str) -> Question:
+    """Whether these vectors look independent: their largest |cosine| against what chance gives."""
+    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
+    above = np.triu_indices(len(units), 1)
+    largest = float(np.abs((units @ units.T)[above]).max()) if len(above[0]) else 0.0
+    pairs, length = max(1, len(above[0])), vectors.shape[1]
+    detail = f"largest |cosine| among {pairs} {what}, {length} values each"
+    return Question(name, "correlation", lambda alpha: Finding(cosine_limit(length, pairs, alpha), largest, detail))
+
+
+def columns(name: str, draws: NDArray[Any]) -> Question:
+    """Whether coordinates are independent; of a large model evenly spread coordinates and their neighbours."""
+    k = draws.shape[1]
+    if k > MOST_COLUMNS:
+        first = np.linspace(0, k - 2, MOST_COLUMNS // 2).astype(np.int64)
+        draws = draws[:, np.unique(np.concatenate([first, first + 1]))]
+    return cosines(name, draws.T, "pairs of coordinates")
+
+
+def noise_size(name: str, claimed: float, groups: Sequence[Floats], detail: str) -> Question:
+    """Whether groups of values, over the claimed σ, have variance 1: two-sided, all groups together.
+
+    As a bound on μ: the least noise that was seen, at its upper confidence limit.
+    """
+    means = np.array([(group**2).mean() for group in groups])
+    ratios = f"σ over claimed: {math.sqrt(means[0]):.4f}"
+    if len(means) > 1:
+        ratios += f" in all, {math.sqrt(means.min()):.4f} to {math.sqrt(means.max()):.4f} by batch size and coordinate"
+
+    def judge(alpha: float) -> Finding:
+        low, high = np.array([variance_limits(group.size, alpha / len(groups)) for group in groups]).T
+        # A mean square s of noise of variance v lies below v·low only by chance: v is at most s/low.
+        most_noise = math.sqrt(float((means / low).min()))
+        bound = min(UNBOUNDED, claimed / max(most_noise, 1e-300))
+        return Finding(claimed, bound, f"{ratios}; {detail}", bool(((means >= low) & (means <= high)).all()))
+
+    return Question(name, "mu", judge)
+
+
+def sampler_questions(prefix: str, plan: AnyPlan, drawn: Integers, last: str = "steps") -> list[Question]:
+    """Whether batches are of the right size, each record is drawn as often as others, and steps start afresh.
+
+    Of pairs of successive steps: `drawn` is [2, pairs, records], 1 where the record was drawn in that step, or
+    [1, pairs, records], how often it was drawn in the two.
+    """
+    parts, pairs, _ = drawn.shape
+    return [
+        sizes_question(f"{prefix}: batch sizes", plan, drawn.sum(axis=2).ravel(), 2 // parts),
+        shares_question(f"{prefix}: records", plan, drawn.sum(axis=(0, 1)), 2 * pairs),
+        overlap_question(f"{prefix}: {last}", plan, int((drawn.sum(axis=0) == 2).sum()), pairs),
+    ]
+
+
+def sizes_question(name: str, plan: AnyPlan, sizes: Integers, steps: int) -> Question:
+    """Sizes (each a total over `steps` steps): Binomial(m, q) by χ² for Poisson; exactly B for fixed."""
+    if plan.sampling == "fixed":
+        off = int((sizes != steps * plan.batch).sum())
+        return certain(name, "count", 0.0, float(off), f"batches of another size than B, of {len(sizes)}")
+    law = stats.binom(steps * plan.records, plan.event.rate)
+    # Cells of about equal mass, at least ten expected in each.
+    cells = max(2, min(20, len(sizes) // 10))
+    edges = np.unique(law.ppf(np.arange(1, cells) / cells))
+    expected = len(sizes) * np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]]))
+    observed = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1)
+    keep = expected > 0
+    statistic = float(((observed - expected)[keep] ** 2 / expected[keep]).sum())
+    freedom = max(1, int(keep.sum()) - 1)
+    detail = f"χ² against Binomial(m, q); mean size {sizes.mean() / steps:.3g}, variance {sizes.var() / steps:.3g}"
+    return Question(name, "deviation", lambda alpha: Finding(float(stats.chi2.isf(alpha, freedom)), statistic, detail))
+
+
+def shares_question(name: str, plan: AnyPlan, counts: Integers, steps: int) -> Question:
+    """How often each record was drawn: Binomial(steps, q) under either sampling. The most and the least often drawn."""
+    law = stats.binom(steps, plan.event.rate)
+    chance = 2 * plan.records * min(float(law.sf(counts.max() - 1)), float(law.cdf(counts.min())))
+    return _surprise(name, chance, f"most drawn {counts.max()}, least {counts.min()} times in {steps} steps")
+
+
+def overlap_question(name: str, plan: AnyPlan, both: int, pairs: int) -> Question:
+    """Records drawn in both of two successive steps, over disjoint pairs of steps: a share q² if steps are fresh."""
+    q, m = plan.event.rate, plan.records
+    expected = pairs * m * q * q
+    if plan.sampling == "poisson":
+        law = stats.binom(pairs * m, q * q)
+        chance = 2 * min(float(law.cdf(both)), float(law.sf(both - 1)))
+    else:
+        # A pair's overlap is hypergeometric; over many pairs the sum is normal.
+        deviation = math.sqrt(pairs * float(stats.hypergeom(m, plan.batch, plan.batch).var()))
+        chance = 2 * float(stats.norm.sf(abs(both - expected) / deviation)) if deviation > 0 else 1.0
+    return _surprise(name, chance, f"drawn twice in a row: {both}, expected {expected:.0f}")
+
+
+def _surprise(name: str, chance: float, detail: str) -> Question:
+    """A p-value as −log₁₀, so that more is worse."""
+    seen = max(0.0, -math.log10(max(chance, 1e-300)))
+    detail += "; −log₁₀ of its chance"
+    return Question(name, "deviation", lambda alpha: Finding(-math.log10(alpha), seen, detail))
