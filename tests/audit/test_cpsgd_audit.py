@@ -309,7 +309,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert json.loads(result.output)["plant"] == "noise"
     (tmp_path / "run.toml").write_text(
         '[federation]\nagents = 4\nper_round = 4\nrounds = 2\n[algorithm]\nname = "cpsgd"\nlocal_steps = 1\n'
-        '[privacy]\ntrials = 9000\nsampling = "fixed"\nclip = "coordinate"\nclip_value = 0.1\n'
+        '[privacy]\nnoise = "seeded"\ntrials = 9000\nsampling = "fixed"\nclip = "coordinate"\nclip_value = 0.1\n'
     )
     result = runner.invoke(
         app, ["audit", "--config", str(tmp_path / "run.toml"), "--draws", "100", "--json"], catch_exceptions=False
