@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
 import hashlib
+import math
 from dataclasses import replace
 
 from flwr.app import ConfigRecord
@@ -14,8 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspa.algorithms import Terms
-from fedspa.flower.terms import VERSION, Announcement, TermsError, from_record, to_record
+from fedspa.flower.terms import (
+    _BINOMIAL_KEYS,
+    _KEYS,
+    _PLAN_KEYS,
+    VERSION,
+    Announcement,
+    TermsError,
+    from_record,
+    to_record,
+)
 from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.privacy.limits import LIMITS
 from fedspa.privacy.plan import Plan
 
 PLAN = Plan(
@@ -224,6 +235,62 @@ def test_other_keys_are_another_version():
     """Whoever changes the keys changes the version, and then this number."""
     keys = sorted({*to_record(GIVEN), *(f"cpsgd: {key}" for key in to_record(CPSGD))})
     assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (2, "f4a78540")
+
+
+NUMBERS = [
+    (given_, key)
+    for given_, keys in ((GIVEN, _KEYS | _PLAN_KEYS), (CPSGD, _KEYS | _BINOMIAL_KEYS))
+    for key, kind in keys.items()
+    if kind in (int, float) and key != "version"
+]
+
+
+@pytest.mark.parametrize(("announcement", "key"), NUMBERS, ids=[f"{a.algorithm}-{key}" for a, key in NUMBERS])
+def test_every_number_has_a_least_and_a_most(announcement, key):
+    """From the table of keys itself: a new number without limits fails here, and in every reading."""
+    kind, (least, most) = type(to_record(announcement)[key]), LIMITS[key]
+    beyond = [most * 1.001 + 1, least - 1] if kind is int else [most * 1.001, least * 0.999, -least]
+    extremes = [-(2**63), 2**63 - 1] if kind is int else [-1e308, 1e308, 5e-324, math.inf, -math.inf, math.nan, 0.0]
+    for value in (*(kind(value) for value in beyond), *extremes):
+        record = to_record(announcement)
+        record[key] = value
+        with pytest.raises(TermsError, match=f"^{key} is .*between"):
+            from_record(record)
+
+
+def test_the_limits_leave_room_for_every_update():
+    """No single number within its limits keeps an update from being written; all together may, see below."""
+    for key in ("local_lr", "clip_value", "noise_multiplier", "local_steps"):
+        for value in LIMITS[key]:
+            for noise in ("secure", "exact"):
+                for coding in ("f32", "f16", "int"):
+                    record = to_record(replace(GIVEN, coding=coding, noise=noise))
+                    record[key] = value
+                    terms = from_record(record).terms
+                    assert 0 < terms.update_noise < terms.update_bound < 3.4e38
+
+
+FARTHEST = {key: LIMITS[key][1] for key in ("local_lr", "clip_value", "noise_multiplier", "local_steps")}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        FARTHEST | {"dimension": 2**31 - 1, "active": 1, "batch": 1, "clip_rule": "quantile"},  # Δ beyond float32
+        {"noise": "exact", "noise_multiplier": 9e5, "clip_rule": "quantile"},
+    ],
+    ids=["large", "exact"],
+)
+def test_terms_under_which_no_update_can_be_written_are_refused_before_the_spend(changes):
+    with pytest.raises(TermsError, match="no update can be written"):
+        from_record(ConfigRecord(dict(to_record(GIVEN)) | changes))
+
+
+def test_more_layers_than_any_model_has_are_refused():
+    sizes, active = [650] + [0] * 10_000, [130] + [0] * 10_000
+    record = dict(to_record(LAYERED)) | {"layer_sizes": sizes, "layer_active": active}
+    with pytest.raises(TermsError, match="at most 10000"):
+        from_record(ConfigRecord(record))
 
 
 VALUES = st.one_of(

@@ -22,6 +22,7 @@ import pytest
 from small_runs import ended, outcome, small, start
 
 import fedspa
+from fedspa.algorithms.base import finite
 from fedspa.cli import main
 from fedspa.errors import ConfigError, FedspaError, LedgerError, PayloadError
 from fedspa.privacy import ledger as ledger_module
@@ -31,7 +32,7 @@ from fedspa.runs.checkpoint import CheckpointError, load_latest
 from fedspa.runs.config import load, to_toml
 from fedspa.runs.coordinator import Diverged
 from fedspa.runs.simulate import Simulation, Stopped, simulate
-from fedspa.wire.payload import Update, encode
+from fedspa.wire.payload import Update
 
 
 @pytest.fixture(scope="module")
@@ -288,10 +289,10 @@ class TestDivergence:
         metrics = tmp_path / "run" / "metrics.jsonl"
         assert kept.state.round == (len(metrics.read_text().splitlines()) if metrics.exists() else 0)
 
-    def test_nothing_of_it_travels(self) -> None:
-        """An agent whose update is not finite has no payload to send: it is refused on its own side."""
+    def test_a_simulation_does_not_take_it_for_an_update(self) -> None:
+        """A deployed agent's encoding would make 0 of NaN, which no server could tell from an honest 0."""
         with pytest.raises(PayloadError) as caught:
-            encode(Update(0, 2, bytes(16), np.array([1.0, np.nan], dtype=np.float32), 0.0), "f32")
+            finite(Update(0, 2, bytes(16), np.array([1.0, np.nan], dtype=np.float32), 0.0))
         assert caught.value.code == "not-finite"
 
 

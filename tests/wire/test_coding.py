@@ -14,6 +14,7 @@ from scipy import stats
 from fedspa.errors import PayloadError
 from fedspa.wire import coding
 from fedspa.wire.model import SCALES, frequencies, radius
+from fedspa.wire.payload import Expected, Update, decode, encode
 
 SEED = bytes(range(16))
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -121,10 +122,18 @@ def test_f16_is_close_at_any_magnitude(values: np.ndarray) -> None:
     assert np.all(error <= np.maximum(np.abs(values) * 2.0**-11, scale * 2.0**-25) * (1 + 1e-6) + 2.0**-149)
 
 
-def test_f16_refuses_what_would_round_to_infinity() -> None:
-    with pytest.raises(PayloadError) as caught:
-        coding.encode_f16(np.array([3.4e38], dtype=np.float32))
-    assert caught.value.code == "bound"
+BEYOND = np.array([np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1.0], dtype=np.float32)
+
+
+def test_f32_takes_what_is_not_finite_for_the_nearest_that_is() -> None:
+    largest = np.finfo(np.float32).max
+    expected = np.array([0, largest, -largest, 3.4e38, -3.4e38, 1], dtype=np.float32)
+    assert coding.decode_f32(coding.encode_f32(BEYOND)).tobytes() == expected.tobytes()
+
+
+def test_f16_stops_at_the_largest_that_is_surely_finite() -> None:
+    scale, body = coding.encode_f16(BEYOND)
+    assert coding.decode_f16(body, scale).tolist() == [0, 2.0**127, -(2.0**127), 2.0**127, -(2.0**127), 0]
 
 
 @given(
@@ -141,10 +150,28 @@ def test_int_is_within_half_a_step(values: np.ndarray, step: float, seed: bytes,
     assert np.all(np.abs(back.astype(np.float64) - values) <= step / 2 * (1 + 1e-9) + slack)
 
 
-def test_int_refuses_what_32_bits_cannot_hold() -> None:
-    with pytest.raises(PayloadError) as caught:
-        coding.encode_int(np.array([1e10], dtype=np.float32), 1.0, SEED, 0)
-    assert caught.value.code == "bound"
+@pytest.mark.parametrize("step", [2.0**-126, 1e-10, 1.0, 1e30, 1e38, 3.4e38])
+def test_int_stops_at_what_32_bits_and_float32_can_hold(step: float) -> None:
+    step = float(np.float32(step))
+    scale, body = coding.encode_int(BEYOND, step, SEED, 0)
+    back = coding.decode_int(body, step, scale, SEED, 0, len(BEYOND)).astype(np.float64)
+    assert np.isfinite(back).all()
+    assert abs(back[0]) <= step / 2
+    reach = min(step * (2**31 - 1), 3.4e38)
+    assert np.all(np.abs(back[1:5] - np.array([1, -1, 1, -1]) * reach) <= 2 * step + 1e-3 * reach)
+
+
+@given(
+    arrays(np.float32, st.integers(1, 30), elements=st.floats(width=32)),
+    st.sampled_from(["f32", "f16", "int"]),
+    st.floats(1e-37, 1e37),
+)
+@settings(deadline=None)
+def test_any_values_have_a_payload_and_it_is_read_as_finite(values: np.ndarray, kind: str, noise: float) -> None:
+    """Whether an agent has a payload must not tell of its values."""
+    update = Update(0, len(values), SEED, values)
+    expect = Expected(0, len(values), len(values), float(np.finfo(np.float32).max))
+    assert np.isfinite(decode(encode(update, kind, noise), expect).values).all()
 
 
 def test_dither_is_uniform_and_differs_by_round() -> None:

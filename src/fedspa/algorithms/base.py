@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.engine.task import Engine
-from fedspa.mechanism import sparsify
+from fedspa.errors import PayloadError
+from fedspa.mechanism import quantize, sparsify
+from fedspa.mechanism.exact import make_grid
 from fedspa.mechanism.mask import active_coordinates, layered_coordinates
 from fedspa.mechanism.release import largest_clip_growth
 from fedspa.mechanism.sparsify import MaskMode
@@ -21,7 +23,7 @@ from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.event import Sampling
 from fedspa.server.optimizers import ServerStep
 from fedspa.wire.integers import IntegerUpdate
-from fedspa.wire.payload import Coding, Expected, Update, decode, encode
+from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, Update, decode, encode, step_size
 
 # Without clipping nothing bounds an update; a weight that moves this far in a round belongs to a diverged model.
 UNCLIPPED_BOUND = 1e4
@@ -85,6 +87,23 @@ class Terms:
         return (signal + 12 * self.update_noise) * largest_clip_growth(self.plan)
 
 
+def require_sendable(terms: Terms, coding: Coding, *, exact: bool) -> None:
+    """Raise a PayloadError or PrivacyError where these public numbers allow no update, whatever the records: an agent
+    asks before it pays."""
+    if not terms.update_bound <= FLOAT32_MAX:
+        raise PayloadError("bound", f"values of up to {terms.update_bound:.3g} pass float32; take a smaller local rate")
+    plan = terms.plan
+    if isinstance(plan, BinomialPlan):
+        quantize.reach(plan)
+        return
+    if coding == "int":
+        step_size(terms.update_noise)
+    if exact and plan is not None:
+        make_grid(plan.clip, plan.clip_value, plan.active, plan.gradient_noise_multiplier)
+        if plan.clip_rule == "quantile":
+            make_grid("coordinate", 0.5, 1, 2 * plan.count_noise)
+
+
 @lru_cache(maxsize=16)  # agents that share a mask, or a simulation's agents and their server, draw it once
 def _drawn(seed: bytes, dimension: int, active: int, layers: tuple[tuple[int, int], ...] | None) -> NDArray[np.int64]:
     return active_coordinates(seed, dimension, active) if layers is None else layered_coordinates(seed, layers)
@@ -123,9 +142,20 @@ Decode = Callable[[bytes, Terms, Coding, bytes | None, Container[bytes]], Update
 
 
 def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
-    """Noisy real values, at a step hidden in their noise where the coding has one."""
+    """Noisy real values, at a step hidden in their noise where the coding has one.
+
+    Values that cannot be sent as they are become the nearest that can, so that whether an agent answers tells nothing
+    of them.
+    """
     assert isinstance(answer, Update)
     return encode(answer, coding, terms.update_noise)
+
+
+def finite(answer: Answer) -> Answer:
+    """The answer, or a PayloadError: for simulations, where nothing leaves and divergence must be noticed."""
+    if isinstance(answer, Update) and not np.isfinite(answer.values).all():
+        raise PayloadError("not-finite", "a value is NaN or infinite")
+    return answer
 
 
 def decode_values(payload: bytes, terms: Terms, coding: Coding, seed: bytes | None, seen: Container[bytes]) -> Update:

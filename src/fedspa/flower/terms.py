@@ -2,11 +2,12 @@
 
 The agent does not trust the server. Every key must be there, no other may be, every value has exactly its type, and the
 plan is derived again from what was read: a number that decides privacy is stated once, so it cannot contradict itself.
+Every number lies within `LIMITS`, and terms under which no update could be written are refused here, before anything is
+paid for them.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
@@ -14,16 +15,17 @@ from typing import Any, Final, cast, get_args
 from flwr.app import ConfigRecord
 
 from fedspa.algorithms import ALGORITHMS, Terms
-from fedspa.errors import FedspaError, PrivacyError
+from fedspa.algorithms.base import require_sendable
+from fedspa.errors import FedspaError, PayloadError, PrivacyError
 from fedspa.federation.features import NAMES
-from fedspa.mechanism.mask import DIMENSION_LIMIT
 from fedspa.mechanism.philox import SEED_BYTES
 from fedspa.mechanism.sparsify import MaskMode
 from fedspa.mechanism.streams import NoiseMode
 from fedspa.privacy.binomial_plan import Adversary, AnyPlan, BinomialPlan
 from fedspa.privacy.event import Neighbours, Sampling
+from fedspa.privacy.limits import LIMITS, MOST_LAYERS
 from fedspa.privacy.plan import Clipping, ClipRule, Plan
-from fedspa.wire.payload import ROUND_LIMIT, Coding
+from fedspa.wire.payload import Coding
 
 VERSION: Final = 2  # one more with every change of the keys below: else an agent of before calls them unknown
 _RUN = re.compile(r"[0-9a-f]{32}")
@@ -153,34 +155,32 @@ def from_record(record: ConfigRecord) -> Announcement:
         _check(key, values[key], kind)
     if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
-    if values["round"] >= ROUND_LIMIT or values["dimension"] >= DIMENSION_LIMIT:
-        raise TermsError(f"round {values['round']} or d = {values['dimension']} is beyond 2^31")
-    if not 1 <= values["active"] <= values["dimension"] or min(values["batch"], values["local_steps"]) < 1:
-        raise TermsError("k must lie between 1 and d, and batch and local steps must be at least 1")
-    if values.get("records") == 0:
-        raise TermsError("records must be at least 1")
-    if values["local_lr"] == 0 or values["classes"] < 2 or len(values["model"]) > 200:
-        raise TermsError("the local rate must be positive, the classes at least 2, the model's name short")
+    if values["active"] > values["dimension"] or len(values["model"]) > 200:
+        raise TermsError("k must not exceed d, and the model's name must be short")
     if private is not ALGORITHMS[values["algorithm"]].private:
         raise TermsError(f"algorithm {values['algorithm']!r} with private = {private}")
-    layers = _layers(values)
+    terms = Terms(
+        round=values["round"],
+        dimension=values["dimension"],
+        active=values["active"],
+        mask=cast(MaskMode, values["mask"]),
+        mask_seed=None if values["mask"] == "per-agent" else values["mask_seed"],
+        sampling=cast(Sampling, values["sampling"]),
+        batch=values["batch"],
+        local_steps=values["local_steps"],
+        local_lr=values["local_lr"],
+        plan=_plan(values) if private else None,
+        layers=_layers(values),
+    )
+    try:
+        require_sendable(terms, values["coding"], exact=values.get("noise") == "exact")
+    except (PayloadError, PrivacyError) as error:
+        raise TermsError(f"terms under which no update can be written: {error}") from error
     return Announcement(
         **{key: values[key] for key in ("run", "number", "algorithm", "model", "classes", "features")},
         **{key: values[key] for key in ("coding", "mask_seed")},
         noise=values.get("noise"),
-        terms=Terms(
-            round=values["round"],
-            dimension=values["dimension"],
-            active=values["active"],
-            mask=cast(MaskMode, values["mask"]),
-            mask_seed=None if values["mask"] == "per-agent" else values["mask_seed"],
-            sampling=cast(Sampling, values["sampling"]),
-            batch=values["batch"],
-            local_steps=values["local_steps"],
-            local_lr=values["local_lr"],
-            plan=_plan(values) if private else None,
-            layers=layers,
-        ),
+        terms=terms,
     )
 
 
@@ -189,8 +189,10 @@ def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
     sizes, active = values["layer_sizes"], values["layer_active"]
     if not sizes and not active:
         return None
-    if not all(type(number) is int for number in (*sizes, *active)) or len(sizes) != len(active):
-        raise TermsError("layer sizes and active coordinates must be two lists of whole numbers, equally long")
+    if not all(type(number) is int for number in (*sizes, *active)) or not len(sizes) == len(active) <= MOST_LAYERS:
+        raise TermsError(
+            f"layer sizes and active coordinates must be two lists of at most {MOST_LAYERS} whole numbers, equally long"
+        )
     if not all(0 <= k <= d for d, k in zip(sizes, active)):
         raise TermsError("a layer has more active coordinates than coordinates, or fewer than none")
     if sum(sizes) != values["dimension"] or sum(active) != values["active"] or values["mask"] != "fixed":
@@ -201,10 +203,10 @@ def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
 def _check(key: str, value: Any, kind: type) -> None:
     if type(value) is not kind:
         raise TermsError(f"{key} is a {type(value).__name__}; it must be a {kind.__name__}")
-    if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-        raise TermsError(f"{key} is {value}; it must be finite and not negative")
-    if isinstance(value, int) and value < 0:
-        raise TermsError(f"{key} is {value}; it must not be negative")
+    if kind in (int, float):
+        least, most = (VERSION, VERSION) if key == "version" else LIMITS[key]
+        if not least <= cast(float, value) <= most:  # NaN is nowhere
+            raise TermsError(f"{key} is {value}; it must lie between {least:g} and {most:g}")
     if isinstance(value, str) and key in _NAMES and value not in _NAMES[key]:
         raise TermsError(f"{key} is {value[:50]!r}; allowed: {', '.join(_NAMES[key])}")
 

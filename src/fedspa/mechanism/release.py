@@ -46,7 +46,8 @@ def noisy_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: 
     if shares is None:
         return mean, plan.clip_value
     share = 0.5 + float(shares.release(noise)) / plan.batch
-    moved = plan.clip_value * math.exp(-CLIP_RATE * (share - CLIP_QUANTILE))
+    # No share is so noisy that the exponential overflows: the clip is held within its limits in any case.
+    moved = plan.clip_value * math.exp(min(-CLIP_RATE * (share - CLIP_QUANTILE), 500.0))
     return mean, min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
 

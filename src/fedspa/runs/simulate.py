@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent
+from fedspa.algorithms.base import finite
 from fedspa.engine.task import ReadsRows
 from fedspa.errors import FedspaError, PayloadError
 from fedspa.federation.datasets import Dataset
@@ -162,7 +163,7 @@ class Simulation:
         updates = self.job.algorithm.respond(self.server.state.theta, terms, agents, self.job.engine)
         try:
             payloads = {
-                agent.number: self.job.algorithm.encode(update, terms, self.job.coding)
+                agent.number: self.job.algorithm.encode(finite(update), terms, self.job.coding)
                 for agent, update in zip(agents, updates)
             }
             books.release(terms.round, payloads)

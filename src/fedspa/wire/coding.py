@@ -7,7 +7,8 @@
         on ±step/2 and independent of x (Schuchman 1964), so it is unbiased with variance step²/12, always; stochastic
         rounding is unbiased too, with up to step²/4. Integers outside the table follow as 32 plain bits.
 
-A body is decoded in time and memory that depend on k only, whatever it holds.
+A body is decoded in time and memory that depend on k only, whatever it holds. Any values can be encoded: those beyond
+a coding's reach become the largest that it has, ±∞ too, and NaN becomes 0.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from fedspa.wire.model import SCALES, best_scale, entropy_model, radius
 
 Values = NDArray[np.float32]
 INTEGER_LIMIT = 2**31
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+# Above it, what a half-precision neighbour stands for may be infinite.
+F16_MAX = 2.0**127
 
 
 def body_limits(coding: str, active: int) -> tuple[int, int]:
@@ -37,7 +41,7 @@ def body_limits(coding: str, active: int) -> tuple[int, int]:
 
 def encode_f32(values: Values) -> bytes:
     """The values as they are."""
-    return values.astype("<f4", copy=False).tobytes()
+    return _within(values, FLOAT32_MAX).astype("<f4", copy=False).tobytes()
 
 
 def decode_f32(body: bytes) -> Values:
@@ -47,9 +51,8 @@ def decode_f32(body: bytes) -> Values:
 
 def encode_f16(values: Values) -> tuple[float, bytes]:
     """A power of two no smaller than the largest value, and the values over it."""
+    values = _within(values, F16_MAX)
     largest = float(np.max(np.abs(values)))
-    if largest > 2.0**127:
-        raise PayloadError("bound", "a value is over 2^127; its half-precision neighbour may be infinite; use f32")
     scale = 2.0 ** max(math.ceil(math.log2(largest)), -126) if largest > 0 else 1.0
     return scale, (values.astype(np.float64) / scale).astype("<f2").tobytes()
 
@@ -58,6 +61,11 @@ def decode_f16(body: bytes, scale: float) -> Values:
     """Inverse of `encode_f16` up to its rounding."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (np.frombuffer(body, dtype="<f2").astype(np.float64) * scale).astype(np.float32)
+
+
+def _within(values: Values, most: float) -> Values:
+    """Each value, or the nearest one within ±most."""
+    return np.clip(np.nan_to_num(values, nan=0.0), -most, most)
 
 
 def dither(seed: bytes, round_: int, count: int) -> NDArray[np.float64]:
@@ -72,12 +80,13 @@ def dither(seed: bytes, round_: int, count: int) -> NDArray[np.float64]:
 
 def encode_int(values: Values, step: float, seed: bytes, round_: int) -> tuple[int, bytes]:
     """The scale of the table that fits best, and the coded integers."""
-    scaled = values.astype(np.float64)
+    scaled = _within(values, FLOAT32_MAX).astype(np.float64)
     scaled /= step
     scaled -= dither(seed, round_, len(values))
     np.rint(scaled, out=scaled)
-    if float(np.max(np.abs(scaled))) >= INTEGER_LIMIT:
-        raise PayloadError("bound", "a value is over 2^31 steps from 0; use coding f32, or a larger step")
+    # What the server makes of it, step·(n + u), must be a float32, too.
+    most = min(INTEGER_LIMIT - 1, math.floor(FLOAT32_MAX / step - 0.5))
+    np.clip(scaled, -most, most, out=scaled)
     integers = scaled.astype(np.int64)
     scale = best_scale(integers)
     return scale, pack(integers, scale)

@@ -49,7 +49,7 @@ FIELDS = struct.Struct("<4s4B3I16s2f")
 CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = FIELDS.size + CHECKSUM.size
 ROUND_LIMIT = 2**31
-FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_MAX = codings.FLOAT32_MAX
 # In units of the noise of a value. docs/wire.md has the table that chose it.
 DEFAULT_STEP = 0.75
 LARGEST_STEP = 1.0
@@ -107,16 +107,18 @@ class Expected:
 
 
 def encode(update: Update, coding: Coding, noise_std: float = 0.0, step: float = DEFAULT_STEP) -> bytes:
-    """An update as bytes. `noise_std` is the noise of one value and `step` a fraction of it; only `int` uses them."""
-    if not np.isfinite(update.values).all():
-        raise PayloadError("not-finite", "a value is NaN or infinite; an update must be finite")
+    """An update as bytes. `noise_std` is the noise of one value and `step` a fraction of it; only `int` uses them.
+
+    No value is refused: an agent that fell silent over one would tell of it. One that is too large becomes the largest
+    that its coding has, and NaN becomes 0.
+    """
     scale, parameter = 0, 0.0
     if coding == "f32":
         body = codings.encode_f32(update.values)
     elif coding == "f16":
         parameter, body = codings.encode_f16(update.values)
     elif coding == "int":
-        parameter = _step(noise_std, step)
+        parameter = step_size(noise_std, step)
         scale, body = codings.encode_int(update.values, parameter, update.mask_seed, update.round)
     else:
         raise PayloadError("coding", f"coding is {coding!r}; allowed: {', '.join(CODINGS)}")
@@ -225,8 +227,8 @@ def _check_parameter(coding: HeaderCoding, scale: int, parameter: float, noise_s
         )
 
 
-def _step(noise_std: float, step: float) -> float:
-    """The step as it will be read: rounded to float32."""
+def step_size(noise_std: float, step: float = DEFAULT_STEP) -> float:
+    """The step of coding `int` as it will be read, rounded to float32; a PayloadError where there is none."""
     if not 0 < step <= LARGEST_STEP:
         raise PayloadError("step", f"step is {step} of the noise; it must lie above 0 and not above {LARGEST_STEP}")
     if not 0 < noise_std < math.inf:
