@@ -9,6 +9,8 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]
 import json
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.algorithms.fedspa import FED_SPA
-from fedspa.errors import ConfigError, DataError, LedgerError
+from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
 from fedspa.federation.features import transform
 from fedspa.flower import agent as agents
 from fedspa.flower import records, site
@@ -96,7 +98,7 @@ def test_asked_again_with_what_was_sent_gone(clinic, tmp_path):
     participate(clinic, ASKED, THETA)
     for file in (tmp_path / "ledger.sqlite.outbox").iterdir():
         file.unlink()
-    assert refusal(clinic) == "duplicate"
+    assert refusal(clinic) == "spent"
     assert spent(clinic) == 1
 
 
@@ -106,26 +108,87 @@ def test_rounds_that_are_over_are_stale(clinic):
     assert spent(clinic) == 1
 
 
+class Killed(KeyboardInterrupt):
+    """Nothing of the agent's runs any more: what its own handlers let through."""
+
+
+STEPS = {"put": (Outbox, "put"), "release": (Ledger, "release")}
+
+
+def broken(patch: pytest.MonkeyPatch, where: str, error: BaseException, *, after: bool = False) -> None:
+    """Have that step of a participation raise, before it does its work or after."""
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        if after:
+            honest(*arguments, **named)
+        raise error
+
+    if where == "respond":
+        honest = FED_SPA.respond
+        patch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=fail))
+    else:
+        honest = getattr(*STEPS[where])
+        patch.setattr(*STEPS[where], fail)
+
+
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("where", ["respond", "put", "release"])
-def test_a_crash_anywhere_pays_once_and_sends_one_update(clinic, monkeypatch, where):
-    """Killed while training, before the outbox or before the release: asked again, it answers under the same entry."""
-
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object, **__: object) -> None:
-        raise Killed
-
+def test_killed_anywhere_it_has_paid_and_trains_never_again(clinic, monkeypatch, where, after):
+    """While training, before the outbox or before the release: it sits the round out. After the release: same bytes."""
     with monkeypatch.context() as patch:
-        if where == "respond":
-            patch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=die))
-        else:
-            patch.setattr(*{"put": (Outbox, "put"), "release": (Ledger, "release")}[where], die)
+        broken(patch, where, Killed(), after=after)
         with pytest.raises(Killed):
             participate(clinic, ASKED, THETA)
+    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
+    if (where, after) == ("release", True):
+        assert participate(clinic, ASKED, THETA) == participate(clinic, ASKED, THETA + 1)
+    else:
+        assert [refusal(clinic) for _ in range(3)] == ["spent"] * 3
     assert spent(clinic) == 1
-    payload = participate(clinic, ASKED, THETA)
-    assert participate(clinic, ASKED, THETA) == payload
+
+
+ERRORS = [PayloadError("bound", "…"), PrivacyError("…"), DataError("…"), LedgerError("…"), MemoryError(), SystemExit(3)]
+
+
+@pytest.mark.parametrize("error", [*ERRORS, Refusal("internal", "…")], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", ["respond", "put", "release"])
+def test_whatever_fails_after_the_spend_is_one_answer_for_ever(clinic, monkeypatch, where, error):
+    with monkeypatch.context() as patch:
+        broken(patch, where, error)
+        assert refusal(clinic) == "spent"
+    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
+    assert [refusal(clinic) for _ in range(3)] == ["spent"] * 3
+    assert spent(clinic) == 1
+    monkeypatch.undo()
+    assert participate(clinic, at_round(1), THETA).startswith(b"FSPA")  # the next round is another entry
+    assert refusal(clinic) == "stale"
+
+
+def test_two_at_once_train_once_and_answer_alike(clinic, monkeypatch):
+    """Two messages for one round in two threads, each with a ledger of its own, as two processes have."""
+    trainings: list[int] = []
+
+    def slow(*arguments: Any) -> Any:
+        trainings.append(1)
+        time.sleep(0.3)
+        return FED_SPA.respond(*arguments)
+
+    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=slow))
+    with ThreadPoolExecutor(4) as pool:
+        answers = set(pool.map(lambda _: participate(clinic, ASKED, THETA), range(4)))
+    assert (len(answers), len(trainings), spent(clinic)) == (1, 1, 1)
+
+
+def test_where_nothing_can_be_locked_one_trains_all_the_same(clinic, monkeypatch):
+    """The reservation decides; who is too late has no answer, and does not touch the other's."""
+
+    def meanwhile(*arguments: Any) -> Any:
+        assert refusal(clinic) == "spent"
+        return FED_SPA.respond(*arguments)
+
+    monkeypatch.setattr(Outbox, "alone", lambda self: nullcontext(self._folder.mkdir(exist_ok=True)))
+    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=meanwhile))
+    assert participate(clinic, ASKED, THETA) == participate(clinic, ASKED, THETA)
     assert spent(clinic) == 1
 
 
@@ -161,12 +224,15 @@ def test_no_number_of_classes_makes_a_refusal_tell_of_a_label(node, classes):
     assert codes == {"terms"}
 
 
-def test_labels_are_held_against_the_sites_own_number(node):
+def test_a_label_beyond_the_sites_own_number_costs_its_record_alone(node, caplog):
+    """The server's number of classes must be the site's; what the labels are shows nowhere."""
     beyond = with_labels(node, np.append(np.arange(200) % 3, 10))
-    for asked in (ASKED, replace(ASKED, coding="f32"), replace(ASKED, model="mlp")):
-        assert refusal(beyond, asked) == "data"
+    assert participate(beyond, ASKED, THETA).startswith(b"FSPA")
+    assert "1 of 201 records are bad" in caplog.text
     assert refusal(beyond, replace(ASKED, classes=11)) == "terms"
-    assert spent(beyond) == 0
+    x, y = beyond.records(0)
+    assert x[200].isnan().all()
+    assert (len(y), int(y[200])) == (201, 0)
 
 
 def test_a_delta_that_promises_nothing_serves_nobody(clinic):
@@ -336,29 +402,49 @@ def test_records_from_a_function(tmp_path, monkeypatch):
         "def triple(): return 1, 2, 3\n"
         "def broken(): raise ValueError('row 17')\n"
     )
-    x, y = records.load("clinic_records:all", {})
-    assert (x.dtype, y.tolist()) == (torch.float32, [0, 1, 0, 1, 1])
-    assert len(records.load("clinic_records:mine", {"size": 8})[1]) == 8
+    own = records.load("clinic_records:all", {}, 2)
+    assert (own.x.dtype, own.y.tolist(), own.bad) == (torch.float32, [0, 1, 0, 1, 1], ())
+    assert len(records.load("clinic_records:mine", {"size": 8}, 2).y) == 8
     for name in ("triple", "broken", "missing"):
         with pytest.raises(DataError):
-            records.load(f"clinic_records:{name}", {})
+            records.load(f"clinic_records:{name}", {}, 2)
 
 
-def test_records_from_a_file_are_checked(tmp_path):
-    np.savez(tmp_path / "nan.npz", x=np.full((3, 2), np.nan), y=np.arange(3))
-    np.savez(tmp_path / "names.npz", features=np.zeros((3, 2)), y=np.arange(3))
-    np.savez(tmp_path / "pickle.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2))
-    for name in ("nan", "names", "pickle", "absent"):
-        with pytest.raises(DataError):
-            records.load(str(tmp_path / f"{name}.npz"), {})
+WRONG = {
+    "no x": {"features": np.zeros((3, 2)), "y": np.arange(3)},
+    "a pickle": {"x": np.array([{}, {}], dtype=object), "y": np.arange(2)},
+    "complex": {"x": np.zeros((3, 2), complex), "y": np.arange(3)},
+    "no axis": {"x": np.zeros(3), "y": np.arange(3)},
+    "two axes of labels": {"x": np.zeros((3, 2)), "y": np.zeros((3, 2))},
+    "fewer labels": {"x": np.zeros((3, 2)), "y": np.arange(2)},
+    "no records": {"x": np.zeros((0, 2)), "y": np.arange(0)},
+    "no features": {"x": np.zeros((3, 0)), "y": np.arange(3)},
+}
+
+
+@pytest.mark.parametrize("arrays", WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_with_all_records_is_refused(tmp_path, arrays):
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    for name in ("wrong", "absent"):
+        with pytest.raises(DataError) as caught:
+            records.load(str(tmp_path / f"{name}.npz"), {}, 3)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int16, torch.bool])
+def test_tensors_of_any_type_are_records(tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(records, "_users", lambda *_: (torch.ones(3, 2).to(dtype), torch.tensor([0, 1, 1]).to(dtype)))
+    own = records.load("a:b", {}, 2)
+    assert (own.x.dtype, own.x.tolist(), own.y.tolist()) == (torch.float32, [[1, 1]] * 3, [0, 1, 1])
 
 
 def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
     outbox = Outbox(tmp_path / "ledger.sqlite", "clinic")
     assert outbox.last("a") is None
-    outbox.put("a", Sent(0, b"zero"))
-    outbox.put("a", Sent(1, b"one"))
-    outbox.put("b", Sent(5, b"five"))
+    with outbox.alone():
+        outbox.put("a", Sent(0, b"zero"))
+        outbox.put("a", Sent(1, b"one"))
+        outbox.put("b", Sent(5, b"five"))
     assert (outbox.last("a"), outbox.last("b")) == (Sent(1, b"one"), Sent(5, b"five"))
     assert Outbox(tmp_path / "ledger.sqlite", "other").last("a") is None
     (torn,) = (tmp_path / "ledger.sqlite.outbox").glob("*-a.payload")
@@ -368,7 +454,8 @@ def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
 
 def test_outbox_leaves_no_drafts(tmp_path, monkeypatch):
     outbox, folder = Outbox(tmp_path / "ledger.sqlite", "clinic"), tmp_path / "ledger.sqlite.outbox"
-    outbox.put("a", Sent(0, b"zero"))
+    with outbox.alone():
+        outbox.put("a", Sent(0, b"zero"))
     (kept,) = folder.iterdir()
     kept.with_name(kept.name + ".new").write_bytes(b"of a process that was killed")
     outbox.put("a", Sent(1, b"one"))
@@ -385,12 +472,23 @@ def test_outbox_leaves_no_drafts(tmp_path, monkeypatch):
 
 
 def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
-    """One is killed between training and release; the other must not send what the first one made."""
+    """One is killed while it trains; it must not send what the other one made."""
     other = replace(clinic, agent="second clinic")
-    first = participate(clinic, ASKED, THETA)
+    participate(clinic, ASKED, THETA)
     with Ledger.open(clinic.ledger, create=False) as ledger:
         ledger.reserve("second clinic", PLAN.event, ASKED.run, "round-0")
-    assert participate(other, ASKED, THETA) != first
+    assert refusal(other) == "spent"
+    assert participate(other, at_round(1), THETA) != participate(clinic, at_round(1), THETA)
+
+
+def test_the_operator_is_told_of_bad_records(node, capsys):
+    with_labels(node, np.array([0, 1, 12, 1, -1]))
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
+    assert site.main([text]) == 0
+    told = capsys.readouterr()
+    assert "2 of 5 records are bad" in told.err
+    assert "number 2, 4 from 0 on" in told.err
+    assert "5 of shape (1, 8, 8)" in told.out
 
 
 def test_the_operator_makes_the_ledger_once(node, capsys):

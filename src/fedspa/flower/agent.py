@@ -7,11 +7,16 @@ Whatever goes wrong ends in a `Refusal` with one of `CODES`. Only the code trave
 is paid, no refusal depends on the records and on the server's words together: a server could move its words until the
 answer turns, and so measure a record without noise and without end. Exceptions are what all neighbouring data share:
 the shape of a record and, under fixed-size sampling, the number of records.
+
+An entry of the ledger is trained for at most once, by whoever made it, and has one answer for ever: the payload that
+was stored and released before it first left, or `spent` where there is none, for whatever reason. So a server that asks
+again, breaks the training or kills the process draws no second noise from an entry (docs/deployment.md has the proof).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from contextlib import ExitStack
 from typing import Final, get_args
 
@@ -19,20 +24,24 @@ import torch
 from torch import Tensor
 
 from fedspa.algorithms import ALGORITHMS, Agent
+from fedspa.algorithms.base import Answer, finite
+from fedspa.engine.task import Engine
 from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError
 from fedspa.flower.outbox import Outbox, Sent
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
 from fedspa.mechanism.streams import agent_key, root_key
-from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Code, PolicyRefusal
 
+logger = logging.getLogger("fedspa.agent")
+
 # The policy's own codes, then ours: terms that are none, seeded noise, records that do not fit the terms, a ledger that
-# cannot be used, a round that is over, one that was already answered, and anything else.
-CODES: Final = frozenset({*get_args(Code), "terms", "noise", "data", "ledger", "stale", "duplicate", "internal"})
+# cannot be used, a round that is over, one that was paid for and has no payload to send, and anything else.
+CODES: Final = frozenset({*get_args(Code), "terms", "noise", "data", "ledger", "stale", "spent", "internal"})
 # An agent that gave one of these would give it again: it is not asked again in the same run.
-FINAL_CODES: Final = CODES - {"ledger", "stale", "duplicate", "internal"}
+FINAL_CODES: Final = CODES - {"ledger", "stale", "spent", "internal"}
 
 
 class Refusal(FedspaError):
@@ -62,7 +71,7 @@ def participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
 
 
 def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
-    terms, number, algorithm = announcement.terms, announcement.number, ALGORITHMS[announcement.algorithm]
+    terms, number = announcement.terms, announcement.number
     _judge(site, announcement)
     x, y = site.records(number)
     exact = announcement.noise == "exact"
@@ -74,44 +83,81 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
         site.policy.check(plan)
     if plan is not None and plan.sampling == "fixed" and len(y) < plan.records:
         raise Refusal("data", f"{len(y)} records; with fixed-size batches the plan's ε holds from {plan.records} on")
-    run, message, name = announcement.run, f"round-{terms.round}", site.name(number)
+    agent = Agent(
+        number=number,
+        x=x,
+        y=y,
+        mask_seed=announcement.mask_seed,
+        key=agent_key(_root(site, announcement), terms.round, number),
+        exact=exact,
+    )
+    if site.simulated:
+        return _simulated(site, announcement, theta, agent, engine)
+    assert plan is not None  # `_judge` lets nothing else through
+    return _paid(site, announcement, plan, theta, agent, engine)
 
+
+def _paid(site: Site, announcement: Announcement, plan: AnyPlan, theta: Tensor, agent: Agent, engine: Engine) -> bytes:
+    """One entry, one training, one answer."""
+    assert site.ledger is not None
+    assert site.policy is not None
+    run, t, name = announcement.run, announcement.terms.round, site.agent
+    message, outbox = f"round-{t}", Outbox(site.ledger, name)
+    with outbox.alone(), Ledger.open(site.ledger, create=False) as ledger:
+        last = outbox.last(run)
+        if last is not None and t < last.round:
+            raise Refusal("stale", f"round {t} of run {run}; round {last.round} was already answered")
+        entry = ledger.find(name, run, message)
+        if entry is not None:
+            if last is not None and last.round == t and entry.digest == _digest(last.payload):
+                return last.payload
+            raise Refusal("spent", f"round {t} of run {run} was paid for, and there is no payload of it to send")
+        site.policy.admit(plan, ledger, name, run, message)
+        if not ledger.reserve(name, plan.event, run, message, cap=site.policy.cap).fresh:
+            # Only where the outbox could not be locked: another process trains for this entry.
+            raise Refusal("spent", f"round {t} of run {run} is paid for by another process")
+        try:
+            payload = _encoded(announcement, _trained(announcement, theta, agent, engine))
+            outbox.put(run, Sent(t, payload))
+            ledger.release(name, run, message, _digest(payload))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            logger.exception("round %d of run %s was paid for and failed; the agent sits it out", t, run)
+            raise Refusal("spent", f"round {t} of run {run} failed after it was paid for") from error
+    return payload
+
+
+def _simulated(site: Site, announcement: Announcement, theta: Tensor, agent: Agent, engine: Engine) -> bytes:
+    """Many agents share a ledger, where there is one, and their run is not resumed: nothing leaves a simulation."""
+    plan, run, message = announcement.terms.plan, announcement.run, f"round-{announcement.terms.round}"
+    name, policy = site.name(agent.number), site.policy
     with ExitStack() as stack:
         ledger: Ledger | None = None
-        outbox: Outbox | None = None
         if plan is not None and site.ledger is not None:
-            ledger = stack.enter_context(
-                Ledger.open(site.ledger, create=site.simulated, simulated=site.simulated),
-            )
-            # In a simulation many agents share a ledger, and the run is not resumed.
-            if not site.simulated:
-                outbox = Outbox(site.ledger, name)
-                again = _again(ledger, outbox, name, announcement)
-                if again is not None:
-                    return again
-            if site.policy is not None:
-                site.policy.admit(plan, ledger, name, run, message)
-            ledger.reserve(name, plan.event, run, message, cap=None if site.policy is None else site.policy.cap)
-        agent = Agent(
-            number=number,
-            x=x,
-            y=y,
-            mask_seed=announcement.mask_seed,
-            key=agent_key(_root(site, announcement), terms.round, number),
-            exact=exact,
-        )
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in the simulator: results must not depend on the number of threads
-        try:
-            [update] = algorithm.respond(theta, terms, [agent], engine)
-        finally:
-            torch.set_num_threads(before)
-        payload = algorithm.encode(update, terms, announcement.coding)
+            ledger = stack.enter_context(Ledger.open(site.ledger, create=True, simulated=True))
+            if policy is not None:
+                policy.admit(plan, ledger, name, run, message)
+            ledger.reserve(name, plan.event, run, message, cap=None if policy is None else policy.cap)
+        payload = _encoded(announcement, finite(_trained(announcement, theta, agent, engine)))
         if ledger is not None:
-            if outbox is not None:
-                outbox.put(run, Sent(terms.round, payload))
             ledger.release(name, run, message, _digest(payload))
     return payload
+
+
+def _trained(announcement: Announcement, theta: Tensor, agent: Agent, engine: Engine) -> Answer:
+    algorithm = ALGORITHMS[announcement.algorithm]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the simulator: results must not depend on the number of threads
+    try:
+        [update] = algorithm.respond(theta, announcement.terms, [agent], engine)
+    finally:
+        torch.set_num_threads(before)
+    return update
+
+
+def _encoded(announcement: Announcement, update: Answer) -> bytes:
+    return ALGORITHMS[announcement.algorithm].encode(update, announcement.terms, announcement.coding)
 
 
 def _judge(site: Site, announcement: Announcement) -> None:
@@ -138,23 +184,6 @@ def _judge_plan(site: Site, announcement: Announcement) -> None:
     # cpSGD's plan is priced for that, which takes long at a dimension that is made up: not before the model's is known.
     if not isinstance(plan, BinomialPlan):
         site.policy.check(plan)
-
-
-def _again(ledger: Ledger, outbox: Outbox, name: str, announcement: Announcement) -> bytes | None:
-    """The payload that was made for this round before, if it was; None where it is still to be made."""
-    run, t = announcement.run, announcement.terms.round
-    last = outbox.last(run)
-    if last is not None and t < last.round:
-        raise Refusal("stale", f"round {t} of run {run}; round {last.round} was already answered")
-    entry = ledger.find(name, run, f"round-{t}")
-    if entry is None:
-        return None
-    if last is not None and last.round == t and entry.digest in (None, _digest(last.payload)):
-        ledger.release(name, run, f"round-{t}", _digest(last.payload))
-        return last.payload
-    if entry.digest is not None:
-        raise Refusal("duplicate", f"round {t} of run {run} was answered, and what was sent is no longer here")
-    return None  # reserved, and the process died while it trained: the entry still pays for one release
 
 
 def _root(site: Site, announcement: Announcement) -> bytes:

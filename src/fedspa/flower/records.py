@@ -1,32 +1,89 @@
 """An agent's own records: from `package.module:function`, or from an `.npz` with the arrays x and y.
 
-The name is written in the agent's node-config, never taken from the server.
+The name is written in the agent's node-config, never taken from the server. What one record holds must never show in
+whether or how the agent answers, so no record can spoil the reading: one with features that are no finite numbers, or
+with a label that is none of the site's classes, is *bad*. It stays among the records, whose number it does not change,
+and is filled with NaN, at which a gradient counts as zero. That depends on the record and on the site's own settings
+alone. Only what all records share is refused: an array that is none, other shapes, no records.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.errors import DataError
 from fedspa.federation import plugin
-from fedspa.federation.datasets import Dataset, from_arrays
+from fedspa.federation.datasets import Dataset
 
 
-def load(name: str, node: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """x and y, checked. A function is called with the node-config where it takes an argument, else without."""
-    made = _npz(Path(name)) if name.endswith(".npz") else _users(name, node)
+@dataclass(frozen=True, eq=False)
+class Records:
+    """x: float32, NaN in bad records. y: int64, within the site's classes, 0 in bad records. `bad`: their numbers."""
+
+    x: Tensor
+    y: Tensor
+    bad: tuple[int, ...]
+
+
+def load(
+    name: str, node: Mapping[str, Any], classes: int, transform: Callable[[Tensor], Tensor] | None = None
+) -> Records:
+    """The site's records. A function is called with the node-config where it takes an argument, else without.
+
+    `transform` maps all records, each by itself; of a bad one it sees zeros.
+    """
+    made: Any = _npz(Path(name)) if name.endswith(".npz") else _users(name, node)
     if isinstance(made, Dataset):
-        return made.train_x, made.train_y
+        made = made.train_x, made.train_y
     if not (isinstance(made, tuple) and len(made) == 2):
         raise DataError(f"data = {name!r} gave a {type(made).__name__}; the pair (x, y) or a Dataset is needed")
-    checked = from_arrays(*made, *made, name=name)
-    return checked.train_x, checked.train_y
+    features, labels = (_numbers(part, f"data = {name!r}: {what}") for part, what in zip(made, ("x", "y")))
+    if features.ndim < 2 or labels.shape != features.shape[:1] or not features.size:
+        raise DataError(
+            f"data = {name!r} has x of shape {features.shape} and y of shape {labels.shape}; (records, ...) and "
+            "(records,) are needed, and at least one record"
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = features.astype(np.float32)
+        good = np.isfinite(x).reshape(len(x), -1).all(axis=1) & np.isin(labels, np.arange(classes))
+    x[~good] = 0
+    y = np.where(good, labels, 0).astype(np.int64)
+    ready = torch.from_numpy(x) if transform is None else transform(torch.from_numpy(x))
+    ready[torch.from_numpy(~good)] = torch.nan
+    return Records(ready, torch.from_numpy(y), tuple(np.flatnonzero(~good).tolist()))
+
+
+def _numbers(values: Any, what: str) -> NDArray[Any]:
+    """An array of real numbers. Text and objects, which one strange cell makes of a whole array, are read one by one;
+    what is no number becomes NaN."""
+    try:
+        if isinstance(values, Tensor):
+            values = values.detach().cpu().to_dense()
+            values = values.float() if values.is_floating_point() else values  # numpy knows no bfloat16
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{what} is not an array of numbers ({plugin.one_line(error)})") from error
+    if array.dtype.kind in "OSU":
+        array = np.array([_number(cell) for cell in array.reshape(-1)]).reshape(array.shape)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{what} is an array of {array.dtype}; real numbers are needed")
+    return array
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
 
 
 def _npz(path: Path) -> tuple[Any, Any]:

@@ -16,10 +16,11 @@ it started, with a node-config that names none of an agent's keys, is a simulati
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
 from fedspa.federation import models
 from fedspa.federation.features import NAMES, Features, transform
-from fedspa.flower import records
+from fedspa.flower.records import Records, load
 from fedspa.flower.settings import read_config
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.policy import Policy
 from fedspa.runs.config import Config
+
+logger = logging.getLogger("fedspa.agent")
 
 # Whoever names one of these is an agent with records of its own, whatever process it runs in.
 _NEEDED = frozenset({"agent", "data", "classes", "policy", "ledger"})
@@ -76,13 +79,18 @@ class Site:
         if self.config is not None:
             return _share(self.config.model_dump_json(), number)
         assert self.policy is not None
-        x, y = _own_records(self.data, tuple(sorted(self.node.items())), self.classes)
+        own = self.own_records()
+        x, y = own.x, own.y
         if self.policy.delta * len(y) >= 1:
             raise DataError(
                 f"the policy's δ = {self.policy.delta:g} promises nothing to {len(y)} records; "
                 f"set it below 1/{len(y)} = {1 / len(y):.3g}"
             )
         return x, y
+
+    def own_records(self) -> Records:
+        """A deployed agent's records, bad ones marked."""
+        return _own_records(self.data, tuple(sorted(self.node.items())), self.classes)
 
     def name(self, number: int) -> str:
         return f"agent-{number}" if self.simulated else self.agent
@@ -154,13 +162,22 @@ def _features(name: object) -> Features:
 
 # Processes that serve several messages load records and build models once.
 @lru_cache(maxsize=4)
-def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> tuple[Tensor, Tensor]:
-    x, y = records.load(name, dict(node))
-    if (features := dict(node).get("features")) is not None:
-        x = transform(_features(features), x, alone=True)
-    if int(y.max()) >= classes:
-        raise DataError(f"data = {name!r} has label {int(y.max())}; this site's classes are 0 to {classes - 1}")
-    return x, y
+def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> Records:
+    features = dict(node).get("features")
+    map_ = None if features is None else partial(transform, _features(features), alone=True)
+    own = load(name, dict(node), classes, map_)
+    if own.bad:
+        logger.warning("%s", _bad_records(own, classes))
+    return own
+
+
+def _bad_records(own: Records, classes: int) -> str:
+    """For the operator's eyes: it tells of records."""
+    first = ", ".join(map(str, own.bad[:10])) + (", …" if len(own.bad) > 10 else "")
+    return (
+        f"{len(own.bad)} of {len(own.y)} records are bad (features that are not finite, or a label outside 0 to "
+        f"{classes - 1}) and count as zero in training: number {first} from 0 on; mend them"
+    )
 
 
 @lru_cache(maxsize=2)
@@ -207,6 +224,8 @@ def main(arguments: list[str]) -> int:
     assert site.policy is not None
     with Ledger.open(site.ledger, create=create) as ledger:
         spent = ledger.epsilon(site.agent, site.policy.delta, site.policy.neighbours)
+    if (own := site.own_records()).bad:
+        print(f"fedspa: {_bad_records(own, site.classes)}", file=sys.stderr)
     print(f"agent    {site.agent}")
     print(f"records  {len(y)} of shape {tuple(x.shape[1:])}, classes 0 to {site.classes - 1}")
     print(f"ledger   {site.ledger}: ε = {spent:.4g} spent of {site.policy.epsilon:g} (δ = {site.policy.delta:g})")
