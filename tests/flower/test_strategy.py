@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import fedspa
 from fedspa.errors import FedspaError, LedgerError
+from fedspa.flower.asked import Asked
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
@@ -201,7 +202,7 @@ def not_a_number(question: Message) -> Message:
     honest = _honest_update(question)
     values = honest.values.copy()
     values[3] = np.nan
-    # `encode` refuses NaN, as it should: spoil the bytes of an f32 payload and mend its checksum.
+    # `encode` writes no NaN: spoil the bytes of an f32 payload and mend its checksum.
     data = bytearray(encode(honest, "f32"))
     data[48 + 12 : 48 + 16] = values[3:4].tobytes()
     return reply(question, payload=_sealed(data))
@@ -261,7 +262,7 @@ def without_102(tmp_path_factory) -> torch.Tensor:
     grid = LocalGrid({100 + i: {"simulation": True} for i in range(4)}, SPOILT | {"run.out": str(folder / "run")})
     grid.fault = lambda node, question, answer: [] if node == 102 else [answer()]
     config, settings = read_config(grid.run_config)
-    assert serve(PollingGrid(grid, settings.poll), config, settings)["dropped"] == {"silent": 3}
+    assert serve(PollingGrid(grid, settings.poll), config, settings)["dropped"] == {"silent": 2}  # it rests in between
     return theta(folder / "run")
 
 
@@ -393,6 +394,67 @@ def test_too_few_online_and_nobody_is_asked(simulation, train):
     simulation.fault = leave
     train(simulation, federation__per_round=4, flower__quorum=2, flower__round_timeout=1.0)
     assert {message.metadata.group_id for message in simulation.sent} == {"0"}
+
+
+def asked_in(grid: LocalGrid, node: int) -> list[int]:
+    return [int(message.metadata.group_id) for message in grid.sent if message.metadata.dst_node_id == node]
+
+
+def test_who_falls_silent_is_asked_more_and_more_rarely(deployment, train):
+    """A SuperNode whose executor was killed looks alive and never answers: each question costs the round's time."""
+    deployment.fault = lambda node, question, answer: [] if node == 102 else [answer()]
+    summary = train(deployment, federation__rounds=9, federation__cap=9)
+    assert asked_in(deployment, 102) == [0, 2, 6]
+    assert summary["dropped"] == {"silent": 3}
+    assert asked_in(deployment, 101) == list(range(9))
+
+
+def test_who_answers_again_is_asked_as_before(deployment, train):
+    mute = {0, 2}
+    deployment.fault = lambda node, question, answer: (
+        [] if node == 102 and int(question.metadata.group_id) in mute else [answer()]
+    )
+    train(deployment, federation__rounds=10, federation__cap=10)
+    assert asked_in(deployment, 102) == [0, 2, 6, 7, 8, 9]
+
+
+def test_a_refusal_is_an_answer(deployment, train, monkeypatch):
+    deployment.fault = lambda node, question, answer: [reply(question, refusal="spent")] if node == 102 else [answer()]
+    assert train(deployment)["dropped"] == {"refused-spent": 3}
+
+
+def test_who_was_gone_and_is_back_is_asked_at_once(deployment, train):
+    """Its operator restarted the node."""
+
+    def mute_then_gone(node: int, question: Message, answer: Any) -> list[Message]:
+        if node == 100:  # the first to be asked: the others are told of the next round's nodes by now
+            deployment.online -= {102} if question.metadata.group_id == "1" else set()
+            deployment.online |= {102} if question.metadata.group_id == "2" else set()
+        return [] if node == 102 and question.metadata.group_id == "0" else [answer()]
+
+    deployment.fault = mute_then_gone
+    train(deployment, federation__rounds=4, federation__cap=4)
+    assert asked_in(deployment, 102) == [0, 3]
+
+
+def test_the_silent_are_asked_where_the_others_are_no_quorum(deployment, train):
+    deployment.fault = lambda node, question, answer: [] if node == 102 else [answer()]
+    train(deployment, flower__quorum=4)
+    assert asked_in(deployment, 102) == [0, 1, 2]
+
+
+def test_the_servers_count_has_every_question_and_no_rest(deployment, train, tmp_path):
+    """A silent agent may have paid each time it was asked, and has not paid where it was left out."""
+
+    def trains_and_is_cut_off(node: int, question: Message, answer: Any) -> list[Message]:
+        honest = answer()
+        return [] if node == 102 else [honest]
+
+    deployment.fault = trains_and_is_cut_off
+    train(deployment, federation__rounds=5, federation__cap=5)
+    assert Asked(tmp_path / "run/asked.jsonl").count(2) == 2
+    with Ledger.open(tmp_path / "site-2/ledger.sqlite", create=False) as ledger:
+        assert sum(ledger.spent("site-2").values()) == 2
 
 
 def test_nobody_there(simulation, train):

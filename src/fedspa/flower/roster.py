@@ -1,4 +1,4 @@
-"""Which node is which agent, who is there, and who is not asked again."""
+"""Which node is which agent, who is there, who is not asked again, and who is left in peace for a while."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Roster:
         self._numbers: dict[int, int] = {}
         self._online: dict[int, int] = {}
         self.refused: dict[int, str] = {}
+        # Agent → how often in a row it was asked and did not answer, and how many of its turns it is still left out of.
+        self._silent: dict[int, tuple[int, int]] = {}
 
     def meet(self, nodes: Iterable[int]) -> int:
         """Note who is online; newcomers get the free numbers in the order of their ids. Returns how many are there."""
@@ -25,7 +27,9 @@ class Roster:
         for node in online:
             if node not in self._numbers and len(self._numbers) < self._agents:
                 self._numbers[node] = len(self._numbers)
-        self._online = {self._numbers[node]: node for node in online if node in self._numbers}
+        before, self._online = self._online, {self._numbers[node]: node for node in online if node in self._numbers}
+        for number in self._online.keys() - before.keys():
+            self.heard(number)  # a node that comes back was started anew
         return len(self._online)
 
     @property
@@ -36,6 +40,27 @@ class Roster:
     def willing(self, cohort: Iterable[int]) -> list[int]:
         """Those of `cohort` who did not refuse for good, there or not."""
         return [number for number in cohort if number not in self.refused]
+
+    def heard(self, number: int) -> None:
+        """It answered, whatever it said."""
+        self._silent.pop(number, None)
+
+    def unheard(self, number: int) -> int:
+        """It was asked and did not answer, which cost everyone the round's time. It is left out of its next turn, after
+        another silence of three, then of seven …; returns of how many."""
+        times = self._silent.get(number, (0, 0))[0] + 1
+        turns = (1 << min(times, 30)) - 1
+        self._silent[number] = (times, turns)
+        return turns
+
+    def rests(self, number: int) -> bool:
+        """Whether it is left out of this turn for its silence."""
+        return self._silent.get(number, (0, 0))[1] > 0
+
+    def leave_out(self, number: int) -> None:
+        """A turn of its rest is over."""
+        times, turns = self._silent[number]
+        self._silent[number] = (times, turns - 1)
 
     def reachable(self, cohort: Iterable[int]) -> dict[int, int]:
         """Node id → number, of those of `cohort` who are willing and online."""

@@ -2,7 +2,8 @@
 
 Each agent of the round's cohort that is online and willing gets θ and its terms; what comes back is validated, each
 agent is taken once, and θ moves by the uniform mean if a quorum came. Replies that are none, or not this round's, are
-dropped and counted. Masks are dealt by the server: a payload under any other seed is a replay or a forgery.
+dropped and counted; who does not answer is asked more and more rarely. Masks are dealt by the server: a payload under
+any other seed is a replay or a forgery.
 """
 
 from __future__ import annotations
@@ -139,11 +140,14 @@ class FedSpa(Strategy):
             if node not in silent:
                 dropped["duplicate-reply" if node in asked else "stranger"] += 1
                 continue
+            self.roster.heard(silent[node])
             fault = self._take(reply, silent.pop(node), terms, intake)
             if fault is not None:
                 dropped[fault] += 1
-        if silent:
-            dropped["silent"] += len(silent)
+        for number in silent.values():
+            dropped["silent"] += 1
+            turns = self.roster.unheard(number)
+            log(WARNING, "agent %d did not answer; while the others are a quorum it misses %d turns", number, turns)
         taken, uplink = intake.count, intake.uplink_bytes
         if taken < self.quorum:
             if taken:
@@ -180,7 +184,8 @@ class FedSpa(Strategy):
 
     def _reachable(self, grid: Grid, cohort: list[int]) -> dict[int, int]:
         """Wait, for a round's time at most, until a quorum of the cohort is online. Without one nobody is asked:
-        an update that moves nothing would cost its agent all the same."""
+        an update that moves nothing would cost its agent all the same. Agents that rest for their silence are asked
+        where the others are no quorum."""
         wanted = min(self.quorum, len(self.roster.willing(cohort)))
         end = time.monotonic() + self._settings.round_timeout
         while True:
@@ -189,7 +194,12 @@ class FedSpa(Strategy):
             if len(found) >= wanted or time.monotonic() >= end:
                 break
             time.sleep(self._settings.poll)
-        return found if len(found) >= self.quorum else {}
+        awake = {node: number for node, number in found.items() if not self.roster.rests(number)}
+        if len(awake) < self.quorum:
+            return found if len(found) >= self.quorum else {}
+        for node in found.keys() - awake.keys():
+            self.roster.leave_out(found[node])
+        return awake
 
     def _record(self, terms: Terms, number: int) -> ConfigRecord:
         config = self.job.config
