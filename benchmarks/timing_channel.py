@@ -2,8 +2,8 @@
 
 For each model, one step on 32 records by the engine that a deployed agent takes, in microseconds of processor time a
 record (least of many repeats, one thread): when the records are ordinary, blank, bad (NaN), denormal, or have no
-gradient because the server's θ is sure of their labels; and with one record more, over 32 as well. What a column differs
-from the first by is what each sampled record could show the server if nothing else took time (SECURITY.md).
+gradient because the server's θ is sure of their labels; and with one record more, over 32 as well. What a column
+differs from the first by is what each sampled record could show the server if nothing else took time (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from fedspa.engine.choose import choose
+from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.federation import models
@@ -39,7 +39,13 @@ def step_time(engine: Engine, theta: torch.Tensor, x: torch.Tensor, y: torch.Ten
 def main() -> None:
     torch.set_num_threads(1)
     rows = {}
-    for name, kind in (("logistic", "auto"), ("mlp", "auto"), ("mnist-cnn", "auto"), ("mlp", "generic")):
+    tried: tuple[tuple[str, EngineName], ...] = (
+        ("logistic", "auto"),
+        ("mlp", "auto"),
+        ("mnist-cnn", "auto"),
+        ("mlp", "generic"),
+    )
+    for name, kind in tried:
         module = models.build(name, SHAPE, 10, seed=0)
         engine, theta = choose(kind, module, SHAPE, "cpu", 1, False), FlatModel(module).flatten()
         draw = torch.Generator().manual_seed(0)

@@ -233,6 +233,23 @@ def test_new_nodes_get_no_old_numbers():
     assert again.reachable(range(3)) == {10: 0}
 
 
+def test_rests_are_counted_in_turns():
+    """In a large federation an agent's turn comes every tenth round or so; rounds would be over before it."""
+    roster = Roster(2)
+    roster.meet([10, 20])
+    assert [roster.unheard(1), roster.unheard(1)] == [1, 3]
+    for _ in range(3):
+        assert roster.rests(1)
+        roster.leave_out(1)
+    assert not roster.rests(1)
+    assert roster.unheard(1) == 7
+    roster.meet([10])
+    assert roster.rests(1)
+    roster.meet([10, 20])
+    assert not roster.rests(1)
+    assert roster.unheard(1) == 1
+
+
 def test_asked_counts_rounds_not_questions(tmp_path):
     asked = Asked(tmp_path / "asked.jsonl")
     assert asked.add(0, [1, 2]) == [1, 2]

@@ -18,7 +18,7 @@ class Roster:
         self._numbers: dict[int, int] = {}
         self._online: dict[int, int] = {}
         self.refused: dict[int, str] = {}
-        # Agent → how often in a row it was asked and did not answer, and the first round in which to ask it again.
+        # Agent → how often in a row it was asked and did not answer, and how many of its turns it is still left out of.
         self._silent: dict[int, tuple[int, int]] = {}
 
     def meet(self, nodes: Iterable[int]) -> int:
@@ -45,17 +45,22 @@ class Roster:
         """It answered, whatever it said."""
         self._silent.pop(number, None)
 
-    def unheard(self, number: int, round_: int) -> int:
-        """It was asked in this round and did not answer, which cost everyone the round's time. It is left out of the
-        next round, then of three, of seven …; returns the round in which it is asked again."""
+    def unheard(self, number: int) -> int:
+        """It was asked and did not answer, which cost everyone the round's time. It is left out of its next turn, after
+        another silence of three, then of seven …; returns of how many."""
         times = self._silent.get(number, (0, 0))[0] + 1
-        again = round_ + (1 << min(times, 30))
-        self._silent[number] = (times, again)
-        return again
+        turns = (1 << min(times, 30)) - 1
+        self._silent[number] = (times, turns)
+        return turns
 
-    def resting(self, number: int, round_: int) -> bool:
-        """Whether it is left out of this round for its silence."""
-        return round_ < self._silent.get(number, (0, 0))[1]
+    def rests(self, number: int) -> bool:
+        """Whether it is left out of this turn for its silence."""
+        return self._silent.get(number, (0, 0))[1] > 0
+
+    def leave_out(self, number: int) -> None:
+        """A turn of its rest is over."""
+        times, turns = self._silent[number]
+        self._silent[number] = (times, turns - 1)
 
     def reachable(self, cohort: Iterable[int]) -> dict[int, int]:
         """Node id → number, of those of `cohort` who are willing and online."""

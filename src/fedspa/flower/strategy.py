@@ -150,8 +150,8 @@ class FedSpa(Strategy):
                 dropped[fault] += 1
         for number in silent.values():
             dropped["silent"] += 1
-            again = self.roster.unheard(number, terms.round)
-            log(WARNING, "agent %d did not answer; others sufficing, it is asked again in round %d", number, again)
+            turns = self.roster.unheard(number)
+            log(WARNING, "agent %d did not answer; while the others are a quorum it misses %d turns", number, turns)
         taken, uplink = intake.count, intake.uplink_bytes
         if taken < self.quorum:
             if taken:
@@ -198,9 +198,12 @@ class FedSpa(Strategy):
             if len(found) >= wanted or time.monotonic() >= end:
                 break
             time.sleep(self._settings.poll)
-        awake = {node: number for node, number in found.items() if not self.roster.resting(number, t)}
-        asked = awake if len(awake) >= self.quorum else found
-        return asked if len(asked) >= self.quorum else {}
+        awake = {node: number for node, number in found.items() if not self.roster.rests(number)}
+        if len(awake) < self.quorum:
+            return found if len(found) >= self.quorum else {}
+        for node in found.keys() - awake.keys():
+            self.roster.leave_out(found[node])
+        return awake
 
     def _record(self, terms: Terms, number: int) -> ConfigRecord:
         config = self.job.config
