@@ -51,7 +51,7 @@ WRITTEN = {
 
 
 @cache
-def ledger_bytes() -> bytes:
+def ledger_and_witness() -> tuple[bytes, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "ledger.sqlite")
         with Ledger.open(path) as ledger:
@@ -60,7 +60,23 @@ def ledger_bytes() -> bytes:
                     for number in range(times):
                         ledger.reserve(agent, event, "run", f"{kind}-{number}")
                         ledger.release(agent, "run", f"{kind}-{number}", "digest")
-        return path.read_bytes()
+        return path.read_bytes(), Path(f"{path}.witness").read_bytes()
+
+
+def ledger_bytes() -> bytes:
+    return ledger_and_witness()[0]
+
+
+def put(path: Path, content: bytes) -> None:
+    """A ledger of this content beside the witness of the whole one."""
+    path.write_bytes(content)
+    Path(f"{path}.witness").write_bytes(ledger_and_witness()[1])
+
+
+def test_the_whole_one_opens(tmp_path: Path) -> None:
+    put(tmp_path / "ledger.sqlite", ledger_bytes())
+    assert verify(tmp_path / "ledger.sqlite") == []
+    Ledger.open(tmp_path / "ledger.sqlite", create=False).close()
 
 
 @settings(max_examples=150)
@@ -73,7 +89,7 @@ def test_a_damaged_ledger_is_refused_or_verify_tells(
     for place, value in damage:
         content[int(place * len(content))] = value
     path = tmp_path_factory.mktemp("damaged") / "ledger.sqlite"
-    path.write_bytes(content)
+    put(path, bytes(content))
     try:
         problems = verify(path)
         with Ledger.open(path, create=False) as ledger:
@@ -87,14 +103,14 @@ def test_a_damaged_ledger_is_refused_or_verify_tells(
 
 def test_damage_in_the_text_of_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    path.write_bytes(ledger_bytes().replace(b"'a ledger only grows'); END", b"'a ledger only grows'); E\x80D"))
+    put(path, ledger_bytes().replace(b"'a ledger only grows'); END", b"'a ledger only grows'); E\x80D"))
     with pytest.raises(LedgerError):
         Ledger.open(path, create=False)
 
 
 def test_an_export_of_damage_in_the_text_of_an_event(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    path.write_bytes(ledger_bytes().replace(b'"batch":', b'"batch";'))
+    put(path, ledger_bytes().replace(b'"batch":', b'"batch";'))
     with pytest.raises(LedgerError):
         export(path)
 
@@ -103,7 +119,7 @@ def test_damage_is_told_in_one_line(tmp_path: Path) -> None:
     content = bytearray(ledger_bytes())
     page = 2 * 4096  # the third page is the index of the table `event`
     content[page + 3 : page + 5] = (0).to_bytes(2)  # number of cells
-    (tmp_path / "ledger.sqlite").write_bytes(content)
+    put(tmp_path / "ledger.sqlite", bytes(content))
     with pytest.raises(LedgerError) as caught:
         Ledger.open(tmp_path / "ledger.sqlite", create=False)
     assert "\n" not in str(caught.value)

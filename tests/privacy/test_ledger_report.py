@@ -88,7 +88,7 @@ def test_summary_refuses_a_total_that_is_not_sound(path: Path) -> None:
 
 def test_export_is_json_and_can_be_checked_without_fedspa(path: Path) -> None:
     told = json.loads(json.dumps(export(path), allow_nan=False))
-    assert (told["kind"], told["version"]) == ("fedspa-ledger", 1)
+    assert (told["kind"], told["version"]) == ("fedspa-ledger", 2)
     assert {(total["agent"], total["count"]) for total in told["totals"]} == {("a", 4), ("a", 1), ("b", 4)}
     assert [entry["sequence"] for entry in told["entries"]] == list(range(1, 10))
     assert told["entries"][0]["digest"] == "sha a"
@@ -242,7 +242,7 @@ def test_reading_leaves_nothing_behind_and_changes_nothing(path: Path) -> None:
     assert verify(path) == []
     summary(path, delta=1e-5, neighbours="add-remove")
     export(path)
-    assert [found.name for found in path.parent.iterdir()] == [path.name]
+    assert {found.name for found in path.parent.iterdir()} == {path.name, f"{path.name}.witness"}
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
@@ -252,7 +252,7 @@ def test_a_log_with_entries_is_read_and_left_to_a_writer(path: Path, tmp_path: P
     crashed = tmp_path / "crashed" / path.name
     with Ledger.open(path) as ledger:
         ledger.reserve("c", EVENT, "run-3", "0")
-        for end in ("", "-wal"):
+        for end in ("", "-wal", ".witness"):
             shutil.copy(f"{path}{end}", f"{crashed}{end}")
         assert verify(path) == []
         ledger.reserve("c", EVENT, "run-3", "1")  # a reader that closes takes no log from a writer

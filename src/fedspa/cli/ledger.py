@@ -1,4 +1,4 @@
-"""`fedspa ledger`: read an agent's durable record of what it spent. Nothing here writes."""
+"""`fedspa ledger`: read an agent's durable record of what it spent. Nothing here writes but `accept-loss`."""
 
 from __future__ import annotations
 
@@ -102,6 +102,24 @@ def export(file: File) -> None:
     from fedspa.privacy import ledger_report
 
     print(json.dumps(ledger_report.export(file), allow_nan=False))
+
+
+@app.command(name="accept-loss")
+def accept_loss(
+    file: File,
+    entries: Annotated[int, typer.Option(help="How many entries the ledger holds now, as `verify` says.")],
+) -> None:
+    """Go on with a ledger that is refused because entries, or its witness, are gone for good.
+
+    First look for the newest copy of both files. What the missing entries spent is not counted from here on: lower the
+    policy's epsilon by as much, or stop using these records. The loss is written into the ledger, and `show` and
+    `verify` tell of it ever after.
+
+    Example: fedspa ledger accept-loss ledger.sqlite --entries 60
+    """
+    from fedspa.privacy import ledger_loss
+
+    print(f"{file}: {ledger_loss.accept(file, entries)}")
 
 
 def _plain(summary: LedgerSummary) -> dict[str, Any]:

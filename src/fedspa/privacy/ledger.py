@@ -19,9 +19,11 @@ from types import TracebackType
 from typing import Self
 
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
-from fedspa.privacy import ledger_schema
+from fedspa.privacy import ledger_schema, ledger_witness
 from fedspa.privacy.cap import Cap, accountants, total_epsilon
 from fedspa.privacy.event import Event, Neighbours, UnknownKind, from_json
+from fedspa.privacy.ledger_errors import explained
+from fedspa.privacy.ledger_witness import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,11 @@ class Reservation:
 class Ledger:
     """An open ledger file. One per process and thread; any number of processes may share the file."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, name: str, simulated: bool) -> None:
         self.path = path
+        self.name = name  # drawn when it was made: another file under the same path has another
         self._connection = connection
+        self._simulated = simulated
         self._process = os.getpid()
         self._file = ledger_schema.identity(path)
 
@@ -55,21 +59,25 @@ class Ledger:
         A deployment creates its ledger once and from then on opens it with `create=False`: a ledger that went missing
         is then an error and not a fresh budget. `simulated` books survive a killed process but not a power loss: they
         wait for no disk, since nothing leaves a simulation.
+
+        Beside it lies its witness. A ledger that is behind it has lost what it acknowledged and is refused.
         """
         path = Path(path)
         if create and not path.exists():
             ledger_schema.create(path)
         connection = ledger_schema.connect(path, "rw")
         try:
-            with ledger_schema.explained(path):
+            with explained(path):
                 for (text,) in connection.execute("SELECT text FROM event"):
                     parsed(path, text)
                 if simulated:
                     connection.execute("PRAGMA synchronous=NORMAL")
+                name = ledger_witness.name(connection)
+                assert name is not None  # whoever opens it to write has made sure of that
         except LedgerError:
             connection.close()
             raise
-        return cls(path, connection)
+        return cls(path, connection, name=name, simulated=simulated)
 
     def close(self) -> None:
         self._connection.close()
@@ -174,7 +182,7 @@ class Ledger:
 
     def find(self, agent: str, run: str, message: str) -> Reservation | None:
         """The entry of this triple, if there is one."""
-        with ledger_schema.explained(self.path):
+        with explained(self.path):
             return self._find(agent, run, message)
 
     def _find(self, agent: str, run: str, message: str) -> Reservation | None:
@@ -193,20 +201,20 @@ class Ledger:
 
     def participations(self, agent: str, run: str) -> int:
         """How many entries `agent` has in `run`."""
-        with ledger_schema.explained(self.path):
+        with explained(self.path):
             query = "SELECT count(*) FROM entry WHERE agent = ? AND run = ?"
             count: int = self._connection.execute(query, (agent, run)).fetchone()[0]
         return count
 
     def events(self, run: str) -> set[Event]:
         """The distinct events of `run`, of all its agents."""
-        with ledger_schema.explained(self.path):
+        with explained(self.path):
             query = "SELECT DISTINCT text FROM entry JOIN event ON event.id = entry.event WHERE run = ?"
             return {parsed(self.path, text) for (text,) in self._connection.execute(query, (run,))}
 
     def spent(self, agent: str) -> Mapping[Event, int]:
         """What `agent` spent in all its runs: distinct events and how often each (read from the kept totals)."""
-        with ledger_schema.explained(self.path):
+        with explained(self.path):
             return spent(self.path, self._connection, agent)
 
     def epsilon(self, agent: str, delta: float, neighbours: Neighbours) -> float:
@@ -239,23 +247,26 @@ class Ledger:
 
     @contextmanager
     def _write(self) -> Iterator[None]:
-        """One durable transaction that no other process's write can come between."""
+        """One durable transaction that no other process's write can come between, and its witness."""
         if os.getpid() != self._process:
             # SQLite's locks do not survive a fork: two processes on one connection can damage the file.
             raise LedgerError(f"the ledger {self.path} was opened before a fork; open it in the process that uses it")
-        with ledger_schema.explained(self.path):
+        with explained(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 if ledger_schema.identity(self.path) != self._file:
                     raise LedgerError(
                         f"{self.path} was removed or replaced while in use; put the ledger back and start again"
                     )
+                ledger_witness.require(self.path, self._connection, self.name, ledger_witness.read(self.path))
                 yield
+                head = ledger_witness.head(self._connection)
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+        ledger_witness.advance(self.path, Witness(self.name, head), force=not self._simulated)
 
 
 def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Event]:

@@ -9,15 +9,18 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedspa.errors import LedgerError, PrivacyError
-from fedspa.privacy import ledger_schema
+from fedspa.privacy import ledger_schema, ledger_witness
 from fedspa.privacy.cap import Cap, accountants, total_epsilon
 from fedspa.privacy.event import Event, Neighbours, from_json
 from fedspa.privacy.ledger import parsed, spent
+from fedspa.privacy.ledger_errors import damaged, explain, explained
+from fedspa.privacy.ledger_loss import Loss, losses
+from fedspa.privacy.ledger_witness import GENESIS, Witness
 
 MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
 
@@ -68,6 +71,7 @@ class LedgerSummary:
     entries: int
     releases: int
     head: str
+    losses: tuple[Loss, ...]
     agents: tuple[AgentSummary, ...]
 
 
@@ -86,9 +90,10 @@ def summary(
         if agent is not None and agent not in agents:
             raise LedgerError(f"{path} has no entries of agent {agent!r}; it knows: {', '.join(agents[:20]) or 'none'}")
         entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone()
+        lost = tuple(losses(connection))
         chosen = agents if agent is None else [agent]
         summaries = tuple(_agent(path, connection, name, delta, neighbours, limit) for name in chosen)
-    return LedgerSummary(str(path), entries, releases, head, summaries)
+    return LedgerSummary(str(path), entries, releases, head, lost, summaries)
 
 
 def _agent(
@@ -140,7 +145,7 @@ def _value(path: Path, connection: sqlite3.Connection, query: str, key: str | in
     """The text that `query` finds. Opening checks the totals, not the entries behind them, so it may be missing."""
     row = connection.execute(query, (key,)).fetchone()
     if row is None:
-        raise LedgerError(ledger_schema.damaged(path, "entries are missing that its totals count"))
+        raise LedgerError(damaged(path, "entries are missing that its totals count"))
     return str(row[0])
 
 
@@ -152,6 +157,7 @@ def export(path: str | Path) -> dict[str, Any]:
             "kind": "fedspa-ledger",
             "version": ledger_schema.SCHEMA_VERSION,
             "head": {"entries": entries, "releases": releases, "hash": head},
+            "losses": [asdict(loss) for loss in losses(connection)],
             "totals": [
                 {"agent": agent, "event": _json(path, text), "count": count}
                 for agent, text, count in connection.execute(
@@ -178,7 +184,7 @@ def export(path: str | Path) -> dict[str, Any]:
     try:
         json.dumps(content)
     except TypeError:  # a column was edited into bytes
-        raise LedgerError(ledger_schema.damaged(path, "bytes that are no text where text belongs")) from None
+        raise LedgerError(damaged(path, "bytes that are no text where text belongs")) from None
     return content
 
 
@@ -190,7 +196,7 @@ def lines(path: str | Path) -> tuple[str, list[tuple[Any, ...]]]:
         found = connection.execute(_ENTRIES).fetchall()
     # The last two are of a release, which there may not be.
     if not all(isinstance(text, str) or (text is None and i > 5) for line in found for i, text in enumerate(line[1:])):
-        raise LedgerError(ledger_schema.damaged(path, "no text where text belongs"))
+        raise LedgerError(damaged(path, "no text where text belongs"))
     return head, found
 
 
@@ -205,19 +211,26 @@ def verify(path: str | Path) -> list[str]:
     not the work of someone who rebuilds the file from the first entry on.
     """
     problems: list[str] = []
+    try:
+        seen = ledger_witness.read(Path(path))  # before the view of the ledger that is held against it
+    except LedgerError as error:
+        seen = None
+        problems.append(str(error))
     with _reading(path, check=False) as (path, connection):
         try:
-            for problem in _problems(connection):
+            for problem in _problems(path, connection, seen):
                 problems.append(" ".join(problem.split()))  # what it quotes may have several lines
                 if len(problems) == MOST_PROBLEMS:
                     problems.append("... and perhaps more")
                     break
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            problems.append(ledger_schema.explain(path, error))
+            problems.append(explain(path, error))
     return problems
 
 
-def _problems(connection: sqlite3.Connection) -> Iterator[str]:
+def _problems(path: Path, connection: sqlite3.Connection, seen: Witness | None) -> Iterator[str]:
+    if (gone := ledger_witness.lost(path, connection, ledger_witness.name(connection), seen)) is not None:
+        yield f"{gone}; {ledger_witness.REMEDY}"
     yield from ledger_schema.alterations(connection)
     for (line,) in connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})"):
         if line != "ok":
@@ -236,7 +249,7 @@ def _problems(connection: sqlite3.Connection) -> Iterator[str]:
         "GROUP BY agent, event HAVING sum(kept) <> sum(counted)"
     ):
         yield f"total of agent {agent!r}, event {event} says {kept}, its entries are {counted}"
-    previous, last = ledger_schema.GENESIS, 0
+    previous, last = GENESIS, 0
     for sequence, agent, run, message, text, reserved_at, link, _, _ in connection.execute(_ENTRIES):
         if sequence != last + 1:
             yield f"entries {last + 1} to {sequence - 1} are missing"
@@ -262,6 +275,6 @@ def _hash(previous: str, sequence: int, *content: str) -> str | None:
 def _reading(path: str | Path, *, check: bool = True) -> Iterator[tuple[Path, sqlite3.Connection]]:
     """A read-only view of one moment, whatever other processes write meanwhile."""
     path = Path(path)
-    with ledger_schema.explained(path), closing(ledger_schema.connect(path, "ro", check=check)) as connection:
+    with explained(path), closing(ledger_schema.connect(path, "ro", check=check)) as connection:
         connection.execute("BEGIN")
         yield path, connection

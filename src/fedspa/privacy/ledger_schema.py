@@ -4,7 +4,11 @@ An SQLite database in WAL mode with `synchronous=FULL`, so a committed row outli
 machine. Rows are only ever added: triggers refuse UPDATE and DELETE, and also the INSERT OR REPLACE that would pass by
 a DELETE trigger. `total` (agent, distinct event, count) is kept by trigger, so that nobody reads all entries to learn
 what was spent. Each entry's hash covers its content and the hash before it, and `head` holds the newest: a row that is
-edited, removed or put in by hand breaks the chain.
+edited, removed or put in by hand breaks the chain. What the chain cannot know, that its end is gone, a second file
+does: `ledger_witness`.
+
+Version 1 had no witness, and is brought to version 2 by whoever opens it to write. A new ledger goes the same way, so
+that a kill in between leaves one that still does.
 """
 
 from __future__ import annotations
@@ -14,17 +18,17 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
 from fedspa.errors import LedgerError
+from fedspa.privacy import ledger_witness
+from fedspa.privacy.ledger_errors import BUSY_TIMEOUT_S, damaged, explained
+from fedspa.privacy.ledger_witness import GENESIS, Witness
 
 APPLICATION_ID = 0x46535041  # "FSPA"
-SCHEMA_VERSION = 1
-BUSY_TIMEOUT_S = 60.0  # another process may evaluate ε under the lock, a fraction of a second each time
-GENESIS = hashlib.sha256(b"fedspa ledger").hexdigest()
+SCHEMA_VERSION = 2
 
 _TABLES = (
     "CREATE TABLE event (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)",
@@ -119,6 +123,27 @@ _TRIGGERS = (
     "CREATE TRIGGER release_counts AFTER INSERT ON release BEGIN UPDATE head SET releases = releases + 1; END",
 )
 
+# What version 2 has beside all that. `identity`: a name drawn once, by which a witness and a run know their ledger.
+# `loss`: what an owner accepted to be gone, for every later reader.
+_ADDED = (
+    "CREATE TABLE identity (id INTEGER PRIMARY KEY CHECK (id = 1), name TEXT NOT NULL)",
+    """CREATE TABLE loss (
+        id INTEGER PRIMARY KEY,
+        accepted_at TEXT NOT NULL,
+        known_entries INTEGER,
+        known_releases INTEGER,
+        entries INTEGER NOT NULL,
+        releases INTEGER NOT NULL
+    )""",
+    *(
+        _refuse(f"{table}_no_{verb.lower()}", f"{verb} ON {table}", "1", "a ledger only grows")
+        for table in ("identity", "loss")
+        for verb in ("UPDATE", "DELETE")
+    ),
+    _refuse("identity_is_one", "INSERT ON identity", "EXISTS (SELECT 1 FROM identity)", "a ledger has one name"),
+    _refuse("loss_is_new", "INSERT ON loss", "EXISTS (SELECT 1 FROM loss WHERE id = NEW.id)", "a ledger only grows"),
+)
+
 
 def entry_hash(
     previous: str, sequence: int, agent: str, run: str, message: str, event_text: str, reserved_at: str
@@ -133,10 +158,12 @@ def create(path: Path) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise LedgerError(f"cannot create the ledger {path}: the folder {folder} does not exist; create it first")
-    if _log_size(path) > 0:
+    # Another process may have made it meanwhile: the ledger comes before its log and its witness, so ask for it last.
+    if (_log_size(path) > 0 or ledger_witness.path_of(path).exists()) and not path.exists():
+        left = f"write-ahead log {path.name}-wal" if _log_size(path) > 0 else f"witness {path.name}.witness"
         raise LedgerError(
-            f"{path} is missing, but its write-ahead log {path.name}-wal is there: a ledger was removed; "
-            "restore it beside the log, or move the log away if you are sure that nothing was spent"
+            f"{path} is missing, but its {left} is there: a ledger was removed; put it back, or move the rest of it "
+            "away if you are sure that nothing was spent"
         )
     draft = folder / f".{path.name}.{secrets.token_hex(8)}.new"
     try:
@@ -147,11 +174,11 @@ def create(path: Path) -> None:
                 connection.execute(statement)
             connection.execute("INSERT INTO head VALUES (1, 0, ?, 0)", (GENESIS,))
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            connection.execute("PRAGMA user_version=1")  # `connect` makes the rest, and its witness
             connection.execute("COMMIT")
             connection.execute("PRAGMA journal_mode=WAL")
         os.link(draft, path)  # unlike a rename, never replaces what is there
-        _sync_folder(folder)
+        ledger_witness.sync_folder(folder)
     except FileExistsError:
         pass
     except OSError as error:
@@ -170,25 +197,17 @@ def _log_size(path: Path) -> int:
         return -1
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable (a file's own fsync does not)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True) -> sqlite3.Connection:
+def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True, witnessed: bool = True) -> sqlite3.Connection:
     """Open an existing ledger or raise a LedgerError; `rw` has proved that it can write.
 
-    `check=False` is for `verify`, which lists what is wrong instead.
+    `check=False` is for `verify`, which lists what is wrong instead; `witnessed=False` for who mends the witness.
     """
     if not path.is_file():
         raise LedgerError(f"{path} is {'not a file' if path.exists() else 'missing'}; give the path of a ledger")
     if path.stat().st_size == 0:
         raise LedgerError(f"{path} is empty, which no ledger ever is; restore the ledger or give another path")
+    # A reader asks the witness first, so that whatever it knows is in the view of the ledger that comes after.
+    seen = ledger_witness.read(path) if mode == "ro" and check else None
     with explained(path):
         # A reader that may not write leaves SQLite's empty log and index behind. One that may removes them on closing,
         # and `query_only` keeps it from all else; a log that holds anything is a writer's to work off.
@@ -204,12 +223,22 @@ def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True) -> sql
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("BEGIN" if mode == "ro" else "BEGIN IMMEDIATE")
-            _check_kind(path, connection)
+            version = _check_kind(path, connection)
+            if mode == "rw" and witnessed:
+                seen = ledger_witness.read(path)
             if check:
-                _check_whole(path, connection)
+                _check_whole(path, connection, version)
+                if witnessed:
+                    ledger_witness.require(path, connection, ledger_witness.name(connection), seen)
             if mode == "rw":
                 # SQLite opens a write-protected file without a word; only a write tells.
-                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                connection.execute(f"PRAGMA user_version={version}")
+            if mode == "rw" and version == 1 and witnessed:
+                # The witness comes before the commit: killed in between, version 1 finds it and keeps it.
+                drawn = seen or Witness(secrets.token_hex(16), ledger_witness.head(connection))
+                upgrade(connection, drawn.ledger)
+                if seen is None:
+                    ledger_witness.make(path, drawn)
             connection.execute("COMMIT")
             if mode == "rw" and connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
                 raise LedgerError(f"{path} cannot have a write-ahead log there; put the ledger on a local disk")
@@ -217,6 +246,14 @@ def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True) -> sql
             connection.close()
             raise
     return connection
+
+
+def upgrade(connection: sqlite3.Connection, name: str) -> None:
+    """From version 1 to 2, within a transaction."""
+    for statement in _ADDED:
+        connection.execute(statement)
+    connection.execute("INSERT INTO identity VALUES (1, ?)", (name,))
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 
 def identity(path: Path) -> tuple[int, int] | None:
@@ -229,70 +266,41 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def alterations(connection: sqlite3.Connection) -> list[str]:
-    """How the tables and triggers differ from what `create` makes."""
+    """How the tables and triggers differ from what `create` and `connect` make."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
     found = {str(row[0]) for row in connection.execute(query)}  # str: in a damaged file it may be bytes
-    made = {*_TABLES, *_TRIGGERS}
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    made = {*_TABLES, *_TRIGGERS, *(_ADDED if version > 1 else ())}
     return [
         *(f"missing or altered: {' '.join(sql.split()[1:3])}" for sql in sorted(made - found)),
         *(f"not part of a ledger: {' '.join(sql.split()[1:3])}" for sql in sorted(found - made)),
     ]
 
 
-def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
+def _check_kind(path: Path, connection: sqlite3.Connection) -> int:
+    """The ledger's version."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise LedgerError(f"{path} is an SQLite file but not a fedspa ledger; give another path")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != SCHEMA_VERSION:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if not 1 <= version <= SCHEMA_VERSION:
         raise LedgerError(
             f"{path} has ledger version {version}, this fedspa knows {SCHEMA_VERSION}; install the fedspa that wrote it"
         )
+    return version
 
 
-def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
+def _check_whole(path: Path, connection: sqlite3.Connection, version: int) -> None:
     """Totals, events and head decide ε and must be sound. The entries behind them are for `verify` to read."""
     for problem in alterations(connection):
         raise LedgerError(damaged(path, problem))
-    for table in ("event", "total", "head"):
+    for table in ("event", "total", "head", *(("identity", "loss") if version > 1 else ())):
         for (problem,) in connection.execute(f"PRAGMA quick_check({table})"):
             if problem != "ok":
                 raise LedgerError(damaged(path, problem))
-    head = connection.execute("SELECT entries, hash FROM head").fetchone()
+    ends = connection.execute("SELECT entries, hash FROM head").fetchone()
     counted = connection.execute("SELECT coalesce(sum(count), 0) FROM total").fetchone()[0]
     last = connection.execute("SELECT sequence, hash FROM entry ORDER BY sequence DESC LIMIT 1").fetchone()
-    if head != (last or (0, GENESIS)) or head[0] != counted:
+    if ends != (last or (0, GENESIS)) or ends[0] != counted:
         raise LedgerError(damaged(path, "its totals, its head and its last entry disagree"))
-
-
-def damaged(path: Path, problem: str) -> str:
-    """One line about a ledger that cannot be relied on."""
-    said = " ".join(problem.split())  # SQLite's checks speak in several lines
-    return f"{path} is damaged ({said}); restore it from a backup (`fedspa ledger verify` tells what is wrong)"
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn what SQLite says into a line that a user can act on."""
-    try:
-        yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise LedgerError(explain(path, error)) from error
-
-
-def explain(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> str:
-    """One line: what SQLite met at `path`, and what to do."""
-    if isinstance(error, UnicodeDecodeError):  # SQLite's message quotes the damaged text, and Python cannot read it
-        return damaged(path, "bytes that are no text where text belongs")
-    name: str = getattr(error, "sqlite_errorname", "")
-    said = " ".join(str(error).split())
-    if name.startswith("SQLITE_NOTADB"):
-        return f"{path} is not a ledger, or its first page is damaged; give another path or restore it from a backup"
-    if name.startswith("SQLITE_CORRUPT"):
-        return damaged(path, said)
-    if name.startswith("SQLITE_FULL"):
-        return f"no room to write the ledger {path}: nothing was recorded; free disk space and try again"
-    if name.startswith("SQLITE_BUSY"):
-        return f"{path} was locked by another process for {BUSY_TIMEOUT_S:.0f} s: nothing was recorded; try again"
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-        return f"{path} or its folder cannot be written by this user ({said}); make both writable"
-    return f"the ledger {path} failed: {said}; release nothing before `fedspa ledger verify` finds no problem"
+    if version > 1 and ledger_witness.name(connection) is None:
+        raise LedgerError(damaged(path, "it has lost its name"))
