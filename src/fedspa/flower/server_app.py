@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
 from fedspa.privacy.ledger import Ledger
-from fedspa.runs.books import Books, Total, agent_name, largest_total, no_total, refuse_over_budget
+from fedspa.runs.books import Books, Total, agent_name, largest_total, no_total, open_ledger, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator
@@ -53,12 +54,14 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         begun = saved(folder, job) if settings.resume else None
         if settings.records is None and settings.resume:
             refuse_over_budget(job, None if begun is None else begun.run)
+        kept = {}
+        if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
+            with open_ledger(Path(config.run.ledger), begun) as ledger:
+                kept = {"ledger": ledger.name}
         if begun is None:
-            begun = _first_checkpoint(job)
+            begun = _first_checkpoint(job, kept)
             folder.save(begun, config.run.keep)
         folder.rewind(begun.metrics)
-        if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
-            Ledger.open(config.run.ledger, create=not begun.metrics).close()
         strategy = FedSpa(job, folder, settings, begun)
         # A run that goes on may miss a site that is gone for good; a new one wants everybody.
         patience = (
@@ -131,7 +134,7 @@ def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
     return RunFolder.reopen(Path(out), job.config)
 
 
-def _first_checkpoint(job: Job) -> Checkpoint:
+def _first_checkpoint(job: Job, kept: Mapping[str, str]) -> Checkpoint:
     start = Coordinator(job)
     return Checkpoint(
         state=start.state,
@@ -139,7 +142,7 @@ def _first_checkpoint(job: Job) -> Checkpoint:
         run=secrets.token_hex(16),
         config=job.config,
         facts=facts(job),
-        extra=noise(job),
+        extra={**noise(job), **kept},
     )
 
 

@@ -51,6 +51,7 @@ class FedSpa(Strategy):
         self.coordinator.restore(begun.state, begun.clip_value)
         self.history = history(begun)
         self.roster = Roster(job.config.federation.agents)
+        self._kept = {key: begun.extra[key] for key in ("ledger",) if key in begun.extra}
         if "roster" in begun.extra:
             self.roster.restore(begun.extra["roster"])
         self.dropped: Counter[str] = Counter(begun.extra.get("dropped", {}))
@@ -267,6 +268,7 @@ class FedSpa(Strategy):
                 "asked": self._asked.counts,
                 "taken": {str(number): times for number, times in sorted(self.taken.items())},
                 **noise(self.job),
+                **self._kept,
             },
         )
         self._folder.save(state, self.job.config.run.keep)

@@ -45,7 +45,7 @@ def losses(connection: sqlite3.Connection) -> list[Loss]:
 def accept(path: Path, entries: int) -> Loss:
     """Give the ledger a new witness at its present head, and write down in it what is gone.
 
-    `entries` must be what the ledger holds now: who accepts has looked. Whatever else is wrong with it is still refused.
+    `entries` must be what the ledger holds now: who accepts has looked. Whatever else is wrong is still refused.
     """
     with explained(path), closing(ledger_schema.connect(path, "rw", witnessed=False)) as connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -149,6 +149,15 @@ def _value(path: Path, connection: sqlite3.Connection, query: str, key: str | in
     return str(row[0])
 
 
+def has_entries(path: Path) -> bool:
+    """Whether a ledger there holds any, or held any: its witness outlives it."""
+    if not path.exists():
+        seen = ledger_witness.read(path)
+        return seen is not None and seen.head.entries > 0
+    with _reading(path) as (path, connection):
+        return ledger_witness.head(connection).entries > 0
+
+
 def export(path: str | Path) -> dict[str, Any]:
     """Everything in the ledger, as JSON's own types: entries in the order of writing, totals and head."""
     with _reading(path) as (path, connection):

@@ -6,6 +6,9 @@ every simulated agent the same limits. A run that would not fit is refused befor
 Resumed after a crash, a run under seeded noise repeats the interrupted round to the bit: the same update released
 twice is one release. Noise that must not repeat makes it another update, so the round gets a new message name, both
 are counted, and agents that the first attempt brought to their cap sit out.
+
+The ledger is made before the run's first checkpoint, which keeps its name. From then on it is only ever opened: one
+that is missing, or another under its path, ends the run and is never replaced.
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ from fedspa.privacy.binomial_plan import AnyPlan
 from fedspa.privacy.cap import accountants, total_epsilon
 from fedspa.privacy.event import Event
 from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.ledger_witness import path_of
 from fedspa.privacy.policy import Policy
 from fedspa.runs import durable
+from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.setup import Job
 from fedspa.runs.statement import shown
@@ -114,15 +119,34 @@ def draw_run_name(folder: Path) -> str:
     return f"{readable[:100]}-{secrets.token_hex(8)}"
 
 
+def open_ledger(path: Path, begun: Checkpoint | None, *, simulated: bool = False) -> Ledger:
+    """A run's ledger: made where need be before the run has begun, and afterwards the one that it began with."""
+    if begun is None:
+        return Ledger.open(path, simulated=simulated)
+    if not path.exists():
+        raise LedgerError(
+            f"the ledger of this run, {path}, is missing, and what was spent is written nowhere else; put it back, "
+            f"with {path_of(path).name}, or start a new run"
+        )
+    ledger = Ledger.open(path, create=False, simulated=simulated)
+    # Runs of the first edition did not write the name down.
+    if begun.extra.get("ledger", ledger.name) != ledger.name:
+        ledger.close()
+        raise LedgerError(f"{path} is another ledger than the one that this run began with; put that one back")
+    return ledger
+
+
 class Books:
     """Ledger and guarantee of one run. Does nothing where the algorithm is not private.
 
-    `run` is the run's name in the ledger. A resumed run keeps the one it was started under and calls `catch_up`.
+    `run` is the run's name in the ledger. A run that goes on from the checkpoint `begun` keeps the one it was started
+    under and calls `catch_up`. `kept` is what the run's checkpoints must say of the ledger.
     """
 
-    def __init__(self, job: Job, folder: Path, run: str | None = None, *, create: bool = True) -> None:
+    def __init__(self, job: Job, folder: Path, begun: Checkpoint | None = None) -> None:
         self._job = job
-        self.run = run if run is not None else draw_run_name(folder)
+        self.run = begun.run if begun is not None else draw_run_name(folder)
+        self.kept: Mapping[str, str] = {}
         self._resources = ExitStack()
         self._message = ""
         self._resumed_with_new_noise = False
@@ -133,11 +157,9 @@ class Books:
         self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
         self._cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
         shared = job.config.run.ledger
-        self._ledger = self._resources.enter_context(
-            Ledger.open(folder / "ledger.sqlite", create=create, simulated=True)
-            if shared is None
-            else Ledger.open(shared, create=create)
-        )
+        path = folder / "ledger.sqlite" if shared is None else Path(shared)
+        self._ledger = self._resources.enter_context(open_ledger(path, begun, simulated=shared is None))
+        self.kept = {"ledger": self._ledger.name}
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +221,7 @@ class Books:
         log = self._ledger.path.with_name(f"{self._ledger.path.name}-wal")
         try:
             durable.force(log if log.exists() else self._ledger.path)
+            durable.force(path_of(self._ledger.path))
             durable.force_folder(log.parent)
         except OSError as error:
             raise LedgerError(f"{log} cannot be written: {error.strerror or error}; mend that, then resume") from None

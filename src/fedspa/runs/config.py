@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedspa.errors import ConfigError
 from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP
@@ -131,6 +131,12 @@ class Run(Section):
     checkpoint_every: Count = 1
     keep: Count = 2
     track: Literal["tensorboard", "mlflow"] | None = None
+
+    @field_validator("ledger", "policy")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        """In the run's own files too: resumed from another folder, the same words would name another ledger."""
+        return None if path is None else str(Path(path).absolute())
 
 
 class Config(Section):

@@ -21,6 +21,7 @@ from typing import Any, Self
 from torch import nn
 
 from fedspa.errors import ConfigError, FedspaError
+from fedspa.privacy import ledger_report
 from fedspa.runs import checkpoint, durable
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
@@ -69,8 +70,8 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def started(self) -> bool:
-        """Whether anything can have been spent: the first checkpoint is saved before the first file of these."""
-        return self.ledger.exists() or (self.path / "metrics.jsonl").exists()
+        """Whether anything can have been spent: the first checkpoint is saved before the first entry."""
+        return (self.path / "metrics.jsonl").exists() or ledger_report.has_entries(self.ledger)
 
     def rewind(self, metrics: Sequence[Mapping[str, Any]]) -> None:
         """Bring metrics.jsonl to these rounds: later lines, and a last one that was torn, belong to no checkpoint."""

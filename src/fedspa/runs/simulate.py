@@ -25,7 +25,7 @@ from fedspa.federation.datasets import Dataset
 from fedspa.federation.participation import schedule
 from fedspa.mechanism.streams import agent_key, mask_seed, root_key
 from fedspa.runs import config as configs
-from fedspa.runs.books import Books, draw_run_name, refuse_over_budget
+from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator, Diverged
@@ -87,13 +87,14 @@ def simulate(
         if begun is not None:
             simulation.server.restore(begun.state, begun.clip_value)
             folder.rewind(begun.metrics)
-        else:
-            begun = simulation.checkpoint(draw_run_name(folder.path), [], 0.0)
-            folder.save(begun, config.run.keep)
-        done = history(begun)
-        if on_start is not None:
-            on_start(job, folder.path)
-        with Books(job, folder.path, begun.run, create=not done) as books, torch_threads(1):
+        with Books(job, folder.path, begun) as books, torch_threads(1):
+            if begun is None:  # the ledger is there: from this checkpoint on it is never made again
+                begun = simulation.checkpoint(books, [], 0.0)
+                books.settle()
+                folder.save(begun, config.run.keep)
+            done = history(begun)
+            if on_start is not None:
+                on_start(job, folder.path)
             if resume is not None:
                 books.catch_up(islice(simulation.cohorts(), len(done)), sum(metrics.agents for metrics in done))
             for cohort in islice(simulation.cohorts(), len(done), None):
@@ -108,7 +109,7 @@ def simulate(
                 if last or stopping or len(done) % config.run.checkpoint_every == 0:
                     seconds = begun.seconds + time.monotonic() - started
                     books.settle()
-                    folder.save(simulation.checkpoint(begun.run, done, seconds), config.run.keep)
+                    folder.save(simulation.checkpoint(books, done, seconds), config.run.keep)
                 if on_round is not None:
                     on_round(metrics)
                 if stopping:
@@ -143,15 +144,16 @@ class Simulation:
             seed=self.job.config.run.seed,
         )
 
-    def checkpoint(self, run: str, history: list[RoundMetrics], seconds: float) -> Checkpoint:
+    def checkpoint(self, books: Books, history: list[RoundMetrics], seconds: float) -> Checkpoint:
         return Checkpoint(
             state=self.server.state,
             clip_value=self.server.clip_value,
-            run=run,
+            run=books.run,
             config=self.job.config,
             metrics=[asdict(metrics) for metrics in history],
             seconds=seconds,
             facts=self._facts,
+            extra=books.kept,
         )
 
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
