@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedspa.errors import FedspaError
+    from fedspa.errors import FedspaError, SeededNoiseWarning
     from fedspa.federation.datasets import Dataset, from_arrays
     from fedspa.runs.config import Config, load
     from fedspa.runs.simulate import RunResult
@@ -25,12 +25,13 @@ _PUBLIC = {
     "Dataset": ("fedspa.federation.datasets", "Dataset"),
     "FedspaError": ("fedspa.errors", "FedspaError"),
     "RunResult": ("fedspa.runs.simulate", "RunResult"),
+    "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
     "from_arrays": ("fedspa.federation.datasets", "from_arrays"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.runs.simulate", "simulate"),
 }
 
-__all__ = ["Config", "Dataset", "FedspaError", "RunResult", "from_arrays", "load", "run"]
+__all__ = ["Config", "Dataset", "FedspaError", "RunResult", "SeededNoiseWarning", "from_arrays", "load", "run"]
 __version__ = "0.1.0"
 
 

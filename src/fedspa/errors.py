@@ -11,6 +11,10 @@ class FedspaError(Exception):
     """Base of every error that fedspa raises on purpose."""
 
 
+class SeededNoiseWarning(UserWarning):
+    """A run whose noise follows from a seed: a simulation, of which nothing is private."""
+
+
 class ConfigError(FedspaError):
     """A config key, flag or combination of them is not allowed."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedspa.cli import interrupt
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, SeededNoiseWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +90,7 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
     def advance(metrics: RoundMetrics) -> None:
         nonlocal sent
         sent += metrics.uplink_bytes
-        flaw = "" if metrics.private else " (not private)"
+        flaw = "" if metrics.private else f" ({_not_private(settings.privacy.noise)})"
         spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{flaw}"
         text = f"{metrics.accuracy:.2%}{spent}  {shown_bytes(sent)}"
         bar.update(task, completed=metrics.round + 1, description=text)
@@ -100,6 +101,7 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
 
     with interrupt.watched(stopping) as asked, bar:
         task = bar.add_task("", total=settings.federation.rounds)
+        warnings.simplefilter("ignore", SeededNoiseWarning)  # said on the screen, beside ε
         try:
             return simulate(settings, resume=resume, on_round=advance, stop=asked)
         except Stopped as stopped:
@@ -115,7 +117,8 @@ def show(result: RunResult, screen: Console) -> None:
     from fedspa.runs.statement import shown, shown_bytes, statement
 
     table = Table(title="Accuracy by round", box=None)
-    cost = "ε so far" if result.summary["private"] else "ε so far (not private)"
+    why = "" if result.summary["private"] else f" ({_not_private(result.summary['noise'])})"
+    cost = f"ε so far{why}"
     for column in ("round", "accuracy", "loss", cost, "uploaded"):
         table.add_column(column, justify="right")
     for metrics in _thinned(result.metrics):
@@ -147,6 +150,10 @@ def show(result: RunResult, screen: Console) -> None:
         screen.print(f"[red]Note[/red]        {warning}", highlight=False)
     screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)
     screen.print(f"Report      {result.folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _not_private(noise: str | None) -> str:
+    return "SEEDED NOISE: not private" if noise == "seeded" else "not private"
 
 
 def _size(summary: Mapping[str, Any]) -> str:

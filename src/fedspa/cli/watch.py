@@ -76,6 +76,8 @@ def terms(now: Snapshot) -> str:
     rotated = now.config.algorithm.name == "cpsgd" and now.config.algorithm.rotation
     accountant = "binomial" if rotated else "rdp" if privacy.accountant == "rdp" else "pld"
     flaw = "" if now.metrics and now.metrics[-1].private else "NOT PRIVATE, "
+    if privacy.noise == "seeded":
+        flaw = "NOT PRIVATE: SEEDED NOISE, "
     return f"{flaw}δ = {privacy.delta:g}, {relation}, {privacy.sampling} sampling, {accountant}"
 
 

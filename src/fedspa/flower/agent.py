@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Final, get_args
 
 import torch
@@ -91,7 +92,8 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
                     return again
             if site.policy is not None:
                 site.policy.admit(plan, ledger, name, run, message)
-            ledger.reserve(name, plan.event, run, message, cap=None if site.policy is None else site.policy.cap)
+            event = replace(plan.event, noise=announcement.noise)
+            ledger.reserve(name, event, run, message, cap=None if site.policy is None else site.policy.cap)
         agent = Agent(
             number=number,
             x=x,

@@ -33,7 +33,7 @@ from fedspa.mechanism.streams import mask_seed
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.coordinator import Coordinator, Intake
 from fedspa.runs.folder import RunFolder
-from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.guarantee import Guarantee, not_private_because
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import facts, history, noise, refuse_other_noise
 from fedspa.runs.setup import Job
@@ -241,7 +241,7 @@ class FedSpa(Strategy):
             agents=taken,
             uplink_bytes=uplink,
             epsilon=None if plan is None or self.guarantee is None else self.guarantee.epsilon_max(plan.neighbours),
-            private=plan is not None and plan.is_private,
+            private=not_private_because(plan, self.job.config.privacy.noise) is None,
             clip_value=self.coordinator.clip_value,
         )
         self.history.append(metrics)

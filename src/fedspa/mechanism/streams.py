@@ -15,15 +15,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from typing import Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedspa.errors import ConfigError, PrivacyError
-
-NoiseMode = Literal["secure", "exact", "seeded"]
+from fedspa.privacy.event import NoiseMode as NoiseMode
 
 KEY_BYTES = 32
 # Blocks of this many values stay in the cache nearest to the core, and below the size at which torch starts threads.

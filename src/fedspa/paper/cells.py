@@ -8,6 +8,7 @@ from typing import Any
 
 from fedspa.paper.sweep import Outcome
 from fedspa.runs.config import Config
+from fedspa.runs.guarantee import SEEDED
 
 # Taken over from the summaries as they are: the same for every seed, or of the first where they may differ a little.
 _SAME = (
@@ -21,7 +22,17 @@ _SAME = (
         "accountant",
         "private",
     ),
-    *("noise_multiplier", "participations_max", "coding", "compression", "dimension", "rounds", "agents", "engine"),
+    *(
+        "noise",
+        "noise_multiplier",
+        "participations_max",
+        "coding",
+        "compression",
+        "dimension",
+        "rounds",
+        "agents",
+        "engine",
+    ),
     "tf32",
 )
 
@@ -30,7 +41,7 @@ def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, A
     """JSON for `outcomes`, of `seeds` that were asked for. Accuracies in %; `status` is the worst of the seeds.
 
     `sound` says whether the ε beside it is a guarantee: a verified accountant's, at a clip value not read off the data.
-    ε is the largest over agents and seeds.
+    Where `noise` is `seeded` it would be one with secure noise. ε is the largest over agents and seeds.
     """
     done = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     failed = [outcome for outcome in outcomes if outcome.status != "done"]
@@ -38,7 +49,9 @@ def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, A
         "status": failed[0].status if failed else "done" if len(done) == seeds else "running",
         "reason": failed[0].reason if failed else "",
         "seeds": len(done),
-        "sound": config.private and config.privacy.accountant != "theorem-1" and all(run["private"] for run in done),
+        "sound": config.private
+        and config.privacy.accountant != "theorem-1"
+        and all(run["private"] or run.get("not_private_because") == SEEDED for run in done),
     }
     if not done:
         return found

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedspa.errors import ConfigError, FedspaError, PrivacyError
+from fedspa.errors import ConfigError, FedspaError, PrivacyError, SeededNoiseWarning
 from fedspa.paper import provenance
 from fedspa.runs import durable
 from fedspa.runs.config import Config, load
@@ -81,6 +82,7 @@ def settle(run: Planned, stop: Callable[[], bool]) -> Outcome:
     """Bring one run to its end, from wherever it is."""
     folder, begun = run.folder, _begun(run)
     try:
+        warnings.simplefilter("ignore", SeededNoiseWarning)  # the table and the curves say so
         simulate(None if begun else run.config, resume=folder if begun else None, on_start=_sign, stop=stop)
     except Diverged as error:
         durable.replace_text(folder / "diverged.json", json.dumps({"reason": f"{error.sign}, round {error.round + 1}"}))

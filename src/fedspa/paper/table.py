@@ -149,6 +149,11 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         f"best: over rounds, on the held-out records, as the paper reports; last: after the last round; "
         f"{_seeds(table)}. ε is the largest over agents."
     )
+    if any(row.get(setting, {}).get("noise") == "seeded" for row in table["rows"] for setting in SETTINGS):
+        lines.append(
+            "Every ε here is a simulation's. THE NOISE WAS SEEDED, so that the runs can be repeated to the bit, and "
+            "nothing in them is private; each ε would hold with secure noise."
+        )
     for row in table["rows"]:
         for setting in SETTINGS:
             cell = row.get(setting)

@@ -96,7 +96,8 @@ def lines(curves: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for epsilon in dict.fromkeys(point["epsilon_target"] for point in curves["points"]):
         rows.append([f"{epsilon:g}", *(_shown(found[p, epsilon]) for p in ratios)])
-    return ["ε", *(f"p = {p:g}" for p in ratios)], rows
+    seeded = any(point.get("noise") == "seeded" for point in curves["points"])
+    return ["ε (SEEDED NOISE: a simulation)" if seeded else "ε", *(f"p = {p:g}" for p in ratios)], rows
 
 
 def markdown(curves: Mapping[str, Any]) -> str:

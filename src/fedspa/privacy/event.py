@@ -4,6 +4,9 @@ An event is the unit that ledgers store and accountants compose. A Gaussian one'
 deviation of the noise on the *sum* of clipped gradients, in units of the bound on one example's clipped gradient (√k·c
 for `coordinate` clipping, C for `l2`): the same number under both neighbouring relations. Accountants turn it into
 σ/sensitivity. A Binomial one (cpSGD) states its mechanism in whole numbers.
+
+`noise` says where the noise came from: the operating system (`secure`, `exact`), or a seed, in simulations: whoever
+knows that can subtract it. None where it was not recorded, as in ledgers of the first edition. It changes no price.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from fedspa.errors import PrivacyError
 
 Sampling = Literal["poisson", "fixed"]
 Neighbours = Literal["add-remove", "replace-one"]
+NoiseMode = Literal["secure", "exact", "seeded"]
 
 
 class UnknownKind(PrivacyError):
@@ -40,6 +44,7 @@ class GaussianEvent:
     steps: int
     noise_multiplier: float
     clip_from_data: bool = False
+    noise: NoiseMode | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -50,6 +55,7 @@ class GaussianEvent:
         if self.sampling not in get_args(Sampling):
             raise PrivacyError(f"sampling is {self.sampling!r}; allowed: {', '.join(get_args(Sampling))}")
         _check_steps(self)
+        _check_mode(self.noise)
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")
 
@@ -65,7 +71,7 @@ class GaussianEvent:
     def __str__(self) -> str:
         drawn = f"{self.sampling} {self.batch}/{self.records}"
         flaw = ", NOT PRIVATE: clip value read off the data" if self.clip_from_data else ""
-        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{flaw}"
+        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{_shown_mode(self.noise)}{flaw}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class BinomialEvent:
     trials: int
     rotation: bool
     aggregated: int
+    noise: NoiseMode | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -93,6 +100,7 @@ class BinomialEvent:
         except TypeError as error:
             raise PrivacyError(f"a Binomial event takes whole numbers: {error}") from None
         _check_steps(self)
+        _check_mode(self.noise)
         if type(self.rotation) is not bool:
             raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
         for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
@@ -121,7 +129,7 @@ class BinomialEvent:
         seen = "" if self.aggregated == 1 else f", ONLY under secure aggregation of {self.aggregated} agents"
         return (
             f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}, {2**self.bits} levels, "
-            f"Binomial({self.trials}, 1/2) noise{seen}"
+            f"Binomial({self.trials}, 1/2) noise{_shown_mode(self.noise)}{seen}"
         )
 
 
@@ -131,12 +139,37 @@ Event = GaussianEvent | BinomialEvent
 def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
     """These participations without secure aggregation, which was never run: each agent's own noise is all there was.
 
-    What is paid over several runs is counted so, whatever a run was compared with under its own label.
+    What is paid over several runs is counted so, whatever a run was compared with under its own label; and whatever the
+    noise came from, so that it is one mechanism to who prices it.
     """
     seen: Counter[Event] = Counter()
     for event, count in events.items():
-        seen[replace(event, aggregated=1) if isinstance(event, BinomialEvent) else event] += count
+        if isinstance(event, BinomialEvent):
+            event = replace(event, aggregated=1)
+        seen[replace(event, noise=None)] += count
     return seen
+
+
+def same_event(recorded: Event, now: Event) -> bool:
+    """Whether `now` is what was recorded, where that may be of before the noise mode was."""
+    return recorded in (now, replace(now, noise=None))
+
+
+def noise_modes(events: Mapping[Event, int]) -> dict[str, int]:
+    """How many participations had noise of which mode; `unrecorded` of those that do not say."""
+    modes: Counter[str] = Counter()
+    for event, count in events.items():
+        modes[event.noise or "unrecorded"] += count
+    return dict(sorted(modes.items()))
+
+
+def seeded_words(modes: Mapping[str, int]) -> str | None:
+    """What must stand beside every ε of such participations; None where no noise was seeded."""
+    seeded, among = modes.get("seeded", 0), sum(modes.values())
+    if not seeded:
+        return None
+    whose = "THE NOISE" if seeded == among else f"THE NOISE OF {seeded} OF {among} PARTICIPATIONS"
+    return f"{whose} WAS SEEDED: a simulation, nothing in it is private; ε would hold with secure noise"
 
 
 # A kind of its own, not one more field: ledgers of before stay as they are, and a fedspa of before refuses this one.
@@ -183,6 +216,19 @@ def _check_steps(event: Any) -> None:
         raise PrivacyError(f"steps is {event.steps}; it must be at least 1")
 
 
+def _check_mode(noise: object) -> None:
+    if noise is not None and noise not in get_args(NoiseMode):
+        raise PrivacyError(f"noise is {noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
+
+
+def _shown_mode(noise: NoiseMode | None) -> str:
+    return {None: "", "seeded": " (SEEDED: not private)"}.get(noise, f" ({noise})")
+
+
 def _to_json(kind: str, event: Any) -> str:
-    fields = {name: getattr(event, name) for name in event.__slots__ if name != "clip_from_data"}  # the kind says it
+    # The kind says whether the clip was read off the data. A mode that was not recorded is not in the text, so that
+    # events of before it was recorded have the text that they had.
+    fields = {name: getattr(event, name) for name in event.__slots__ if name != "clip_from_data"}
+    if event.noise is None:
+        del fields["noise"]
     return json.dumps({"kind": kind, **fields}, sort_keys=True, separators=(",", ":"))

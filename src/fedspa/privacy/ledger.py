@@ -21,7 +21,7 @@ from typing import Self
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema, ledger_witness
 from fedspa.privacy.cap import Cap, accountants, total_epsilon
-from fedspa.privacy.event import Event, Neighbours, UnknownKind, from_json
+from fedspa.privacy.event import Event, Neighbours, UnknownKind, from_json, same_event
 from fedspa.privacy.ledger_errors import explained
 from fedspa.privacy.ledger_witness import Witness
 
@@ -129,7 +129,7 @@ class Ledger:
                 link = ledger_schema.entry_hash(link, sequence, agent, run, message, text, now)
                 rows.append((sequence, agent, run, message, event_id, now, link))
                 found = Reservation(sequence, agent, run, message, event, now, fresh=True, digest=None)
-            elif found.event != event:
+            elif not same_event(found.event, event):
                 raise LedgerError(
                     f"agent {agent!r}, run {run!r}, message {message!r} is recorded with another event "
                     f"({found.event.to_json()}, now {event.to_json()}); use a new message name"

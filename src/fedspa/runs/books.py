@@ -16,9 +16,10 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ from typing import Self
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.privacy.binomial_plan import AnyPlan
 from fedspa.privacy.cap import accountants, total_epsilon
-from fedspa.privacy.event import Event
+from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_witness import path_of
 from fedspa.privacy.policy import Policy
@@ -64,7 +65,7 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
 def refuse_another_event(then: Event, now: Event) -> None:
     """Raise where a resumed run took part in `then` before and its plan has come to `now`: what it promises is priced
     by one event, and the rounds that are done had the noise of the other."""
-    if then != now:
+    if not same_event(then, now):
         raise LedgerError(
             f"this run began with {then.to_json()} and would go on with {now.to_json()}: another fedspa calibrates "
             "privacy.epsilon to other noise; finish it with the version that began it, or start a new run"
@@ -110,7 +111,8 @@ def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> Total:
             "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
             f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({accountants(held)})",
         )
-    return Total(largest, accountant=accountants(held))
+    words = seeded_words(noise_modes(sum(map(Counter, spent), Counter[Event]())))
+    return Total(largest, accountant=accountants(held) + ("" if words is None else f"; {words}"))
 
 
 def draw_run_name(folder: Path) -> str:
@@ -153,7 +155,7 @@ class Books:
         self.guarantee: Guarantee | None = None
         if job.plan is None:
             return
-        self._event = job.plan.event
+        self._event = replace(job.plan.event, noise=job.config.privacy.noise)
         self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
         self._cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
         shared = job.config.run.ledger

@@ -109,7 +109,7 @@ class Privacy(Section):
     clip: Literal["coordinate", "l2"] = "l2"
     clip_value: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = 1.0
     clip_rule: Literal["given", "quantile", "median"] = "given"
-    noise: Literal["secure", "exact", "seeded"] = "seeded"
+    noise: Literal["secure", "exact", "seeded"] = "secure"
     trials: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     adversary: Literal["local", "secure-aggregation"] = "local"
 

@@ -68,12 +68,35 @@ class Guarantee:
         return priced_by(self._event, self.accountant_for(self._plan.neighbours))
 
 
+SEEDED = "seeded noise"
+CLIP_OFF_DATA = "a clip value read off the data"
+
+
+def not_private_because(plan: AnyPlan | None, noise: str) -> str | None:
+    """Why whatever ε is stated beside it is no guarantee, in a few words; None where it is one."""
+    if plan is None:
+        return "no noise at all"
+    reasons = []
+    if isinstance(plan, BinomialPlan):
+        if not plan.has_guarantee:
+            reasons.append("too little noise for any ε")
+        elif not plan.is_private:
+            reasons.append("no secure aggregation")
+    elif not plan.is_private:
+        reasons.append(CLIP_OFF_DATA)
+    if noise == "seeded":
+        reasons.append(SEEDED)
+    return " and ".join(reasons) or None
+
+
 def promised(plan: AnyPlan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:
     """What a summary says of privacy; `noise` is where it came from. None throughout where nothing is promised."""
     keys = ("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant")
     if plan is None or guarantee is None:
         others = ("noise_multiplier", "participations_max", "noise", "adversary", "bits", "trials")
-        return {**dict.fromkeys((*keys, *others)), "private": False}
+        why = not_private_because(None, noise)
+        return {**dict.fromkeys((*keys, *others)), "private": False, "not_private_because": why}
+    why = not_private_because(plan, noise)
     return {
         "epsilon": guarantee.epsilon_max(plan.neighbours),
         "epsilon_replace_one": guarantee.epsilon_max("replace-one"),
@@ -84,7 +107,8 @@ def promised(plan: AnyPlan | None, guarantee: Guarantee | None, noise: str) -> d
         "accountant": guarantee.accountant,
         "noise_multiplier": plan.noise_multiplier,
         "participations_max": guarantee.participations_max,
-        "private": plan.is_private,
+        "private": why is None,
+        "not_private_because": why,
         "noise": noise,
         "adversary": plan.adversary if isinstance(plan, BinomialPlan) else "local",
         "bits": plan.bits if isinstance(plan, BinomialPlan) else None,

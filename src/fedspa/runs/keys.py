@@ -59,7 +59,7 @@ MEANING = {
     "privacy.clip_rule": "`given`; `quantile` follows a private quantile; `median` reads it off the data and is not "
     "private.",
     "privacy.noise": "`secure` (keyed by the operating system), `exact` (integers, with a proof), `seeded` (from "
-    "run.seed: for simulations, which can then be repeated).",
+    "run.seed: for simulations that are to be repeated to the bit; nothing that comes of it is private).",
     "privacy.trials": "m, for `cpsgd`: Binomial(m, 1/2) noise in each value. This, `epsilon` or `compression`.",
     "privacy.adversary": "For `cpsgd`: ε holds against the server (`local`), or only against one that sees no more "
     "than the sum over all agents (`secure-aggregation`, which is flagged: it is not run here).",

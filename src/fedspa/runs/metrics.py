@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class RoundMetrics:
     """What is known after a round. `epsilon` is the largest over agents so far, verified; None without privacy.
 
-    `private` is False where there is no ε, and where it does not count: a clip value read off the data.
+    `private` is False where there is no ε, and where it does not count: a clip value read off the data, seeded noise.
     """
 
     round: int

@@ -8,6 +8,7 @@ had never been killed: who takes part and (seeded) noise follow from the seed, a
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from fedspa.algorithms import Agent
 from fedspa.engine.task import ReadsRows
-from fedspa.errors import FedspaError, PayloadError
+from fedspa.errors import FedspaError, PayloadError, SeededNoiseWarning
 from fedspa.federation.datasets import Dataset
 from fedspa.federation.participation import schedule
 from fedspa.mechanism.streams import agent_key, mask_seed, root_key
@@ -31,9 +32,11 @@ from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.folder import RunFolder
+from fedspa.runs.guarantee import not_private_because
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import facts, history, saved
 from fedspa.runs.setup import Job, prepare, records_of
+from fedspa.runs.statement import SEEDED_NOISE
 from fedspa.runs.summary import summarise
 
 
@@ -71,12 +74,16 @@ def simulate(
 
     `resume` is the folder of an interrupted run: without a `config`, its own is used; with one that differs, the run is
     refused. `stop` is asked after each round; where it says so, the run is saved and raises `Stopped`.
+
+    Seeded noise, with which nothing is private, is a `SeededNoiseWarning`.
     """
     started = time.monotonic()
     if resume is not None and config is None:
         config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)
     job = prepare(config, None if data is None else records_of(config, data), module)
+    if config.private and config.privacy.noise == "seeded":
+        warnings.warn(SEEDED_NOISE, SeededNoiseWarning, stacklevel=2)
     if resume is None:
         refuse_over_budget(job)
     simulation = Simulation(job)
@@ -182,7 +189,7 @@ class Simulation:
             agents=intake.count,
             uplink_bytes=intake.uplink_bytes,
             epsilon=books.epsilon(),
-            private=self.job.plan is not None and self.job.plan.is_private,
+            private=not_private_because(self.job.plan, self.job.config.privacy.noise) is None,
             clip_value=self.server.clip_value,
         )
 

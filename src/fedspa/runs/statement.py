@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedspa.privacy.accounting import priced_by
+from fedspa.runs.guarantee import CLIP_OFF_DATA
 
 if TYPE_CHECKING:
     from fedspa.privacy.binomial_plan import AnyPlan
@@ -37,16 +38,27 @@ def statement(summary: Mapping[str, Any]) -> str:
     if summary["epsilon_total"] is not None:
         by = summary.get("accountant_total") or "accountant not recorded"  # older summaries do not say
         other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger ({by})"
-    flaw = "" if summary["private"] else "NOT PRIVATE (see the notes); were the clip value given, "
+    flaw = "NOT PRIVATE (see the notes); were the clip value given, " if _clip_off_data(summary) else ""
     against = "against the server and all others"
     if summary["adversary"] != "local":
         flaw = "NOT PRIVATE against the server (see the notes); under secure aggregation, which was not run, "
         against = "against who sees only the sum over all agents"
+    if is_seeded(summary):
+        flaw = f"NOT PRIVATE: THE NOISE WAS SEEDED, a simulation; with secure noise: {flaw}"
     return (
         f"{flaw}(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each record of each agent, {against}: "
         f"{summary['neighbours']}, {summary['sampling']} sampling, "
         f"accountant {summary['accountant']}, at most {summary['participations_max']} participations{other}"
     )
+
+
+def is_seeded(summary: Mapping[str, Any]) -> bool:
+    """Whether ε is a simulation's, of a run whose noise whoever knows the seed can subtract."""
+    return bool(summary["noise"] == "seeded")
+
+
+def _clip_off_data(summary: Mapping[str, Any]) -> bool:
+    return CLIP_OFF_DATA in (summary["not_private_because"] or "")
 
 
 def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]]:
@@ -55,9 +67,10 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
         return [("Nothing is promised.", NO_PROMISE if summary["delta"] is None else NO_EPSILON)]
     epsilon, relation, local = summary["epsilon"], summary["neighbours"], summary["adversary"] == "local"
     terms = f"neighbouring relation {relation}, {summary['sampling']} sampling, accountant {summary['accountant']}"
-    if local and not summary["private"]:
+    if _clip_off_data(summary):
         given = f" ε = {shown(epsilon)} at δ = {summary['delta']:g} ({terms}) would hold had the clip value been given."
-        return [("Nothing is promised:", CLIP_FROM_DATA + given)]
+        seeded = f" {SEEDED_NOISE}" if is_seeded(summary) else ""
+        return [("Nothing is promised:", CLIP_FROM_DATA + given + seeded)]
     change = {
         "add-remove": "had that record been left out, or one been added",
         "replace-one": "had that record been any other",
@@ -73,24 +86,20 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
         if summary["epsilon_total"] is not None
         else ""
     )
-    seeded = (
-        " THE NOISE OF THIS RUN WAS SEEDED, which is for simulations: whoever knows run.seed can subtract it, and "
-        "against them nothing is promised. What is said here holds for the same run with secure noise."
-        if summary["noise"] == "seeded"
-        else ""
-    )
+    promises = local and not is_seeded(summary)
     return [
+        *([("Nothing is promised:", SEEDED_NOISE)] if is_seeded(summary) else []),
         *([] if local else [("Nothing is promised:", SERVER_SAW)]),
         ("Who is protected.", f"Each single record that any of the {agents} agents holds."),
         (
             "Against whom.",
             "Everyone outside that agent: the server, the other agents, and whoever sees the uploads or the model. "
-            "Each agent adds its own noise before anything leaves it, so nobody else has to be honest." + seeded
+            "Each agent adds its own noise before anything leaves it, so nobody else has to be honest."
             if local
-            else "ONLY someone who sees nothing but the sum over all agents." + seeded,
+            else "ONLY someone who sees nothing but the sum over all agents.",
         ),
         (
-            "What is promised." if local else "What would be promised.",
+            "What is promised." if promises else "What would be promised.",
             f"Whatever such an observer concludes from all that the agent sent in this run: {change}, the chance of "
             f"that conclusion would have changed by a factor of at most e^ε{factor}, give or take δ = "
             f"{summary['delta']:g}. Here ε = {shown(epsilon)}, for the agent that spent most, with "
@@ -110,6 +119,10 @@ NO_EPSILON = "No accountant bounds the noise of these settings: ε is not stated
 CLIP_FROM_DATA = (
     'the clip value was read off the records (privacy.clip_rule = "median") and nothing was paid for it, so what left '
     "the agents may tell more of a record than the noise hides, and no ε bounds how much."
+)
+SEEDED_NOISE = (
+    "THE NOISE OF THIS RUN WAS SEEDED. It is a simulation: whoever knows or guesses run.seed can subtract the noise, "
+    "so neither its uploads nor its model are private. What is said of ε would hold for the same run with secure noise."
 )
 SERVER_SAW = (
     "the server of this run saw each agent's update, and against it there is no guarantee. Secure aggregation would "
@@ -134,5 +147,8 @@ def warnings(config: Config, plan: AnyPlan | None) -> list[str]:
             "the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"
         )
     if config.privacy.noise == "seeded":
-        found.append("seeded noise: right for simulations, and no protection against anyone who knows run.seed")
+        found.append(
+            "not private: the noise was seeded, which is for simulations: whoever knows run.seed can subtract it, and "
+            'nobody may be given the model of real records; privacy.noise = "secure" keeps what ε says'
+        )
     return found

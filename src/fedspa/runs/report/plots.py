@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from fedspa.runs.report.figures import Figure, Line, bars, by_round
 from fedspa.runs.report.promise import Promise
 from fedspa.runs.report.read import Run
-from fedspa.runs.statement import shown, shown_bytes
+from fedspa.runs.statement import is_seeded, shown, shown_bytes
 from fedspa.wire.payload import HEADER_BYTES
 
 MOST_BARS = 200  # more than that cannot be told apart, or hit with a pointer
 PUBLISHED = "Published (not a guarantee)"
+SIMULATED = "THE NOISE WAS SEEDED: a simulation, nothing is private. "
 
 
 def style(number: int) -> str:
@@ -88,7 +89,9 @@ def largest_epsilon(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     return by_round(
         "epsilon",
         "ε of the agent that spent most",
-        "Verified, each run under its own δ, sampling, neighbouring relation and accountant: see the table above "
+        SIMULATED
+        * any(run.config is not None and run.config.privacy.noise == "seeded" for run in runs)
+        + "Verified, each run under its own δ, sampling, neighbouring relation and accountant: see the table above "
         "before comparing.",
         [
             Line(names[number], [metrics.epsilon for metrics in run.metrics], style(number))
@@ -124,6 +127,7 @@ def epsilon(run: Run, promise: Promise | None) -> Figure | None:
     return by_round(
         "epsilon",
         "Privacy spent: ε by round",
+        f"{SIMULATED * is_seeded(facts)}"
         f"At δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, accountant "
         f"{facts['accountant']}. The shaded range holds all {agents} agents. The cap is ε after "
         f"{promise.cap} participations, the most that the plan allows.",
@@ -169,6 +173,7 @@ def agents(run: Run, promise: Promise | None, number: int) -> tuple[Figure | Non
         bars(
             f"agents-{number}",
             "ε by agent, at the end",
+            f"{SIMULATED * is_seeded(facts)}"
             f"Verified, at δ = {facts['delta']:g}, {facts['neighbours']}.{some} Choose an agent to see its line in the "
             + ("ledger." if run.books.source == "ledger" else "server's list of whom it asked."),
             values,

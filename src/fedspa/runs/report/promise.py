@@ -57,7 +57,7 @@ def promise(run: Run) -> Promise | None:
     guarantee = Guarantee(plan, config.privacy.accountant)
     for number, times in enumerate(counts.values()):
         guarantee.took_part([number], times)
-    facts = {**promised(plan, guarantee, config.privacy.noise), "epsilon_total": None, "accountant_total": None}
+    facts = {**promised(plan, guarantee, _noise(run, config)), "epsilon_total": None, "accountant_total": None}
     _hold_against_summary(run, facts)
     return Promise(
         facts=facts,
@@ -69,6 +69,17 @@ def promise(run: Run) -> Promise | None:
         verified=_known(run, lambda count: _of(plan, config, count).epsilon_max(plan.neighbours)),
         published=lambda count: _of(plan, config, count).epsilon_published(),
     )
+
+
+def _noise(run: Run, config: Config) -> str:
+    """Where the noise came from: as the config says, unless the ledger knows of a seed."""
+    asked = config.privacy.noise
+    if run.books.noise - {asked}:
+        run.problems.append(
+            f"the ledger says that the noise was {' and '.join(sorted(run.books.noise))}, the config {asked}: rely on "
+            "no ε of this page"
+        )
+    return "seeded" if "seeded" in run.books.noise else asked
 
 
 def _of(plan: AnyPlan, config: Config, count: int) -> Guarantee:

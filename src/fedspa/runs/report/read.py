@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from fedspa.privacy import ledger_report
 from fedspa.privacy.binomial_plan import Adversary
 from fedspa.privacy.event import Event, Neighbours, from_json
 from fedspa.runs.config import Config, load
+from fedspa.runs.guarantee import CLIP_OFF_DATA, SEEDED
 from fedspa.runs.metrics import RoundMetrics
 
 _LARGEST = 1e30  # beyond any loss, count or ε that a run can write
@@ -42,10 +43,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Who took part when. `sound` is True where a ledger's whole chain of hashes was found in order."""
+    """Who took part when. `sound` is True where a ledger's whole chain of hashes was found in order.
+
+    `noise` is where the ledger says that the noise came from, as far as it says so; `event` does not.
+    """
 
     entries: tuple[Entry, ...] = ()
     event: Event | None = None
+    noise: frozenset[str] = frozenset()
     source: str = ""
     sound: bool = False
     head: str = ""
@@ -139,6 +144,11 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
     if isinstance(found, dict):
         found.setdefault("adversary", "local")  # older summaries know of no other
         found.setdefault("accountant_total", None)
+        if "not_private_because" not in found:  # the first edition called seeded noise private
+            clip = found.get("private") is False and found["adversary"] == "local" and found.get("epsilon") is not None
+            reasons = [CLIP_OFF_DATA] * clip + [SEEDED] * (found.get("noise") == "seeded")
+            found["not_private_because"] = " and ".join(reasons) or None
+            found["private"] = found.get("private") and not reasons
     if not isinstance(found, dict) or not _is_summary(found):
         problems.append("summary.json is not a run's summary and was left out")
         return None
@@ -152,7 +162,7 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
         **dict.fromkeys(("epsilon", "epsilon_replace_one", "epsilon_published", "epsilon_total", "delta"), number),
         **dict.fromkeys(("participations_max", "dimension", "compression", "seconds", "noise_multiplier"), number),
         **dict.fromkeys(("neighbours", "sampling", "accountant", "accountant_total"), text),
-        **dict.fromkeys(("noise", "coding", "engine"), text),
+        **dict.fromkeys(("noise", "not_private_because", "coding", "engine"), text),
         "warnings": (list,),
         "private": (bool,),
     }
@@ -202,16 +212,20 @@ def _ledger(path: Path, problems: list[str]) -> Books:
     faults = ledger_report.verify(path)
     problems.extend(f"the ledger is damaged: {fault}" for fault in faults[:3])
     head, lines = ledger_report.lines(path)
-    entries, events = [], set()
+    entries: list[Entry] = []
+    texts: set[str] = set()
     for sequence, agent, _, message, event, reserved_at, link, digest, released_at in lines:
         when = _ROUND.fullmatch(message)
         if when is None:
             problems.append("the ledger holds entries that no round of this run made")
             return Books()
         entries.append(Entry(agent, int(when[1]), sequence, reserved_at, released_at, digest, link))
-        events.add(event)
-    one = from_json(events.pop()) if len(events) == 1 else None
-    return Books(tuple(entries), one, "ledger", not faults, head)
+        texts.add(event)
+    found = [from_json(text) for text in texts]
+    events = {replace(event, noise=None) for event in found}
+    one = events.pop() if len(events) == 1 else None
+    noise = frozenset(event.noise for event in found if event.noise is not None)
+    return Books(tuple(entries), one, noise, "ledger", not faults, head)
 
 
 def _asked(path: Path, problems: list[str]) -> Books:
@@ -224,4 +238,4 @@ def _asked(path: Path, problems: list[str]) -> Books:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         problems.append("asked.jsonl is damaged: agents are not listed")
         return Books()
-    return Books(tuple(Entry(f"agent-{agent}", round_) for round_, agent in pairs), None, "asked")
+    return Books(tuple(Entry(f"agent-{agent}", round_) for round_, agent in pairs), source="asked")

@@ -9,7 +9,7 @@ from fedspa.privacy.binomial_plan import BinomialPlan
 from fedspa.runs.report import plots
 from fedspa.runs.report.promise import Promise
 from fedspa.runs.report.read import Entry, Run
-from fedspa.runs.statement import shown, shown_bytes
+from fedspa.runs.statement import is_seeded, shown, shown_bytes
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
 
@@ -26,6 +26,8 @@ def epsilons(held: Promise | None) -> list[list[str]]:
         return []
     facts = held.facts
     flaw = "" if facts["private"] else "not a guarantee: see above"
+    if is_seeded(facts):
+        flaw = "A SIMULATION, the noise was seeded: not a guarantee"
     rows = [
         [
             "verified",
@@ -66,7 +68,10 @@ def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[s
                 "agent": agent,
                 "facts": [
                     ("participations", str(len(lines))),
-                    ("ε verified", "–" if epsilon is None else shown(epsilon)),
+                    (
+                        f"ε verified{' (SEEDED NOISE: a simulation)' * is_seeded(held.facts)}",
+                        "–" if epsilon is None else shown(epsilon),
+                    ),
                     ("ε published (not a guarantee)", "–" if published is None else shown(published)),
                     ("sent", str(sent) if run.books.source == "ledger" else "–"),
                 ],
@@ -171,7 +176,7 @@ def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:
     terms = "–"
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
-        guarantee += "" if facts["private"] else " NOT PRIVATE"
+        guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
         terms = f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']}, {facts['accountant']}"
     accuracies = [metrics.accuracy for metrics in run.metrics]
     sent = sum(metrics.uplink_bytes for metrics in run.metrics)

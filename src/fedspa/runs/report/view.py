@@ -10,7 +10,7 @@ from fedspa.runs.report import plots, tables
 from fedspa.runs.report.figures import Figure
 from fedspa.runs.report.promise import Promise, promise
 from fedspa.runs.report.read import Run
-from fedspa.runs.statement import NO_PROMISE, plain_words, shown, shown_bytes, warnings
+from fedspa.runs.statement import NO_PROMISE, is_seeded, plain_words, shown, shown_bytes, warnings
 
 Cell = tuple[str, str]
 
@@ -48,6 +48,7 @@ class PageView:
     title: str
     runs: list[RunView]
     figures: list[Figure]
+    simulated: bool
     comparison: list[list[str]]
     differences: list[list[str]]
 
@@ -64,6 +65,7 @@ def page(runs: Sequence[Run]) -> PageView:
         title=f"{len(runs)} runs compared" if several else names[0],
         runs=views,
         figures=[figure for figure in figures if figure is not None],
+        simulated=any(held is not None and is_seeded(held.facts) for held in promises),
         comparison=[tables.comparison_row(run, held, name) for run, held, name in zip(runs, promises, names)]
         if several
         else [],
@@ -167,6 +169,9 @@ def _guarantee_card(run: Run, held: Promise | None) -> Card:
     )
     if facts["neighbours"] != "replace-one":
         terms += f"; ε = {shown(facts['epsilon_replace_one'])} under replace-one"
+    if is_seeded(facts):
+        detail = f"THE NOISE WAS SEEDED: nothing is private. With secure noise ε = {shown(facts['epsilon'])}, {terms}"
+        return Card("Guarantee", "none: a simulation", detail, True)
     if not facts["private"]:
         return Card("Guarantee", "not private", f"not a guarantee: ε = {shown(facts['epsilon'])}, {terms}", True)
     return Card("Guarantee for each record", f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
