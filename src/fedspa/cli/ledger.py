@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,7 @@ import typer
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedspa.privacy.event import Event
     from fedspa.privacy.ledger_report import AgentSummary, LedgerSummary
     from fedspa.runs.config import Privacy
 
@@ -21,6 +23,7 @@ app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it 
 File = Annotated[Path, typer.Argument(help="The ledger, an SQLite file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Relation = Literal["add-remove", "replace-one"]
+MOST_AGENTS = 50  # listed where nobody asks for all: those that spent most
 
 
 @app.command()
@@ -33,16 +36,16 @@ def show(
     cap: Annotated[float | None, typer.Option(help="ε cap: also print what is left of it.")] = None,
     policy: Annotated[Path | None, typer.Option(help="Take δ, relation and cap from this policy.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only this agent.")] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="All agents by name, not those that spent most.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Who spent what, when; ε so far; with a cap, ε left and how many more rounds of the last kind fit.
 
-    Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
+    Of many agents, those that spent most. Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
     """
     from fedspa.privacy import ledger_report
     from fedspa.privacy.policy import Policy
     from fedspa.runs.plans import relation
-    from fedspa.runs.statement import CLIP_FROM_DATA
 
     if policy is not None:
         if cap is not None:
@@ -54,14 +57,35 @@ def show(
         delta = 1e-3 if run is None else run.delta
     if neighbours is None:
         neighbours = "add-remove" if run is None else relation(run, run.sampling)
-    summary = ledger_report.summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent)
-    # Entries of before a ledger could say so itself; its newer ones have no finite ε.
-    unsaid = run is not None and run.clip_rule == "median" and any(math.isfinite(a.epsilon) for a in summary.agents)
-    warnings = [f"NOT PRIVATE: {CLIP_FROM_DATA}"] if unsaid else []
+    everyone = everyone and agent is None
+    most = 0 if everyone else MOST_AGENTS
+    summary = ledger_report.summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent, most=most)
+    warnings, agents = _warnings(summary, run), iter(summary.agents)
+    if everyone:
+        agents = ledger_report.each_agent(file, delta=delta, neighbours=neighbours, cap=cap)
     if as_json:
-        print(json.dumps({**_plain(summary), "warnings": warnings}, allow_nan=False))
+        _print_json(summary, agents, warnings)
     else:
-        _print(summary, warnings)
+        _print(summary, agents, warnings)
+
+
+def _warnings(summary: LedgerSummary, run: Privacy | None) -> list[str]:
+    """What must be said beside the ε of this ledger."""
+    from fedspa.privacy.event import seeded_words
+    from fedspa.runs.statement import CLIP_FROM_DATA
+
+    found = []
+    if (words := seeded_words(summary.noise)) is not None:
+        found.append(words)
+    if unrecorded := summary.noise.get("unrecorded", 0):
+        seeded = run is not None and run.noise == "seeded"
+        told = "the run beside it says that it was SEEDED: nothing in it is private" if seeded else "if it was seeded, "
+        told += "" if seeded else "nothing in it is private"
+        found.append(f"where the noise of {unrecorded} participations came from was not recorded; {told}")
+    # Entries of before a ledger could say so itself; its newer ones have no finite ε.
+    if run is not None and run.clip_rule == "median" and math.isfinite(summary.epsilon_least):
+        found.append(f"NOT PRIVATE: {CLIP_FROM_DATA}")
+    return [*found, *map(str, summary.losses)]
 
 
 def _run_beside(file: Path) -> Privacy | None:
@@ -81,14 +105,18 @@ def verify(file: File, as_json: AsJson = False) -> None:
     Example: fedspa ledger verify ledger.sqlite
     """
     from fedspa.privacy import ledger_report
+    from fedspa.privacy.event import seeded_words
 
     problems = ledger_report.verify(file)
+    told = ledger_report.remarks(file) if not problems else ledger_report.Remarks({}, ())
+    notes = [*filter(None, [seeded_words(told.noise)]), *map(str, told.losses)]
     if as_json:
-        print(json.dumps({"file": str(file), "sound": not problems, "problems": problems}))
+        found = {"file": str(file), "sound": not problems, "problems": problems}
+        print(json.dumps({**found, "noise": told.noise, "losses": [asdict(loss) for loss in told.losses]}))
     elif problems:
         print("\n".join(problems))
     else:
-        print(f"{file}: sound")
+        print("; ".join((f"{file}: sound", *notes)))
     if problems:
         raise typer.Exit(1)
 
@@ -122,9 +150,18 @@ def accept_loss(
     print(f"{file}: {ledger_loss.accept(file, entries)}")
 
 
-def _plain(summary: LedgerSummary) -> dict[str, Any]:
-    fields = {name: getattr(summary, name) for name in summary.__slots__}
-    return {**fields, "agents": [_plain_agent(agent) for agent in summary.agents]}
+def _print_json(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: list[str]) -> None:
+    """One object, written as it is read: of many agents it is too large to be kept."""
+    fields = {name: getattr(summary, name) for name in summary.__slots__ if name != "agents"}
+    fields |= {"losses": [asdict(loss) for loss in summary.losses], "warnings": warnings}
+    for name in ("epsilon_least", "epsilon_most"):
+        fields[name] = _finite(fields[name])
+    print(json.dumps(fields, allow_nan=False)[:-1] + ', "agents": [', end="")
+    between = ""
+    for agent in agents:
+        print(between + json.dumps(_plain_agent(agent), allow_nan=False), end="")
+        between = ", "
+    print("]}")
 
 
 def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
@@ -133,7 +170,7 @@ def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     fields = {name: getattr(agent, name) for name in agent.__slots__}
     return {
         **fields,
-        "epsilon": agent.epsilon if math.isfinite(agent.epsilon) else None,  # JSON has no infinity
+        "epsilon": _finite(agent.epsilon),
         "runs": [asdict(run) for run in agent.runs],
         "spent": spent,
         "last_event": asdict(agent.last_event),
@@ -141,33 +178,63 @@ def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     }
 
 
-def _print(summary: LedgerSummary, warnings: list[str]) -> None:
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None  # JSON has no infinity
+
+
+_COLUMNS = ("agent", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
+
+
+def _cells(agent: AgentSummary) -> list[str]:
+    from fedspa.runs.statement import shown
+
+    return [
+        agent.agent,
+        str(len(agent.runs)),
+        str(sum(run.participations for run in agent.runs)),
+        str(sum(run.released for run in agent.runs)),
+        agent.runs[-1].last_at[:16],
+        shown(agent.epsilon) + (" SEEDED" if agent.noise.get("seeded") else ""),
+        "–" if agent.epsilon_left is None else f"{agent.epsilon_left:.4g}",
+        "–" if agent.participations_left is None else str(agent.participations_left),
+    ]
+
+
+def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from fedspa.runs.statement import shown
 
     screen = Console()
-    table = Table(box=None)
-    for column in ("agent", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds"):
-        table.add_column(column)
-    for agent in summary.agents:
-        table.add_row(
-            agent.agent,
-            str(len(agent.runs)),
-            str(sum(run.participations for run in agent.runs)),
-            str(sum(run.released for run in agent.runs)),
-            agent.runs[-1].last_at[:16],
-            shown(agent.epsilon),
-            "–" if agent.epsilon_left is None else f"{agent.epsilon_left:.4g}",
-            "–" if agent.participations_left is None else str(agent.participations_left),
+    first: AgentSummary | None = None
+    events: dict[Event, None] = {}
+    table = Table(*_COLUMNS, box=None)
+    listed = 0
+    for agent in agents:
+        first = first or agent
+        if len(events) < MOST_AGENTS:
+            events[agent.last_event] = None
+        if listed < MOST_AGENTS:
+            table.add_row(*map(Text, _cells(agent)))
+        else:
+            if listed == MOST_AGENTS:  # more than anyone looks at: lines as they come
+                screen.print(table)
+            print(*_cells(agent), sep="  ")
+        listed += 1
+    if listed <= MOST_AGENTS:
+        screen.print(table)
+    if summary.known_agents > listed:
+        screen.print(
+            f"… and {summary.known_agents - listed:,} more agents that spent less, ε from "
+            f"{shown(summary.epsilon_least)} (--all lists them, --agent shows one)",
+            highlight=False,
         )
-    screen.print(table)
-    for event in dict.fromkeys(agent.last_event for agent in summary.agents):
-        screen.print(f"last event: {event}", highlight=False)
+    for event in events:
+        screen.print(f"last event: {event}", highlight=False, markup=False)
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
-    if summary.agents:
-        first = summary.agents[0]
+    if first is not None:
         screen.print(
             f"ε at δ = {first.delta:g}, {first.neighbours}, accountant {first.accountant}; left and more rounds: "
             f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",

@@ -5,19 +5,23 @@ These open the file read-only and change nothing in it.
 
 from __future__ import annotations
 
+import heapq
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy import ledger_schema, ledger_witness
 from fedspa.privacy.cap import Cap, accountants, total_epsilon
-from fedspa.privacy.event import Event, Neighbours, from_json
-from fedspa.privacy.ledger import parsed, spent
+from fedspa.privacy.event import Event, Neighbours, from_json, noise_modes
+from fedspa.privacy.ledger import parsed
 from fedspa.privacy.ledger_errors import damaged, explain, explained
 from fedspa.privacy.ledger_loss import Loss, losses
 from fedspa.privacy.ledger_witness import GENESIS, Witness
@@ -45,8 +49,9 @@ class RunSummary:
 class AgentSummary:
     """What one agent spent over all runs. The last two are None without a cap.
 
-    `epsilon_left` is the cap less ε; as ε grows more slowly than in proportion, `participations_left` (of `last_event`)
-    is the number to plan with.
+    `noise` counts its participations by where the noise came from: ε is of `secure` and `exact` noise alone a
+    guarantee. `epsilon_left` is the cap less ε; as ε grows more slowly than in proportion, `participations_left` (of
+    `last_event`) is the number to plan with.
     """
 
     agent: str
@@ -57,6 +62,7 @@ class AgentSummary:
     delta: float
     neighbours: Neighbours
     accountant: str
+    noise: Mapping[str, int]
     cap: Cap | None
     epsilon_left: float | None
     participations_left: int | None
@@ -65,13 +71,18 @@ class AgentSummary:
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
     """A ledger's agents, and its head: written down elsewhere, `entries` and `head` show later whether this file is
-    the same ledger or an older copy."""
+    the same ledger or an older copy. `known_agents` is how many it has, `epsilon_least` and `epsilon_most` are over all
+    of them, `agents` are those that were asked for, `noise` counts all participations."""
 
     path: str
     entries: int
     releases: int
     head: str
     losses: tuple[Loss, ...]
+    noise: Mapping[str, int]
+    known_agents: int
+    epsilon_least: float
+    epsilon_most: float
     agents: tuple[AgentSummary, ...]
 
 
@@ -82,23 +93,109 @@ def summary(
     neighbours: Neighbours,
     cap: float | None = None,
     agent: str | None = None,
+    most: int | None = None,
 ) -> LedgerSummary:
-    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more of the last fit."""
-    limit = None if cap is None else Cap(cap, delta, neighbours)
+    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more of the last fit.
+
+    Of one `agent`, of the `most` that spent most, or of all, by name. Each distinct total is priced once, however many
+    agents have it.
+    """
     with _reading(path) as (path, connection):
-        agents = [row[0] for row in connection.execute("SELECT DISTINCT agent FROM total ORDER BY agent")]
-        if agent is not None and agent not in agents:
-            raise LedgerError(f"{path} has no entries of agent {agent!r}; it knows: {', '.join(agents[:20]) or 'none'}")
-        entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone()
-        lost = tuple(losses(connection))
-        chosen = agents if agent is None else [agent]
-        summaries = tuple(_agent(path, connection, name, delta, neighbours, limit) for name in chosen)
-    return LedgerSummary(str(path), entries, releases, head, lost, summaries)
+        prices = _Prices(path, connection, delta, neighbours, cap)
+        tally: Counter[_Spent] = Counter()
+        for _, spent in _totals(connection, agent):
+            tally[spent] += 1
+        if agent is not None and not tally:
+            known = [row[0] for row in connection.execute("SELECT DISTINCT agent FROM total ORDER BY agent LIMIT 20")]
+            raise LedgerError(f"{path} has no entries of agent {agent!r}; it knows: {', '.join(known) or 'none'}")
+        costs = [prices.of(spent).epsilon for spent in tally] or [0.0]
+        chosen: Iterable[tuple[str, _Spent]] = _totals(connection, agent)
+        if most is not None:
+            chosen = heapq.nsmallest(most, chosen, key=lambda one: (-prices.of(one[1]).epsilon, one[0]))
+        head = ledger_witness.head(connection)
+        return LedgerSummary(
+            path=str(path),
+            entries=head.entries,
+            releases=head.releases,
+            head=head.hash,
+            losses=tuple(losses(connection)),
+            noise=_noise(path, connection),
+            known_agents=sum(tally.values()),
+            epsilon_least=min(costs),
+            epsilon_most=max(costs),
+            agents=tuple(_agent(path, connection, name, spent, prices) for name, spent in chosen),
+        )
 
 
-def _agent(
-    path: Path, connection: sqlite3.Connection, agent: str, delta: float, neighbours: Neighbours, cap: Cap | None
-) -> AgentSummary:
+def each_agent(
+    path: str | Path, *, delta: float, neighbours: Neighbours, cap: float | None = None
+) -> Iterator[AgentSummary]:
+    """All of `summary`'s agents, by name, one at a time: a ledger may have more than anyone wants in memory."""
+    with _reading(path) as (path, connection):
+        prices = _Prices(path, connection, delta, neighbours, cap)
+        for name, spent in _totals(connection):
+            yield _agent(path, connection, name, spent, prices)
+
+
+_Spent = tuple[tuple[int, int], ...]  # (number of the event, how often), by number
+
+
+def _totals(connection: sqlite3.Connection, agent: str | None = None) -> Iterator[tuple[str, _Spent]]:
+    """Agents by name, with what they spent as the ledger counts it."""
+    only, values = ("", ()) if agent is None else (" WHERE agent = ?", (agent,))
+    rows = connection.execute(f"SELECT agent, event, count FROM total{only} ORDER BY agent, event", values)
+    for name, of_one in groupby(rows, key=itemgetter(0)):
+        yield name, tuple((event, count) for _, event, count in of_one)
+
+
+def _noise(path: Path, connection: sqlite3.Connection) -> dict[str, int]:
+    query = "SELECT text, sum(count) FROM total JOIN event ON event.id = total.event GROUP BY event"
+    return noise_modes({parsed(path, text): count for text, count in connection.execute(query)})
+
+
+class _Price(NamedTuple):
+    events: Mapping[Event, int]
+    epsilon: float
+    accountant: str
+
+
+class _Prices:
+    """ε of what agents spent: many spent the same, and pricing takes milliseconds."""
+
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, delta: float, neighbours: Neighbours, cap: float | None
+    ) -> None:
+        self.delta, self.neighbours = delta, neighbours
+        self.cap = None if cap is None else Cap(cap, delta, neighbours)
+        self._events = {number: parsed(path, text) for number, text in connection.execute("SELECT id, text FROM event")}
+        self._path = path
+        self._known: dict[_Spent, _Price] = {}
+        self._left: dict[tuple[_Spent, Event], int] = {}
+
+    def of(self, spent: _Spent) -> _Price:
+        if spent not in self._known:
+            try:
+                events = Counter({self._events[number]: count for number, count in spent})
+            except KeyError as error:
+                raise LedgerError(damaged(self._path, f"a total counts event {error}, which is missing")) from None
+            cost = total_epsilon(events, self.delta, self.neighbours)
+            self._known[spent] = _Price(events, cost, accountants(events))
+        return self._known[spent]
+
+    def left(self, spent: _Spent, event: Event) -> int | None:
+        """How many more of `event` fit under the cap."""
+        if self.cap is None:
+            return None
+        if (spent, event) not in self._left:
+            from fedspa.privacy import calibrate  # slow to import
+
+            events = self.of(spent).events
+            fit = calibrate.participations_within(event, self.cap.epsilon, self.delta, self.neighbours, events)
+            self._left[spent, event] = fit
+        return self._left[spent, event]
+
+
+def _agent(path: Path, connection: sqlite3.Connection, agent: str, spent: _Spent, prices: _Prices) -> AgentSummary:
     runs = tuple(
         RunSummary(run, participations, released, _time(path, connection, first), _time(path, connection, last))
         for run, participations, released, first, last in connection.execute(
@@ -114,26 +211,20 @@ def _agent(
         "(SELECT max(sequence) FROM entry WHERE agent = ?)",
         agent,
     )
-    last_event, events = parsed(path, last_text), spent(path, connection, agent)
-    epsilon = total_epsilon(events, delta, neighbours)
-    epsilon_left = participations_left = None
-    if cap is not None:
-        from fedspa.privacy import calibrate  # slow to import
-
-        epsilon_left = max(0.0, cap.epsilon - epsilon)
-        participations_left = calibrate.participations_within(last_event, cap.epsilon, delta, neighbours, events)
+    last_event, price, cap = parsed(path, last_text), prices.of(spent), prices.cap
     return AgentSummary(
         agent=agent,
         runs=runs,
-        spent=events,
+        spent=price.events,
         last_event=last_event,
-        epsilon=epsilon,
-        delta=delta,
-        neighbours=neighbours,
-        accountant=accountants(events),
+        epsilon=price.epsilon,
+        delta=prices.delta,
+        neighbours=prices.neighbours,
+        accountant=price.accountant,
+        noise=noise_modes(price.events),
         cap=cap,
-        epsilon_left=epsilon_left,
-        participations_left=participations_left,
+        epsilon_left=None if cap is None else max(0.0, cap.epsilon - price.epsilon),
+        participations_left=prices.left(spent, last_event),
     )
 
 
@@ -147,6 +238,18 @@ def _value(path: Path, connection: sqlite3.Connection, query: str, key: str | in
     if row is None:
         raise LedgerError(damaged(path, "entries are missing that its totals count"))
     return str(row[0])
+
+
+class Remarks(NamedTuple):
+    """What a reader of a ledger must know though nothing is wrong with the file."""
+
+    noise: Mapping[str, int]
+    losses: tuple[Loss, ...]
+
+
+def remarks(path: str | Path) -> Remarks:
+    with _reading(path) as (path, connection):
+        return Remarks(_noise(path, connection), tuple(losses(connection)))
 
 
 def has_entries(path: Path) -> bool:
@@ -166,6 +269,7 @@ def export(path: str | Path) -> dict[str, Any]:
             "kind": "fedspa-ledger",
             "version": ledger_schema.SCHEMA_VERSION,
             "head": {"entries": entries, "releases": releases, "hash": head},
+            "noise": _noise(path, connection),
             "losses": [asdict(loss) for loss in losses(connection)],
             "totals": [
                 {"agent": agent, "event": _json(path, text), "count": count}
