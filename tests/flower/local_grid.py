@@ -88,6 +88,7 @@ SIMULATION: dict[str, Any] = {
     "algorithm.local_lr": 1.0,
     "algorithm.server": "average",
     "privacy.noise_multiplier": 1.5,
+    "privacy.noise": "seeded",
     "privacy.delta": 1e-3,
     "privacy.clip_value": 0.3,
     "flower.round_timeout": 20.0,

@@ -24,7 +24,7 @@ from fedspa.runs.config import load
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "rounds": 3, "per_round": 3},
     "algorithm": {"compression": 0.2, "local_steps": 2, "batch": 10, "local_lr": 0.5},
-    "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3},
+    "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "seeded"},
     "run": {"engine": "generic", "threads": 1},
 }
 

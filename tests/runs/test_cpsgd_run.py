@@ -25,7 +25,7 @@ from fedspa.runs.statement import statement
 
 
 def cpsgd(out: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    base = ALGORITHMS["cpsgd"]
+    base = {**ALGORITHMS["cpsgd"], "privacy": {**ALGORITHMS["cpsgd"]["privacy"], "noise": "secure"}}
     return small(out, **{name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}})
 
 
@@ -40,6 +40,7 @@ def test_a_run_states_what_its_ledger_holds(tmp_path: Path) -> None:
         assert ledger.epsilon("agent-0", 1e-3, "replace-one") == summary["epsilon"]
         with pytest.raises(PrivacyError, match="replace-one"):
             ledger.epsilon("agent-0", 1e-3, "add-remove")
+    assert event.noise == "secure"
     assert summary["epsilon"] == composed_epsilon({event: 4}, 1e-3)
     assert summary["epsilon_published"] > summary["epsilon"]
     assert (summary["accountant"], summary["adversary"], summary["private"]) == ("binomial", "local", True)

@@ -43,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     settings: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {},
         "uneven": {"federation": uneven},
-        "median": {"privacy": {"noise_multiplier": 2.0, "clip_rule": "median"}},
+        "median": {"privacy": {"noise_multiplier": 2.0, "clip_rule": "median", "noise": "secure"}},
         "published": {"privacy": {"noise_multiplier": 2.0, "accountant": "theorem-1", "sampling": "fixed"}},
         "fedavg": ALGORITHMS["fedavg"],
         "cpsgd": ALGORITHMS["cpsgd"],
@@ -146,11 +146,13 @@ def test_accuracy_by_class_is_the_servers(copy: Path) -> None:
 
 def test_seeded_noise_qualifies_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     simulate(small(tmp_path / "run", privacy={"noise_multiplier": 2.0, "noise": "secure"}))
-    words = "whoever knows run.seed can subtract it, and against them nothing is promised"
+    words = "Nothing is promised: THE NOISE OF THIS RUN WAS SEEDED."
     secure, seeded = page(tmp_path / "run").text, page(runs["plain"]).text
     assert words not in secure
     assert "nobody else has to be honest" in secure
-    assert seeded.index("Against whom.") < seeded.index(words) < seeded.index("What is promised.")
+    assert seeded.index(words) < seeded.index("Against whom.") < seeded.index("What would be promised.")
+    assert "What is promised." not in seeded
+    assert "Reviewed as A SIMULATION, of which nothing is private," in seeded
 
 
 def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
@@ -193,8 +195,13 @@ def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     assert "accountant binomial" in text
     assert "9,000 of the Binomial noise" in text
     settings = ALGORITHMS["cpsgd"]
-    for name, changed in (("sum", {"adversary": "secure-aggregation"}), ("few", {"trials": 2})):
-        simulate(small(tmp_path / name, **{**settings, "privacy": {**settings["privacy"], **changed}}))
+    changes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("sum", {"adversary": "secure-aggregation"}),
+        ("few", {"trials": 2}),
+    )
+    for name, changed in changes:
+        private = {**settings["privacy"], "noise": "secure", **changed}
+        simulate(small(tmp_path / name, **{**settings, "privacy": private}))
     text = page(tmp_path / "sum").text
     assert "Guarantee not private" in text
     assert text.index("Nothing is promised: the server of this run saw") < text.index("Who is protected.")

@@ -194,7 +194,7 @@ def test_the_folder_holds_what_the_run_did(tmp_path: Path) -> None:
 
 def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
     runs = [
-        fedspa.run(small(tmp_path, run={"out": str(tmp_path / name), "seed": seed}))
+        fedspa.run(small(tmp_path, run={"out": str(tmp_path / name), "seed": seed}, privacy={"noise": "seeded"}))
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     metrics = [(run.folder / "metrics.jsonl").read_bytes() for run in runs]
@@ -229,7 +229,7 @@ def test_all_agents_sample_at_the_rate_of_the_smallest_holding(tmp_path: Path) -
     z = result.summary["noise_multiplier"]
     sizes = Counter(len(held) for held in _holdings(8))
     assert len(sizes) == 2
-    event = GaussianEvent("poisson", 10, min(sizes), 3, z)
+    event = GaussianEvent("poisson", 10, min(sizes), 3, z, noise="secure")
     assert result.summary["epsilon"] == pytest.approx(epsilon({event: 2}, 1e-3, neighbours="add-remove"), rel=1e-9)
     with Ledger.open(result.folder / "ledger.sqlite", create=False) as ledger:
         assert all(ledger.spent(f"agent-{i}") == {event: 2} for i in range(8))

@@ -148,7 +148,7 @@ def warnings(config: Config, plan: AnyPlan | None) -> list[str]:
         )
     if config.privacy.noise == "seeded":
         found.append(
-            "not private: the noise was seeded, which is for simulations: whoever knows run.seed can subtract it, and "
-            'nobody may be given the model of real records; privacy.noise = "secure" keeps what ε says'
+            "seeded noise, not private: a simulation, whose noise whoever knows run.seed can subtract; what ε says is "
+            'true with privacy.noise = "secure"'
         )
     return found
