@@ -99,7 +99,6 @@ def test_no_key_of_a_config_is_dropped():
         "run.device", "run.tf32", "run.checkpoint_every",  # refused
         "run.ledger", "run.policy",  # below, and test_resume.py
         "run.out", "run.keep", "run.track",  # the simulator's own RunFolder
-        "privacy.noise",  # test_agents_draw_their_own_noise
         "data.dir", "model.init",  # the simulator's own prepare
     }  # fmt: skip
     twins = {key for twin in (SIMULATION, *TWINS) for key in twin if not key.startswith("flower.")}

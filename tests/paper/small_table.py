@@ -15,6 +15,7 @@ batch = 10
 local_lr = 0.5
 [privacy]
 epsilon = 4.0
+noise = "seeded"
 clip_value = 0.3
 [run]
 engine = "generic"
