@@ -31,7 +31,13 @@ def measure(key: str, value: float, seeds: int) -> dict[str, Any]:
     summaries = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
-            settings = [f"{key}={value}", f"run.seed={seed}", f'run.out="{folder}/run"', "run.threads=1"]
+            settings = [
+                f"{key}={value}",
+                f"run.seed={seed}",
+                "privacy.noise=seeded",
+                f'run.out="{folder}/run"',
+                "run.threads=1",
+            ]
             summaries.append(fedspa.run(fedspa.load(None, settings)).summary)
     accuracies = [100 * summary["accuracy_last"] for summary in summaries]
     return {

@@ -39,6 +39,7 @@ def config(job: str, algorithm: str, p: float, coding: str, seed: int, data: Pat
         f"algorithm.coding={coding}",
         f"privacy.clip_value={CLIP_AT_ONE[job] * math.sqrt(p)}",
         f"run.seed={seed}",
+        "privacy.noise=seeded",
         f"run.out={json.dumps(out)}",
     ]
     if job == "digits":

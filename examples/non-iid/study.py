@@ -31,7 +31,13 @@ METHODS = {
 def accuracy(alpha: float, overrides: list[str], seed: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         settings = [
-            *("data.partition=dirichlet", f"data.alpha={alpha}", f"run.seed={seed}", f'run.out="{folder}/run"'),
+            *(
+                "data.partition=dirichlet",
+                f"data.alpha={alpha}",
+                f"run.seed={seed}",
+                "privacy.noise=seeded",
+                f'run.out="{folder}/run"',
+            ),
             *overrides,
         ]
         return 100 * float(fedspa.run(fedspa.load(None, settings)).summary["accuracy_last"])

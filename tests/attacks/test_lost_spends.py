@@ -7,8 +7,10 @@ passed for the ledger in the same way.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -267,6 +269,31 @@ def first_edition(path: Path) -> None:
         connection.execute("INSERT INTO entry VALUES (1, 'a', 'run', '0', 1, '2026', ?)", (link,))
     connection.close()
     assert not Path(f"{path}.witness").exists()
+
+
+@pytest.mark.parametrize("torn", [0, 1, 100, 300])
+def test_killed_between_commit_and_witness(tmp_path: Path, torn: int) -> None:
+    """Before the witness was written, or in the middle of it: a ledger ahead of its witness lacks nothing."""
+    path, write = tmp_path / "ledger.sqlite", os.pwrite
+
+    def dying(descriptor: int, content: bytes, place: int) -> int:
+        write(descriptor, content[:torn], place)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    with Ledger.open(path) as ledger:
+        take_part(ledger, 0)
+    for number in (1, 2, 3):  # either slot is hit
+        child = os.fork()
+        if child == 0:
+            with Ledger.open(path) as ledger:
+                os.pwrite = dying
+                take_part(ledger, number)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        assert verify(path) == []
+        with Ledger.open(path, create=False) as ledger:
+            assert ledger.spent("agent-0") == {EVENT: number + 1}
 
 
 def test_killed_between_upgrade_and_its_commit(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedspa.errors import LedgerError, PrivacyError
+from fedspa.privacy import ledger_report
 from fedspa.privacy.event import BinomialEvent, GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import MOST_PROBLEMS, export, lines, summary, verify
@@ -275,3 +276,42 @@ def test_what_is_left_counts_secure_aggregation_as_the_server_saw_it(tmp_path: P
     )
     assert (one.epsilon, one.epsilon_left) == (other.epsilon, other.epsilon_left)
     assert one.participations_left == other.participations_left
+
+
+def test_many_agents_cost_what_their_distinct_totals_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in prices and in SQL statements, not in seconds: neither grows with the agents that are not listed."""
+    priced: list[object] = []
+    monkeypatch.setattr(
+        ledger_report, "total_epsilon", lambda events, *_: priced.append(events) or sum(events.values())
+    )
+    asked: list[str] = []
+    connect = ledger_report.ledger_schema.connect
+
+    def traced(*arguments: object, **options: object) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)  # type: ignore[arg-type]
+        connection.set_trace_callback(asked.append)
+        return connection
+
+    monkeypatch.setattr(ledger_report.ledger_schema, "connect", traced)
+    costs = {}
+    for agents in (60, 600):
+        path = tmp_path / f"{agents}.sqlite"
+        with Ledger.open(path) as ledger:
+            for number in range(3):
+                names = [f"agent-{i}" for i in range(agents) if i % 3 >= number]
+                ledger.reserve_many(dict.fromkeys(names, EVENT), "run", str(number))
+        priced.clear()
+        asked.clear()
+        told = summary(path, delta=1e-3, neighbours="add-remove", most=20)
+        assert len(priced) == 3
+        assert (told.known_agents, len(told.agents)) == (agents, 20)
+        assert {agent.epsilon for agent in told.agents} == {3} == {told.epsilon_most}
+        assert told.epsilon_least == 1
+        assert [agent.agent for agent in told.agents] == sorted(f"agent-{i}" for i in range(2, agents, 3))[:20]
+        costs[agents] = len(asked)
+        asked.clear()
+        priced.clear()
+        every = ledger_report.each_agent(path, delta=1e-3, neighbours="add-remove")
+        assert sum(agent.epsilon for agent in every) == told.entries
+        assert len(priced) == 3
+    assert costs[600] == costs[60] < 200
