@@ -308,3 +308,31 @@ def test_killed_between_upgrade_and_its_commit(tmp_path: Path) -> None:
         assert ledger.name == name
         ledger.reserve("a", EVENT, "run", "1")
     assert verify(path) == []
+
+
+def test_an_owner_accepts_a_loss_on_the_command_line(
+    killed: list[Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedspa.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    put(Path("ledger.sqlite"), {**killed[-1], "-wal": killed[0]["-wal"]})
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["fedspa", "ledger", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    code, out, _ = call("verify", "ledger.sqlite")
+    assert (code, out.count("\n")) == (1, 1)
+    assert "acknowledged 30 entries and holds 5" in out
+    code, _, err = call("show", "ledger.sqlite")
+    assert (code, err.count("\n")) == (2, 1)
+    assert call("accept-loss", "ledger.sqlite", "--entries", "30")[0] == 2
+    assert call("accept-loss", "ledger.sqlite", "--entries", "5")[0] == 0
+    words = "25 entries behind entry 5 may be lost"
+    code, out, _ = call("verify", "ledger.sqlite")
+    assert (code, words in out) == (0, True)
+    assert words in " ".join(call("show", "ledger.sqlite")[1].split())
