@@ -37,7 +37,15 @@ from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import not_private_because
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import digests_of, facts, provenance, refuse_ungiven, under_true_names, with_commits
+from fedspa.runs.provenance import (
+    digests_of,
+    facts,
+    provenance,
+    refuse_ungiven,
+    to_go_on,
+    under_true_names,
+    with_commits,
+)
 from fedspa.runs.resume import refuse_other_scores, saved
 from fedspa.runs.setup import Job, prepare, records_of
 from fedspa.runs.statement import SEEDED_NOISE
@@ -61,8 +69,10 @@ class RunResult:
 class Stopped(FedspaError):
     """A run that was asked to stop did, after a whole round, and can be resumed."""
 
-    def __init__(self, folder: Path, done: int, rounds: int) -> None:
-        super().__init__(f"stopped after round {done} of {rounds}; to go on: fedspa run --resume {folder}")
+    def __init__(self, folder: Path, done: int, config: Config) -> None:
+        super().__init__(
+            f"stopped after round {done} of {config.federation.rounds}; to go on: {to_go_on(config, folder)}"
+        )
 
 
 def simulate(
@@ -145,7 +155,7 @@ def simulate(
                 if on_round is not None:
                     on_round(metrics)
                 if stopping:
-                    raise Stopped(folder.path, len(done), config.federation.rounds)
+                    raise Stopped(folder.path, len(done), config)
             job.model.load(simulation.server.state.model)
             seconds = begun.seconds + time.monotonic() - started
             by_class = simulation.server.accuracy_by_class()
