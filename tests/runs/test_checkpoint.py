@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedspa.runs import checkpoint, durable
-from fedspa.runs.checkpoint import Checkpoint, CheckpointError, load, load_latest, save
+from fedspa.runs.checkpoint import Checkpoint, CheckpointError, OtherFormat, load, load_latest, save
 from fedspa.runs.config import load as load_config
+from fedspa.runs.journal import Mark
+from fedspa.runs.resume import refuse_differences
 from fedspa.server.optimizers import ServerState
 
-LINE = {"round": 0, "accuracy": 0.1 + 0.2, "epsilon": None}
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -29,11 +30,12 @@ def example(done: int = 1, size: int = 5, moments: str = "uv", **changes: Any) -
     state = ServerState(
         torch.randn(size, generator=chance), done, {name: torch.rand(size, generator=chance) for name in moments}
     )
-    return replace(Checkpoint(state, 0.3, "run-1", load_config(), [LINE] * done, 1.5, {"engine": "generic"}), **changes)
+    mark = Mark(lines=done, bytes=200 * done, digest="0" * 32)
+    return replace(Checkpoint(state, 0.3, "run-1", load_config(), mark, 1.5, {"engine": "generic"}), **changes)
 
 
 def same(one: Checkpoint, other: Checkpoint) -> bool:
-    tensors = [{"theta": c.state.theta, **c.state.moments} for c in (one, other)]
+    tensors = [c.state.tensors for c in (one, other)]
     return (
         tensors[0].keys() == tensors[1].keys()
         and all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
@@ -45,29 +47,30 @@ def same(one: Checkpoint, other: Checkpoint) -> bool:
 
 @given(
     theta=st.lists(floats, min_size=1, max_size=8),
-    moments=st.sampled_from(["", "u", "uv"]),
+    moments=st.sets(st.sampled_from(["u", "v", "average", "a new one"])),
     clip=st.none() | st.floats(1e-300, 1e300),
-    losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=4),
+    rounds=st.integers(0, 10**9 - 1),
     seconds=st.floats(0, 1e9),
     extra=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none(), max_size=3),
 )
 def test_what_is_saved_comes_back_to_the_bit(
     tmp_path_factory: pytest.TempPathFactory,
     theta: list[float],
-    moments: str,
+    moments: set[str],
     clip: float | None,
-    losses: list[float],
+    rounds: int,
     seconds: float,
     extra: dict[str, Any],
 ) -> None:
-    state = ServerState(torch.tensor(theta), len(losses), {name: torch.tensor(theta) * 0.5 for name in moments})
-    metrics: list[dict[str, Any]] = [{"round": t, "loss": loss, "epsilon": None} for t, loss in enumerate(losses)]
-    written = Checkpoint(state, clip, "r", load_config(), metrics, seconds, {"d": len(theta)}, extra)
+    state = ServerState(torch.tensor(theta), rounds, {name: torch.tensor(theta) * 0.5 for name in moments})
+    mark = Mark(lines=rounds, bytes=170 * rounds, digest="0" * 32)
+    written = Checkpoint(state, clip, "r", load_config(), mark, seconds, {"d": len(theta)}, extra)
     folder = tmp_path_factory.mktemp("law")
     assert same(load(save(folder, written, keep=1)), written)
-    read = load_latest(folder, load_config(), {"d": len(theta)})
+    read = load_latest(folder)
     assert read is not None
-    assert json.dumps(read.metrics) == json.dumps(metrics)  # 1 and 1.0 are not the same line
+    assert same(read, written)
+    refuse_differences(folder, read, load_config(), {"d": len(theta)})
 
 
 def test_the_last_few_are_kept(tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_a_hostile_header_under_a_right_digest(
     [
         ({}, "tensors"),
         ({"u": torch.ones(3)}, "tensors"),
-        ({"theta": torch.ones(3), "other": torch.ones(3)}, "other"),
+        ({"theta": torch.ones(3), "other": torch.ones(4)}, "other"),
         ({"theta": torch.ones(3), "u": torch.ones(4)}, "u is"),
         ({"theta": torch.ones(3, 1)}, "shape"),
         ({"theta": torch.ones(0)}, "shape"),
@@ -188,7 +191,15 @@ def test_hostile_tensors(tmp_path: Path, tensors: dict[str, torch.Tensor], word:
         load(_forge(tmp_path, json.dumps(header), tensors))
 
 
-@pytest.mark.parametrize("header", ["", "[" * 100_000, "NaN", "{}", "null", '{"format": 2}'])
+def test_of_an_older_fedspa_is_refused_by_name_and_nothing_before_it_is_taken(tmp_path: Path) -> None:
+    save(tmp_path, example(1), keep=2)
+    header = _header(save(tmp_path, example(2), keep=2)) | {"format": 1}
+    _forge(tmp_path, json.dumps(header), {"theta": torch.ones(3)}).replace(tmp_path / "round-000002.safetensors")
+    with pytest.raises(OtherFormat, match="has format 1 and this fedspa reads 2; finish the run with the version"):
+        load_latest(tmp_path)
+
+
+@pytest.mark.parametrize("header", ["", "[" * 100_000, "NaN", "{}", "null", '{"format": 2}', '{"format": 1}'])
 def test_hostile_text(tmp_path: Path, header: str) -> None:
     with pytest.raises(CheckpointError):
         load(_forge(tmp_path, header, {"theta": torch.ones(3)}))
@@ -204,8 +215,10 @@ def test_no_pickle_is_ever_read(tmp_path: Path) -> None:
 def test_another_config_is_refused_and_the_keys_are_named(tmp_path: Path) -> None:
     save(tmp_path, example(), keep=1)
     other = load_config(None, ["algorithm.local_lr=0.25", "privacy.delta=1e-4", "federation.cap=3"])
+    saved = load_latest(tmp_path)
+    assert saved is not None
     with pytest.raises(CheckpointError) as caught:
-        load_latest(tmp_path, other)
+        refuse_differences(tmp_path, saved, other, {})
     for words in (
         "algorithm.local_lr was 1.0 and is 0.25",
         "privacy.delta was 0.001 and is 0.0001",
@@ -213,12 +226,16 @@ def test_another_config_is_refused_and_the_keys_are_named(tmp_path: Path) -> Non
     ):
         assert words in str(caught.value)
     with pytest.raises(CheckpointError, match="the engine was 'generic' and is 'native'"):
-        load_latest(tmp_path, load_config(), {"engine": "native"})
+        refuse_differences(tmp_path, saved, load_config(), {"engine": "native"})
 
 
 def test_where_and_how_often_may_differ(tmp_path: Path) -> None:
     save(tmp_path, example(), keep=1)
-    assert load_latest(tmp_path, load_config(None, ["run.out=there", "run.keep=9", "run.checkpoint_every=7"]))
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    refuse_differences(
+        tmp_path, saved, load_config(None, ["run.out=there", "run.keep=9", "run.checkpoint_every=7"]), {}
+    )
 
 
 def test_a_state_that_is_not_finite_replaces_nothing(tmp_path: Path) -> None:

@@ -135,7 +135,9 @@ class TestNoiseThatMustNotRepeat:
             assert len(set(digests)) == 3  # … with other noise each time
         self.reports_what_the_ledger_holds(tmp_path / "run", result.summary)
 
-    def test_agents_whose_turns_are_used_up_sit_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_agents_whose_turns_are_used_up_sit_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """All six in each of three rounds: the attempt in vain takes the place of the last round."""
         sections = {
             "privacy": {"noise": "secure", "epsilon": 2.0, "noise_multiplier": None},
@@ -146,6 +148,10 @@ class TestNoiseThatMustNotRepeat:
         crash(config, 1, monkeypatch)
         result = simulate(resume=tmp_path / "run")
         assert [metrics.agents for metrics in result.metrics] == [6, 6, 0]
+        assert "round 3: 6 of 6 agents sit out" in caplog.text
+        assert result.summary["rounds_empty"] == 1
+        for words in ("6 turns of agents fell away", "1 of 3 rounds had no update"):
+            assert any(words in line for line in result.summary["warnings"])
         assert result.summary["participations_max"] == 3
         assert result.summary["epsilon"] <= 2.0
         self.reports_what_the_ledger_holds(tmp_path / "run", result.summary)
@@ -206,7 +212,7 @@ class TestRefusals:
         with pytest.raises(Stopped):
             simulate(small(tmp_path / "run"), data=data, stop=lambda: True)
         changed = fedspa.from_arrays(x, 1 - y, x, y, name="mine")
-        with pytest.raises(CheckpointError, match="checksum of the labels"):
+        with pytest.raises(CheckpointError, match="digest of the training labels"):
             simulate(resume=tmp_path / "run", data=changed)
         fewer = fedspa.from_arrays(x[:290], y[:290], x, y, name="mine")
         with pytest.raises(CheckpointError, match="number of training records was 300 and is 290"):
@@ -290,7 +296,7 @@ class TestRefusals:
     def test_a_checkpoint_of_another_model(self, stopped: Path) -> None:
         """Names alone do not tell two user-defined models apart."""
         other = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10, bias=False))
-        with pytest.raises(CheckpointError, match="number of parameters was 650 and is 640"):
+        with pytest.raises(CheckpointError, match=r"'given:Sequential'.*number of parameters was 650 and is 640"):
             simulate(resume=stopped, module=other)
 
 

@@ -31,4 +31,5 @@ class ReferenceEngine:
             yield (gradient if coordinates is None else gradient[coordinates]).unsqueeze(0)
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return self._model.gradient(theta, x.to(torch.float64) if x.is_floating_point() else x, y)
+        x, y = x.to("cpu", torch.float64) if x.is_floating_point() else x.cpu(), y.cpu()
+        return self._model.gradient(theta.to("cpu", torch.float64), x, y)

@@ -64,7 +64,7 @@ class Dataset:
 
 def load(name: str, directory: Path | None) -> Dataset:
     """The data called ``name``; the files of mnist, cifar10 or an .npz are looked for in ``directory`` (data.dir)."""
-    if name.endswith(".npz"):
+    if name.endswith(".npz") and not name.startswith(plugin.GIVEN):
         return _npz(name, directory)
     if plugin.is_plugin(name):
         return _users(name)

@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 from fedspa.errors import FedspaError
 
+# Before a name in the files of a run whose records or module were given in Python: it names nothing that can be loaded.
+GIVEN = "given:"
+
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -28,6 +31,12 @@ def one_line(error: BaseException) -> str:
 
 def resolve(name: str, *, key: str, error: type[FedspaError]) -> Callable[..., object]:
     """The callable that ``name`` points at; whatever goes wrong is an ``error`` that quotes ``key`` and ``name``."""
+    if name.startswith(GIVEN):
+        argument = "data" if key == "data.name" else "module"
+        raise error(
+            f"{key} = {name!r} says that a run was given its {argument} in Python, which no config can name; go on "
+            f"with that run by fedspa.run(resume=FOLDER, {argument}=…), or name what is to be used"
+        )
     if not _NAME.fullmatch(name):
         raise error(f"{key} = {name!r} is not of the form 'package.module:function'")
     module_name, _, path = name.partition(":")

@@ -25,11 +25,12 @@ from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read
 from fedspa.flower.strategy import FedSpa
 from fedspa.privacy.ledger import Ledger
 from fedspa.runs.books import Books, Total, agent_name, largest_total, no_total, refuse_over_budget
-from fedspa.runs.checkpoint import Checkpoint
+from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator
 from fedspa.runs.folder import RunFolder
-from fedspa.runs.resume import facts, noise, saved
+from fedspa.runs.provenance import facts, provenance
+from fedspa.runs.resume import noise, saved
 from fedspa.runs.setup import Job, prepare, records_of
 from fedspa.runs.statement import statement
 from fedspa.runs.summary import summarise
@@ -50,15 +51,16 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
     if settings.records is None and not settings.resume:
         refuse_over_budget(job)
     with _folder(job, settings) as folder:
-        begun = saved(folder, job) if settings.resume else None
-        if settings.records is None and settings.resume:
+        known = facts(job)
+        begun = saved(folder, config, known) if settings.resume else None
+        over = begun is not None and begun.state.round == config.federation.rounds
+        if settings.records is None and settings.resume and not over:
             refuse_over_budget(job, None if begun is None else begun.run)
         if begun is None:
-            begun = _first_checkpoint(job)
+            begun = _first_checkpoint(job, known)
             folder.save(begun, config.run.keep)
-        folder.rewind(begun.metrics)
         if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
-            Ledger.open(config.run.ledger, create=not begun.metrics).close()
+            Ledger.open(config.run.ledger, create=begun.state.round == 0).close()
         strategy = FedSpa(job, folder, settings, begun)
         # A run that goes on may miss a site that is gone for good; a new one wants everybody.
         patience = (
@@ -74,6 +76,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         summary = summarise(job, strategy.history, books, strategy.seconds, by_class, _total(strategy))
         if settings.records is not None:
             summary |= {"engine": "each agent's own", "engine_reason": "a deployed agent takes the fastest that it has"}
+        summary["provenance"] = provenance(config, begun.facts, trained_here=settings.records is None)
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         folder.finish(summary, job.model.module)
     log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))
@@ -131,14 +134,14 @@ def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
     return RunFolder.reopen(Path(out), job.config)
 
 
-def _first_checkpoint(job: Job) -> Checkpoint:
+def _first_checkpoint(job: Job, known: dict[str, Fact]) -> Checkpoint:
     start = Coordinator(job)
     return Checkpoint(
         state=start.state,
         clip_value=start.clip_value,
         run=secrets.token_hex(16),
         config=job.config,
-        facts=facts(job),
+        facts=known,
         extra=noise(job),
     )
 

@@ -35,7 +35,7 @@ from fedspa.runs.coordinator import Coordinator, Intake
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.resume import facts, history, noise, refuse_other_noise
+from fedspa.runs.resume import noise, refuse_other_noise, refuse_other_scores
 from fedspa.runs.setup import Job
 
 
@@ -49,7 +49,8 @@ class FedSpa(Strategy):
         self.job = job
         self.coordinator = Coordinator(job)
         self.coordinator.restore(begun.state, begun.clip_value)
-        self.history = history(begun)
+        self.history = folder.rewind(begun)
+        refuse_other_scores(self.coordinator, self.history, folder.path)
         self.roster = Roster(job.config.federation.agents)
         if "roster" in begun.extra:
             self.roster.restore(begun.extra["roster"])
@@ -62,7 +63,7 @@ class FedSpa(Strategy):
         self._settings = settings
         self._begun = begun
         self._started = time.monotonic()
-        self._facts = facts(job)
+        self._facts = begun.facts
         self._cohorts = islice(_cohorts(job), begun.state.round, None)
         self._asked = Asked(folder.path / "asked.jsonl")
         self._asked.require(begun.extra.get("asked", {}))
@@ -258,7 +259,6 @@ class FedSpa(Strategy):
             clip_value=self.coordinator.clip_value,
             run=self.run,
             config=self.job.config,
-            metrics=[asdict(metrics) for metrics in self.history],
             seconds=self.seconds,
             facts=self._facts,
             extra={

@@ -1,8 +1,9 @@
 """A run's state on disk: enough to go on after a kill as if nothing had happened.
 
-One safetensors file a checkpoint (`round-000012.safetensors`: twelve rounds are done) with θ and the server's moments
-as tensors and everything else as JSON in the header; nothing is ever unpickled. Files are written whole or not at all.
-A digest finds damage, and a damaged newest file falls back to the one before it.
+One safetensors file a checkpoint (`round-000012.safetensors`: twelve rounds are done) with the server's tensors and
+everything else as JSON in the header; nothing is ever unpickled. Files are written whole or not at all. A digest finds
+damage, and a damaged newest file falls back to the one before it. Its size does not grow with the rounds: their metrics
+are in a journal of their own, and a checkpoint says where that stood.
 
 No private key is in it: a stored key would let whoever reads the disk subtract the noise. Seeded noise follows from
 the config; for `secure` and `exact` a resumed run draws a new key and its ledger counts the interrupted round twice.
@@ -14,7 +15,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,33 +27,36 @@ from torch import Tensor
 from fedspa.errors import FedspaError
 from fedspa.runs import durable
 from fedspa.runs.config import Config, Section
+from fedspa.runs.journal import Mark
 from fedspa.server.optimizers import ServerState
 
 Fact = str | int
-# Where the files lie and how many there are decides nothing about a run.
-_FREE_KEYS = frozenset({"run.out", "run.checkpoint_every", "run.keep", "run.track"})
 _NAME = re.compile(r"round-(\d{6,9})\.safetensors")
-_TENSORS = frozenset({"theta", "u", "v"})
+_FORMAT = 2
 
 
 class CheckpointError(FedspaError):
     """No checkpoint can be read, or none that belongs to this run."""
 
 
+class OtherFormat(CheckpointError):
+    """A whole checkpoint, of another fedspa."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The server's state after `state.round` rounds.
 
-    `run` is the run's name in ledgers, `metrics` one mapping a round, `seconds` what was spent so far. `facts` are what
-    must be the same on resume beside the config (the data's size, the engine); `extra` is the caller's own. `damaged`
-    names newer files that could not be read.
+    `run` is the run's name in ledgers, `metrics` where its lines of metrics stood, `seconds` what was spent so far.
+    `facts` are what was trained, beside the config (runs/provenance.py); `extra` is the caller's own. `damaged` names
+    newer files that could not be read.
     """
 
     state: ServerState
     clip_value: float | None
     run: str
     config: Config
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    metrics: Mark = field(default_factory=Mark)
     seconds: float = 0.0
     facts: Mapping[str, Fact] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -62,12 +66,12 @@ class Checkpoint:
 class _Header(Section):
     """The JSON part."""
 
-    format: Literal[1]
+    format: Literal[2]
     round: Annotated[int, Field(ge=0)]
     clip_value: Annotated[float, Field(gt=0)] | None
     run: Annotated[str, Field(min_length=1, max_length=200)]
     config: Config
-    metrics: list[dict[str, bool | int | float | None]]
+    metrics: Mark
     seconds: Annotated[float, Field(ge=0)]
     facts: dict[str, Fact]
     extra: dict[str, Any]
@@ -81,18 +85,18 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """
     from safetensors.torch import save_file
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(checkpoint.state).items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.state.tensors.items()}
     if (fault := _fault(tensors)) is not None:
         raise CheckpointError(f"nothing was saved after round {checkpoint.state.round}: {fault}")
     folder.mkdir(exist_ok=True)
     header = json.dumps(
         {
-            "format": 1,
+            "format": _FORMAT,
             "round": checkpoint.state.round,
             "clip_value": checkpoint.clip_value,
             "run": checkpoint.run,
             "config": checkpoint.config.model_dump(exclude_none=True),
-            "metrics": checkpoint.metrics,
+            "metrics": checkpoint.metrics.model_dump(),
             "seconds": checkpoint.seconds,
             "facts": dict(checkpoint.facts),
             "extra": dict(checkpoint.extra),
@@ -114,7 +118,7 @@ def load(path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             names = set(file.keys())
-            if not {"theta"} <= names <= _TENSORS:
+            if "theta" not in names:
                 raise CheckpointError(f"{path} is damaged: its tensors are {', '.join(sorted(names))[:80] or 'none'}")
             # Copies: a tensor that stays mapped would change under the run if the file did.
             tensors = {name: file.get_tensor(name).clone() for name in names}
@@ -128,65 +132,43 @@ def load(path: Path) -> Checkpoint:
     if _digest(header, tensors) != digest:
         raise CheckpointError(f"{path} is damaged: its digest does not fit its content")
     try:
-        known = _Header.model_validate(json.loads(header))
+        values = json.loads(header)
+        if isinstance(values, dict) and values.get("format") != _FORMAT:
+            raise OtherFormat(
+                f"{path} has format {values.get('format')!r} and this fedspa reads {_FORMAT}; finish the run with the "
+                "version that began it, or start a new run"
+            )
+        known = _Header.model_validate(values)
     except (ValidationError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no checkpoint of this fedspa: {_first_line(error)}") from None
+    if known.metrics.lines != known.round:
+        raise CheckpointError(f"{path} is damaged: it counts {known.metrics.lines} lines for {known.round} rounds")
     return Checkpoint(
-        state=ServerState(tensors.pop("theta"), known.round, tensors),
+        state=ServerState.of_tensors(tensors, known.round),
         clip_value=known.clip_value,
         run=known.run,
         config=known.config,
-        metrics=list(known.metrics),
+        metrics=known.metrics,
         seconds=known.seconds,
         facts=known.facts,
         extra=known.extra,
     )
 
 
-def load_latest(
-    folder: Path, config: Config | None = None, facts: Mapping[str, Fact] | None = None
-) -> Checkpoint | None:
-    """The newest whole checkpoint in `folder`; None where there never was one.
-
-    CheckpointError where all are damaged, or where `config` or `facts` are not those of the run.
-    """
+def load_latest(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint in `folder`; None where there never was one, a CheckpointError where all are damaged
+    or of another fedspa."""
     damaged: list[str] = []
     for path in _files(folder):
         try:
-            found = load(path)
+            return replace(load(path), damaged=tuple(damaged))
+        except OtherFormat:
+            raise
         except CheckpointError as error:
             damaged.append(str(error))
-            continue
-        if config is not None:
-            refuse_differences(folder, found, config, facts or {})
-        return replace(found, damaged=tuple(damaged))
     if damaged:
         raise CheckpointError(f"no whole checkpoint in {folder} ({'; '.join(damaged)}); restore one from a backup")
     return None
-
-
-def refuse_differences(folder: Path, checkpoint: Checkpoint, config: Config, facts: Mapping[str, Fact]) -> None:
-    """A resumed run must be the same run: name every key in which it would not be."""
-    then, now = _flat(checkpoint.config), _flat(config)
-    differences = [
-        f"{key} was {_shown(then.get(key))} and is {_shown(now.get(key))}"
-        for key in sorted(then.keys() | now.keys())
-        if key not in _FREE_KEYS and then.get(key) != now.get(key)
-    ]
-    differences += [
-        f"the {key} was {_shown(checkpoint.facts.get(key))} and is {_shown(value)}"
-        for key, value in facts.items()
-        if checkpoint.facts.get(key) != value
-    ]
-    if differences:
-        raise CheckpointError(
-            f"the checkpoint in {folder} belongs to another run: {'; '.join(differences)}; resume with what the run "
-            "was started with, or start a new run"
-        )
-
-
-def _tensors(state: ServerState) -> dict[str, Tensor]:
-    return {"theta": state.theta, **state.moments}
 
 
 def _fault(tensors: Mapping[str, Tensor]) -> str | None:
@@ -232,20 +214,6 @@ def _prune(folder: Path, newest: int, keep: int) -> None:
     kept = [path for path in files if _rounds(path) <= newest][:keep]
     for path in (*(path for path in files if path not in kept), *folder.glob(f"*{durable.DRAFT}")):
         path.unlink(missing_ok=True)
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, key, value in _items(config.model_dump(exclude_none=True))}
-
-
-def _items(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
-    for section, values in sections.items():
-        for key, value in values.items():
-            yield section, key, value
-
-
-def _shown(value: object) -> str:
-    return "unset" if value is None else repr(value)
 
 
 def _first_line(error: Exception) -> str:

@@ -89,15 +89,15 @@ class Coordinator:
 
     def restore(self, state: ServerState, clip_value: float | None) -> None:
         """Go on from a checkpoint of this run."""
-        moments = {name: moment.to(self.state.theta) for name, moment in state.moments.items()}
-        if state.theta.shape != self.state.theta.shape or moments.keys() != self.state.moments.keys():
+        then, now = state.tensors, self.state.tensors
+        if state.theta.shape != self.state.theta.shape or then.keys() != now.keys():
             raise FedspaError(
-                f"the checkpoint holds {len(state.theta)} parameters and the moments {sorted(moments)}; this model and "
-                f"server step have {len(self.state.theta)} and {sorted(self.state.moments)}: resume with the same"
+                f"the checkpoint holds {len(state.theta)} parameters in {', '.join(sorted(then))}; this model and "
+                f"server step have {len(self.state.theta)} in {', '.join(sorted(now))}: resume with the same"
             )
         if (clip_value is None) != (self.clip_value is None):
             raise FedspaError("the checkpoint and this run disagree on whether gradients are clipped")
-        self.state = ServerState(state.theta.to(self.state.theta), state.round, moments)
+        self.state = ServerState.of_tensors({name: each.to(now[name]) for name, each in then.items()}, state.round)
         self.clip_value = clip_value
 
     def terms(self) -> Terms:
@@ -133,7 +133,7 @@ class Coordinator:
             return
         mean = torch.from_numpy(intake.total.mean()).to(self.state.theta)
         moved = self.job.optimizer.apply(self.state, mean)
-        if not all(_finite(tensor) for tensor in (moved.theta, *moved.moments.values())):
+        if not all(_finite(tensor) for tensor in moved.tensors.values()):
             raise Diverged(self.state.round, "its parameters are no longer finite")
         self.state = moved
         if self.job.plan is not None and self.job.plan.clip_rule == "quantile":

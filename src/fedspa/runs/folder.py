@@ -1,5 +1,5 @@
-"""The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/, summary.json, model.safetensors, ledger,
-report.html.
+"""The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/ (with a copy of those lines),
+summary.json, model.safetensors, ledger, report.html.
 
 A folder is one run's and is locked while that runs. The lock is the kernel's and ends with the process, however that
 ends, so nothing stale is left to clear away.
@@ -11,8 +11,9 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,8 @@ from fedspa.errors import ConfigError, FedspaError
 from fedspa.runs import checkpoint, durable
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
+from fedspa.runs.journal import Journal
+from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.track import Tracking
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ class RunFolder:
         self.path = Path(config.run.out) if config.run.out is not None else _dated(config, data_name)
         self._lock = -1
         self._tracking = Tracking(config, self.path)
+        self._journal = Journal(self.path, self.checkpoints)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -54,6 +58,7 @@ class RunFolder:
         self = cls.__new__(cls)
         self.path, self._lock = path, -1
         self._tracking = Tracking(config, path)
+        self._journal = Journal(path, self.checkpoints)
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
         with _starting(path):
@@ -72,24 +77,29 @@ class RunFolder:
         """Whether anything can have been spent: the first checkpoint is saved before the first file of these."""
         return self.ledger.exists() or (self.path / "metrics.jsonl").exists()
 
-    def rewind(self, metrics: Sequence[Mapping[str, Any]]) -> None:
-        """Bring metrics.jsonl to these rounds: later lines, and a last one that was torn, belong to no checkpoint."""
-        text, file = "".join(_line(line) for line in metrics), self.path / "metrics.jsonl"
+    def rewind(self, state: Checkpoint) -> list[RoundMetrics]:
+        """Bring metrics.jsonl to the rounds of this checkpoint, which are returned."""
         with self._writing():
-            found = file.read_bytes() if file.exists() else b""
-            if not found.startswith(text.encode()):
-                log.warning("%s was damaged and is written anew from the checkpoint", file)
-            if found != text.encode():
-                durable.replace_text(file, text)
+            return self._journal.rewind(state.metrics)
 
     def add_round(self, metrics: Mapping[str, Any]) -> None:
-        with self._writing(), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_line(metrics))
+        with self._writing():
+            self._journal.add(metrics)
         self._tracking.add_round(metrics)
 
     def save(self, state: Checkpoint, keep: int) -> None:
+        """With where the metrics stand now, which are on the disk by then."""
         with self._writing():
-            checkpoint.save(self.checkpoints, state, keep)
+            self._journal.settle()
+            checkpoint.save(self.checkpoints, replace(state, metrics=self._journal.mark), keep)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Of a run that is done; None where there is none, or none that can be read."""
+        try:
+            found = json.loads((self.path / "summary.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def finish(self, summary: Mapping[str, Any], module: nn.Module) -> None:
         """The model, then the summary: where there is one, the run is done. Last a report, which can be made again."""
@@ -157,10 +167,6 @@ def _starting(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"run.out is {path}: {error.strerror or error}; name a folder to write to") from None
-
-
-def _line(metrics: Mapping[str, Any]) -> str:
-    return json.dumps(metrics, allow_nan=False) + "\n"
 
 
 def _dated(config: Config, data_name: str) -> Path:

@@ -3,40 +3,84 @@
 from __future__ import annotations
 
 import logging
-import zlib
-from dataclasses import asdict
-
-from pydantic import TypeAdapter, ValidationError
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from fedspa.privacy.event import from_json
 from fedspa.runs.books import refuse_another_event
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_latest
+from fedspa.runs.config import Config
+from fedspa.runs.coordinator import Coordinator
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.provenance import ROUNDING, TOLD
 from fedspa.runs.setup import Job
 
 log = logging.getLogger(__name__)
 
-
-def facts(job: Job) -> dict[str, Fact]:
-    """What decides a run beside its config: data files may have changed, and an engine may not be there any more."""
-    labels = zlib.crc32(job.data.test_y.numpy().tobytes(), zlib.crc32(job.data.train_y.numpy().tobytes()))
-    return {
-        "engine": job.engine.name,
-        "number of parameters": job.model.dimension,
-        "number of training records": len(job.data.train_y),
-        "checksum of the labels": labels,
-    }
+# Where the files lie and how many there are decides nothing about a run.
+_FREE_KEYS = frozenset({"run.out", "run.checkpoint_every", "run.keep", "run.track"})
 
 
-def saved(folder: RunFolder, job: Job) -> Checkpoint | None:
+def saved(folder: RunFolder, config: Config, facts: Mapping[str, Fact]) -> Checkpoint | None:
     """The checkpoint to go on from; None where the run was interrupted before anything could be spent."""
-    found = load_latest(folder.checkpoints, job.config, facts(job))
+    found = load_latest(folder.checkpoints)
     if found is None and folder.started():
         raise CheckpointError(f"{folder.path} holds a run that has begun but no checkpoint; restore one from a backup")
-    for line in found.damaged if found is not None else ():
+    if found is None:
+        return None
+    for line in found.damaged:
         log.warning("%s; going on from the checkpoint before it", line)
+    refuse_differences(folder.checkpoints, found, config, facts)
     return found
+
+
+def refuse_differences(folder: Path, checkpoint: Checkpoint, config: Config, facts: Mapping[str, Fact]) -> None:
+    """A resumed run must be the same run: name everything in which it would not be.
+
+    Where noise is drawn anew nobody expects the same bits, so what only rounds otherwise is said and not refused.
+    """
+    then, now = _flat(checkpoint.config), _flat(config)
+    differences = [
+        f"{key} was {_shown(then.get(key))} and is {_shown(now.get(key))}"
+        for key in sorted(then.keys() | now.keys())
+        if key not in _FREE_KEYS and then.get(key) != now.get(key)
+    ]
+    repeated = config.privacy.noise == "seeded"
+    for key, after in facts.items():
+        before = checkpoint.facts.get(key)
+        if key in TOLD or before == after:
+            continue
+        line = f"the {key} was {_shown(before)} and is {_shown(after)}"
+        if key in ROUNDING and not repeated:
+            log.warning("%s since the run began; the rounds from here on may round otherwise", line)
+        else:
+            differences.append(line)
+    if differences:
+        raise CheckpointError(
+            f"the checkpoint in {folder} belongs to another run: {'; '.join(differences)}; resume with what the run "
+            "was started with, or start a new run"
+        )
+
+
+def refuse_other_scores(server: Coordinator, done: list[RoundMetrics], folder: Path) -> None:
+    """The module at the checkpoint's parameters must score what it scored then: whatever of its code no digest found
+    would show here."""
+    if not done:
+        return
+    (accuracy, loss), last = server.evaluate(), done[-1]
+    config = server.job.config
+    exact = config.privacy.noise == "seeded" and config.run.device == "cpu"
+    if (accuracy, loss) == (last.accuracy, last.loss):
+        return
+    if exact or not math.isclose(loss, last.loss, rel_tol=1e-3, abs_tol=1e-6):
+        raise CheckpointError(
+            f"the model in {folder} had an accuracy of {last.accuracy:.6g} and a loss of {last.loss:.9g} after round "
+            f"{last.round + 1}, and now has {accuracy:.6g} and {loss:.9g} with the same parameters: the code of its "
+            "module or of its features is another; resume with what the run was started with, or start a new run"
+        )
 
 
 def noise(job: Job) -> dict[str, str]:
@@ -56,12 +100,13 @@ def refuse_other_noise(checkpoint: Checkpoint, job: Job) -> None:
     refuse_another_event(from_json(checkpoint.extra["event"]), job.plan.event)
 
 
-def history(checkpoint: Checkpoint) -> list[RoundMetrics]:
-    """The metrics of the rounds that are done."""
-    try:
-        lines = TypeAdapter(list[RoundMetrics]).validate_python(checkpoint.metrics)
-    except ValidationError:
-        lines = []
-    if [asdict(line) for line in lines] != checkpoint.metrics or len(lines) != checkpoint.state.round:
-        raise CheckpointError("the checkpoint's metrics are not those of its rounds; restore one from a backup")
-    return lines
+def _flat(config: Config) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, values in config.model_dump(exclude_none=True).items()
+        for key, value in values.items()
+    }
+
+
+def _shown(value: object) -> str:
+    return "unset" if value is None else repr(value)

@@ -7,6 +7,7 @@ had never been killed: who takes part and (seeded) noise follow from the seed, a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -32,9 +33,14 @@ from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.resume import facts, history, saved
+from fedspa.runs.provenance import facts, provenance, refuse_ungiven, under_true_names, with_commits
+from fedspa.runs.resume import refuse_other_scores, saved
 from fedspa.runs.setup import Job, prepare, records_of
 from fedspa.runs.summary import summarise
+
+log = logging.getLogger(__name__)
+
+_USED_UP = "rounds that were interrupted and drawn anew, with other noise, used up the turns that their ε has room for"
 
 
 @dataclass(frozen=True)
@@ -76,21 +82,30 @@ def simulate(
     if resume is not None and config is None:
         config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)
+    if resume is not None:
+        refuse_ungiven(config, Path(resume), data, module)
+    config = under_true_names(config, data, module)
     job = prepare(config, None if data is None else records_of(config, data), module)
     if resume is None:
         refuse_over_budget(job)
     simulation = Simulation(job)
     with RunFolder(config, job.data.name) if resume is None else RunFolder.reopen(Path(resume), config) as folder:
-        begun = saved(folder, job) if resume is not None else None
-        if resume is not None:
+        begun = saved(folder, config, simulation.facts) if resume is not None else None
+        over = begun is not None and begun.state.round == config.federation.rounds
+        if resume is not None and not over:  # what is done asks for no more budget, whatever others spent since
             refuse_over_budget(job, None if begun is None else begun.run)
+        done: list[RoundMetrics] = []
         if begun is not None:
-            simulation.server.restore(begun.state, begun.clip_value)
-            folder.rewind(begun.metrics)
+            simulation.go_on(begun)
+            done = folder.rewind(begun)
+            refuse_other_scores(simulation.server, done, folder.path)
         else:
-            begun = simulation.checkpoint(draw_run_name(folder.path), [], 0.0)
+            begun = simulation.checkpoint(draw_run_name(folder.path), 0.0)
             folder.save(begun, config.run.keep)
-        done = history(begun)
+        if over and (told := folder.summary()) is not None:
+            job.model.load(simulation.server.state.model)
+            folder.finish(told, job.model.module)
+            return RunResult(told, done, job.model.module, folder.path)
         if on_start is not None:
             on_start(job, folder.path)
         with Books(job, folder.path, begun.run, create=not done) as books, torch_threads(1):
@@ -108,7 +123,7 @@ def simulate(
                 if last or stopping or len(done) % config.run.checkpoint_every == 0:
                     seconds = begun.seconds + time.monotonic() - started
                     books.settle()
-                    folder.save(simulation.checkpoint(begun.run, done, seconds), config.run.keep)
+                    folder.save(simulation.checkpoint(begun.run, seconds), config.run.keep)
                 if on_round is not None:
                     on_round(metrics)
                 if stopping:
@@ -117,6 +132,9 @@ def simulate(
             seconds = begun.seconds + time.monotonic() - started
             by_class = simulation.server.accuracy_by_class()
             summary = summarise(job, done, books, seconds, by_class, books.total())
+            summary["provenance"] = provenance(config, simulation.facts)
+            if (turns := sum(map(len, simulation.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
+                summary["warnings"].append(f"{turns} turns of agents fell away: {_USED_UP}")
         folder.finish(summary, job.model.module)
     return RunResult(summary, done, job.model.module, folder.path)
 
@@ -127,7 +145,7 @@ class Simulation:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.server = Coordinator(job)
-        self._facts = facts(job)
+        self.facts = facts(job)
         self._private = root_key(job.config.privacy.noise, job.config.run.seed)
         # Every round's records are copied to one place: fresh pages cost more than the copying.
         self._room: tuple[Tensor, ...] | None = None
@@ -143,22 +161,35 @@ class Simulation:
             seed=self.job.config.run.seed,
         )
 
-    def checkpoint(self, run: str, history: list[RoundMetrics], seconds: float) -> Checkpoint:
+    def go_on(self, begun: Checkpoint) -> None:
+        """From a checkpoint of this run."""
+        self.server.restore(begun.state, begun.clip_value)
+        self.facts = with_commits(begun.facts, self.facts)
+
+    def checkpoint(self, run: str, seconds: float) -> Checkpoint:
         return Checkpoint(
             state=self.server.state,
             clip_value=self.server.clip_value,
             run=run,
             config=self.job.config,
-            metrics=[asdict(metrics) for metrics in history],
             seconds=seconds,
-            facts=self._facts,
+            facts=self.facts,
         )
 
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
         terms = self.server.terms()
         intake = self.server.intake(terms, len(cohort))
-        agents = self._agents(books.reserve(terms.round, cohort), terms.round)
+        present = books.reserve(terms.round, cohort)
+        if len(present) < len(cohort):
+            log.warning(
+                "round %d: %d of %d agents sit out: %s",
+                terms.round + 1,
+                len(cohort) - len(present),
+                len(cohort),
+                _USED_UP,
+            )
+        agents = self._agents(present, terms.round)
         updates = self.job.algorithm.respond(self.server.state.theta, terms, agents, self.job.engine)
         try:
             payloads = {

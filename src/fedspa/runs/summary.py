@@ -26,11 +26,12 @@ def summarise(
     earlier runs of a ledger that outlives it, against a server that saw every update, by `accountant_total`. `epsilon`
     is None, too, where cpSGD has no guarantee. `uplink_bytes` is what an agent sent in the whole run (mean over all
     agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out
-    records. `adversary` says against whom ε holds; `bits` and `trials` are cpSGD's.
+    records. `adversary` says against whom ε holds; `bits` and `trials` are cpSGD's. `rounds_empty` had no update.
     """
     config = job.config
     uploads = sum(metrics.agents for metrics in history)
     sent = sum(metrics.uplink_bytes for metrics in history)
+    empty = sum(metrics.agents == 0 for metrics in history)
     return {
         "algorithm": config.algorithm.name,
         "accuracy_best": max(metrics.accuracy for metrics in history),
@@ -45,11 +46,16 @@ def summarise(
         "compression": job.plan.compression if job.plan is not None else job.active / job.model.dimension,
         "dimension": job.model.dimension,
         "rounds": len(history),
+        "rounds_empty": empty,
         "agents": config.federation.agents,
         "engine": job.engine.name,
         "engine_reason": job.engine_reason,
         "tf32": getattr(job.engine, "tf32", False),
         "seconds": round(seconds, 3),
         "seed": config.run.seed,
-        "warnings": [*warnings(config, job.plan), *([] if total is None or total.note is None else [total.note])],
+        "warnings": [
+            *warnings(config, job.plan),
+            *([] if total is None or total.note is None else [total.note]),
+            *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
+        ],
     }

@@ -8,8 +8,9 @@ smooths noise, and is post-processing: free.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -74,6 +75,16 @@ class ServerState:
     theta: Tensor
     round: int
     moments: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], round_number: int) -> Self:
+        """The state whose `tensors` these are: what was saved, back again."""
+        return cls(tensors["theta"], round_number, {name: each for name, each in tensors.items() if name != "theta"})
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them by name, of θ's length each: what a checkpoint keeps, whatever a step came to need."""
+        return {"theta": self.theta, **self.moments}
 
     @property
     def model(self) -> Tensor:

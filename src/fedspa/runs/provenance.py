@@ -1,0 +1,127 @@
+"""What was really trained, and by what: records, module, engine and versions, beside the config.
+
+`facts` go into every checkpoint, where a resume is held against them, and into the summary. A name says little: data
+files change under theirs, and what was given in Python has none that a config could use.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedspa import __version__
+from fedspa.engine.native import library
+from fedspa.errors import ConfigError
+from fedspa.federation.datasets import Dataset
+from fedspa.federation.plugin import GIVEN
+from fedspa.runs import digest
+from fedspa.runs.checkpoint import Fact
+from fedspa.runs.config import Config, Section
+from fedspa.runs.setup import Job
+
+# Told, and free to differ: the digests decide.
+TOLD = frozenset({"class of the module", "commit"})
+# These change the last bits of a sum, and no promise but that of the same bits.
+ROUNDING = frozenset({"Python version", "torch version", "numpy version", "instruction set", "device"})
+
+_TRAINING = ("number of training records", "digest of the training records", "digest of the training labels")
+_OF_AGENTS = frozenset({*_TRAINING, "digest of the agents' holdings", "engine"})
+
+
+def facts(job: Job) -> dict[str, Fact]:
+    """What decides a run beside its config."""
+    data, module = job.data, job.model.module
+    kind = type(module)
+    return {
+        "shape of a record": " × ".join(map(str, data.input_shape)),
+        "number of classes": data.classes,
+        "number of training records": len(data.train_y),
+        "number of test records": len(data.test_y),
+        "digest of the training records": digest.of_tensors([data.train_x]),
+        "digest of the training labels": digest.of_tensors([data.train_y]),
+        "digest of the test records": digest.of_tensors([data.test_x]),
+        "digest of the test labels": digest.of_tensors([data.test_y]),
+        "digest of the agents' holdings": _holdings(job),
+        "class of the module": f"{kind.__module__}.{kind.__qualname__}",
+        "number of parameters": job.model.dimension,
+        "digest of the module": digest.of_module(module),
+        "engine": job.engine.name,
+        "fedspa version": __version__,
+        "Python version": ".".join(platform.python_version_tuple()[:2]),
+        "torch version": str(torch.__version__),
+        "numpy version": np.__version__,
+        "instruction set": f"{library.best_level()}, in torch {torch.backends.cpu.get_cpu_capability()}",
+        "device": _device(job.config.run.device),
+        "commit": _commit(),
+    }
+
+
+def under_true_names(config: Config, data: Dataset | None, module: nn.Module | None) -> Config:
+    """The config of a run that was given its records or its module in Python: no file may say that it trained what the
+    config would have named, and no command may take it for that."""
+    sections: dict[str, Section] = {}
+    if isinstance(data, Dataset):
+        sections["data"] = config.data.model_copy(update={"name": GIVEN + data.name})
+    if isinstance(module, nn.Module):
+        if config.model.init != "default":
+            raise ConfigError(
+                f"model.init is {config.model.init!r}, which is for models that a config names; the module that was "
+                "given starts from its own values: leave it out"
+            )
+        sections["model"] = config.model.model_copy(update={"name": GIVEN + type(module).__qualname__})
+    return config.model_copy(update=sections)
+
+
+def refuse_ungiven(config: Config, folder: Path, data: Dataset | None, module: nn.Module | None) -> None:
+    """Raise where the run in `folder` was given in Python what is missing now."""
+    given = {"data": (config.data.name, data), "module": (config.model.name, module)}
+    needed = {key: value for key, (name, value) in given.items() if name.startswith(GIVEN)}
+    if any(value is None for value in needed.values()):
+        arguments = ", ".join(f"{key}=…" for key in needed)
+        raise ConfigError(
+            f"the run in {folder} was given its {' and '.join(needed)} in Python, which no file can name; go on there: "
+            f"fedspa.run(resume={str(folder)!r}, {arguments})"
+        )
+
+
+def with_commits(then: Mapping[str, Fact], now: Mapping[str, Fact]) -> dict[str, Fact]:
+    """The facts of a run that goes on: its code may have moved on beside what was trained."""
+    commits = dict.fromkeys((*str(then["commit"]).split(", "), str(now["commit"])))
+    return {**now, "commit": ", ".join(commits)}
+
+
+def provenance(config: Config, known: Mapping[str, Fact], *, trained_here: bool = True) -> dict[str, Fact]:
+    """For the reader of a summary. A deployment's server has no training records, and its engine trains nobody."""
+    told = {key: known[key] for key in known if trained_here or key not in _OF_AGENTS}
+    return {"data": config.data.name, "model": config.model.name, **told}
+
+
+def _holdings(job: Job) -> str:
+    sizes = torch.tensor([len(held) for held in job.holdings])
+    return digest.of_tensors([sizes, torch.from_numpy(np.concatenate(job.holdings))])
+
+
+def _device(name: str) -> str:
+    return torch.cuda.get_device_name(name) if torch.device(name).type == "cuda" else name
+
+
+def _commit() -> str:
+    """Of the folder that the run is started in, which is most often that of the user's own code."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
+            capture_output=True,
+            text=True,
+            timeout=2,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return "unknown"
+    return found.stdout.strip() if found.returncode == 0 else "none"
