@@ -13,7 +13,7 @@ from fedspa.privacy.ledger_report import export
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "rounds": 4, "per_round": 3},
     "algorithm": {"compression": 0.2, "local_steps": 2, "batch": 10, "local_lr": 0.5},
-    "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3},
+    "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "seeded"},
     "run": {"engine": "generic", "threads": 1},
 }
 ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {

@@ -68,7 +68,9 @@ def _bytes(tensor: Tensor) -> Any:
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[axis] > 1:
             tensor = tensor.narrow(axis, 0, 1)
-    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    tensor = tensor.cpu().contiguous()
+    # One element is contiguous by any stride, and only by its own can its bytes be seen.
+    return torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 class _Walk:

@@ -1,0 +1,76 @@
+"""Every algorithm on every engine with every listed option: refused before anyone pays, or a round that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import pytest
+import torch
+from config_keys import keys, listed
+from small_runs import ALGORITHMS, small
+
+import fedspa
+from fedspa.errors import ConfigError
+from fedspa.runs.books import Books
+from fedspa.runs.config import Algorithm, Config, Run, load
+from fedspa.runs.evaluation import torch_threads
+from fedspa.runs.setup import prepare
+from fedspa.runs.simulate import Simulation
+
+NAMES = get_args(Algorithm.model_fields["name"].annotation)
+ENGINES = get_args(Run.model_fields["engine"].annotation)
+OPTIONS = [
+    (key, value)
+    for key, kind, _ in keys()
+    if key.startswith(("algorithm.", "privacy.")) and key != "algorithm.name"
+    for value in listed(kind) or []
+]
+
+
+class NoBooks:
+    """Nothing is counted: what is tried is whether a round that was paid for would end."""
+
+    def reserve(self, t: int, cohort: Sequence[int]) -> list[int]:
+        return list(cohort)
+
+    def release(self, t: int, payloads: Mapping[int, bytes]) -> None:
+        assert all(payloads.values())
+
+    def epsilon(self) -> None:
+        return None
+
+
+def records() -> fedspa.Dataset:
+    chance = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 4, generator=chance), torch.arange(60) % 3
+    return fedspa.from_arrays(x, y, x, y, name="few")
+
+
+def made(name: str, engine: str, key: str, value: Any) -> Config:
+    beside = ALGORITHMS[name]
+    sizes = {"agents": 2, "rounds": 1, "per_round": 2}
+    merged: dict[str, dict[str, Any]] = {each: dict(values) for each, values in beside.items()}
+    merged["federation"] = {**merged.get("federation", {}), **sizes}
+    merged["run"] = {"engine": engine}
+    config = small(Path("unused"), **merged)
+    section, option = key.split(".")
+    config[section][option] = value
+    return load(config)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_refused_before_it_starts_or_a_round_ends(name: str, engine: str) -> None:
+    data, ended = records(), []
+    for key, value in OPTIONS:
+        try:
+            job = prepare(made(name, engine, key, value), data)
+        except ConfigError:  # and no other
+            continue
+        with torch_threads(1):
+            metrics = Simulation(job).round([0, 1], cast(Books, NoBooks()))
+        assert metrics.agents == 2, (key, value)
+        ended.append((key, value))
+    assert len(ended) > 10

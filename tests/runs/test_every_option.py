@@ -1,0 +1,170 @@
+"""Every option of a config: killed, stopped and resumed, a run with it ends as one that was left alone, to the bit.
+
+The rows are read off the config's own types. A new key is in the table by being there: Literals and switches list their
+values themselves, and any other key without an entry in VALUES fails the test that says so.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+import pytest
+from config_keys import keys, listed
+from interruptions import refuse_a_difference, whole_and_broken
+from small_runs import ALGORITHMS, outcome, small
+
+from fedspa.privacy.ledger import Ledger
+from fedspa.privacy.ledger_report import verify
+from fedspa.runs.config import Privacy, load
+
+Sections = dict[str, dict[str, Any]]
+
+# Other values than the default of the keys whose types do not list them.
+VALUES: dict[str, list[Any]] = {
+    "federation.agents": [7],
+    "federation.rounds": [5],
+    "federation.per_round": [2],
+    "federation.cap": [2],
+    "data.name": ["small_records:mnist"],
+    "data.dir": ["elsewhere"],
+    "data.holdout": [0.25],
+    "data.alpha": [5.0],
+    "model.name": ["mlp"],
+    "algorithm.compression": [0.5],
+    "algorithm.layer_shares": [[0.5, 1.0]],
+    "algorithm.local_steps": [1],
+    "algorithm.batch": [7],
+    "algorithm.local_lr": [0.25],
+    "algorithm.server_lr": [0.5],
+    "algorithm.beta1": [0.5],
+    "algorithm.beta2": [0.9],
+    "algorithm.kappa": [0.01],
+    "algorithm.ema": [0.5],
+    "algorithm.bits": [6],
+    "privacy.epsilon": [3.0],
+    "privacy.noise_multiplier": [1.5],
+    "privacy.delta": [1e-4],
+    "privacy.clip_value": [0.1],
+    "privacy.trials": [12_000],
+    "run.seed": [3],
+    "run.device": [],  # the GPU has tests of its own
+    "run.threads": [2],
+    "run.out": [],  # every run here has one
+    "run.ledger": ["outlives.sqlite"],
+    "run.policy": ["policy.toml"],
+    "run.checkpoint_every": [3],
+    "run.keep": [1],
+}
+# What an option needs beside it to be allowed, or to change anything.
+_CPSGD, _IMAGES = ALGORITHMS["cpsgd"], {"data": {"name": "small_records:mnist"}}
+COMPANIONS: dict[str, Sections] = {
+    "federation.cap": {"federation": {"participation": "uniform"}},
+    "data.features": {"data": {"name": "small_records:mnist"}},
+    "data.alpha": {"data": {"partition": "dirichlet"}, "algorithm": {"batch": 2}},
+    "data.partition=dirichlet": {"algorithm": {"batch": 2}},
+    "model.init=oriented": {**_IMAGES, "model": {"name": "small-cnn"}, "run": {"engine": "native"}},
+    "algorithm.layer_shares": {"algorithm": {"mask": "fixed", "compression": 1.0}},
+    "algorithm.beta2": {"algorithm": {"server": "adam"}},
+    "algorithm.kappa": {"algorithm": {"server": "adam"}},
+    "algorithm.bits": _CPSGD,
+    "algorithm.rotation": {**_CPSGD, "algorithm": {**_CPSGD["algorithm"], "rotation": True}},
+    "privacy.epsilon": {"privacy": {"noise_multiplier": None}},
+    "privacy.accountant=theorem-1": {"privacy": {"sampling": "fixed", "noise_multiplier": None, "epsilon": 3.0}},
+    "privacy.trials": _CPSGD,
+    "privacy.adversary": _CPSGD,
+    "run.threads": {"run": {"engine": "native"}},
+    **{f"algorithm.name={name}": sections for name, sections in ALGORITHMS.items()},
+}
+POLICY = """
+epsilon = 1000.0
+delta = 1e-3
+neighbours = "add-remove"
+min_noise_multiplier = 0.1
+max_local_steps = 10
+max_rounds = 10
+max_compression = 1.0
+clippings = ["l2"]
+"""
+
+
+def rows() -> list[tuple[str, Any]]:
+    return [
+        (key, value)
+        for key, kind, default in keys()
+        for value in (listed(kind) or VALUES.get(key, []))
+        if value != default
+    ]
+
+
+ROWS = rows()
+
+
+def config(key: str, value: Any, out: Path) -> dict[str, Any]:
+    section, name = key.split(".")
+    beside = COMPANIONS.get(f"{key}={value}", COMPANIONS.get(key, {}))
+    made = small(out, **{each: dict(values) for each, values in beside.items()})
+    if key in ("run.ledger", "run.policy"):
+        value = str(out.parent / f"{out.name}-{value}")
+        if key == "run.policy":
+            Path(value).parent.mkdir(parents=True, exist_ok=True)
+            Path(value).write_text(POLICY)
+    made.setdefault(section, {})[name] = value
+    return made
+
+
+def test_no_key_is_missing() -> None:
+    for key, kind, _ in keys():
+        assert listed(kind) is not None or key in VALUES, (
+            f"{key} is a new option: add another value than its default to VALUES in {Path(__file__).name}, and to "
+            "COMPANIONS what it needs beside it, so that runs with it are killed and resumed"
+        )
+    known = {key for key, _, _ in keys()}
+    assert VALUES.keys() <= known
+    assert {key.partition("=")[0] for key in COMPANIONS} <= known
+
+
+def test_every_row_is_another_run(tmp_path: Path) -> None:
+    """A value that its companions set anyway, or that a validator drops, would try nothing."""
+    for key, value in ROWS:
+        made = load(config(key, value, tmp_path / "run"))
+        section, name = key.split(".")
+        default = getattr(getattr(load(small(tmp_path / "run")), section), name)
+        assert getattr(getattr(made, section), name) != default or key in ("run.engine", "privacy.noise"), key
+
+
+REPEATED = [
+    pytest.param(*row, id="-".join(map(str, row)), marks=[pytest.mark.slow] if row[0] == "run.track" else [])
+    for row in ROWS
+    if row[0] != "privacy.noise" or row[1] == "seeded"
+]
+
+
+@pytest.mark.parametrize(("key", "value"), REPEATED)
+def test_killed_stopped_and_resumed_it_is_the_same_run(tmp_path: Path, key: str, value: Any) -> None:
+    if key == "run.track" and find_spec(value) is None:
+        pytest.skip(f"needs the extra {value}")
+    refuse_a_difference(lambda out: config(key, value, out), tmp_path, Random(f"{key}={value}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "value"), [row for row in REPEATED if not row.marks])
+def test_killed_at_more_steps(tmp_path: Path, key: str, value: Any) -> None:
+    for draw in range(8):
+        refuse_a_difference(lambda out: config(key, value, out), tmp_path / str(draw), Random(f"{key}={value} {draw}"))
+
+
+@pytest.mark.parametrize(
+    "value", [value for value in get_args(Privacy.model_fields["noise"].annotation) if value != "seeded"]
+)
+def test_new_noise_is_counted_each_time(tmp_path: Path, value: str) -> None:
+    """No key is stored, so the bits are others; every attempt is in the ledger and in what the run states."""
+    noise: Sections = {"privacy": {"noise": value}, "federation": {"participation": "uniform"}}
+    whole, broken = whole_and_broken(lambda out: small(out, **noise), tmp_path, Random(value))
+    assert verify(broken / "ledger.sqlite") == []
+    with Ledger.open(broken / "ledger.sqlite", create=False) as ledger:
+        most = max(sum(ledger.spent(f"agent-{number}").values()) for number in range(6))
+    stated = outcome(broken)["summary"]
+    assert stated["participations_max"] == most >= outcome(whole)["summary"]["participations_max"]

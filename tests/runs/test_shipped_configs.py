@@ -1,0 +1,55 @@
+"""The configs that are shipped, each with all its options together, at the size of a test: killed, stopped, resumed."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from interruptions import refuse_a_difference
+
+from fedspa.runs.config import Config, load
+
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+QUICKSTART = Path(str(resources.files("fedspa.runs").joinpath("quickstart.toml")))
+# They have every option that any of them sets; those of CIFAR-10 take twice as long again.
+QUICK = {path.stem for path in (QUICKSTART, *EXPERIMENTS) if not path.stem.startswith("cifar10")}
+SIZES = {"federation.agents": 2, "federation.rounds": 3, "algorithm.batch": 20, "algorithm.local_steps": 2}
+
+
+def smaller(path: Path, out: Path) -> Config:
+    """The same options on a few records of the same shape."""
+    shipped = load(path)
+    sizes: dict[str, Any] = dict(SIZES)
+    sizes["federation.per_round"] = 2 if shipped.algorithm.name == "cpsgd" else 1
+    if shipped.algorithm.name == "cpsgd":
+        sizes["algorithm.local_steps"] = 1
+    if shipped.data.name in ("mnist", "cifar10"):
+        sizes["data.name"] = f"'small_records:{shipped.data.name}'"
+    sizes |= {"privacy.noise": "seeded", "run.out": f"'{out}'", "run.threads": 1}
+    return load(path, [f"{key}={value}" for key, value in sizes.items()])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.slow])
+        for path in (QUICKSTART, *EXPERIMENTS)
+    ],
+)
+def test_it_goes_on_to_the_same_bits(tmp_path: Path, path: Path) -> None:
+    refuse_a_difference(lambda out: smaller(path, out), tmp_path, Random(path.stem))
+
+
+def test_the_quick_ones_have_every_option_that_is_shipped() -> None:
+    def options(path: Path) -> set[tuple[str, str]]:
+        config = load(path)
+        return {(section, key) for section, values in config for key in values.model_fields_set}
+
+    quick, every = set(), set()
+    for path in (QUICKSTART, *EXPERIMENTS):
+        every |= options(path)
+        quick |= options(path) if path.stem in QUICK else set()
+    assert every <= quick
