@@ -370,7 +370,7 @@ def test_outbox_leaves_no_drafts(tmp_path, monkeypatch):
     outbox, folder = Outbox(tmp_path / "ledger.sqlite", "clinic"), tmp_path / "ledger.sqlite.outbox"
     outbox.put("a", Sent(0, b"zero"))
     (kept,) = folder.iterdir()
-    kept.with_name(kept.name + ".new").write_bytes(b"of a process that was killed")
+    kept.with_name(kept.name + ".fedspa-draft").write_bytes(b"of a process that was killed")
     outbox.put("a", Sent(1, b"one"))
     assert list(folder.iterdir()) == [kept]
 

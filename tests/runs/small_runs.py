@@ -43,7 +43,10 @@ def ledger_content(path: Path) -> list[dict[str, Any]]:
 def outcome(folder: Path) -> dict[str, Any]:
     """All that a run leaves behind: parameters, metrics, summary and ledger."""
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    del summary["seconds"], summary["provenance"]["commit"]  # a clock, and the folder that tests were started in
+    del (
+        summary["seconds"],
+        summary["provenance"]["commit of the working folder"],
+    )  # a clock, and the folder that tests were started in
     ledger = folder / "ledger.sqlite"
     return {
         "model": (folder / "model.safetensors").read_bytes(),

@@ -262,7 +262,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 
 
 def test_drafts_of_killed_writers_are_cleared_away(tmp_path: Path) -> None:
-    (tmp_path / "round-000003.safetensors.new").write_bytes(b"half")
+    (tmp_path / f"round-000003.safetensors{durable.DRAFT}").write_bytes(b"half")
     assert load_latest(tmp_path) is None
     save(tmp_path, example(1), keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]

@@ -28,6 +28,17 @@ Jobs = Annotated[int, typer.Option(help="Runs at once, each in its own process."
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every run.")]
 
 
+def refuse_foreign(out: Path, files: Sequence[str]) -> None:
+    """Raise before anything trains where `out` holds files of these names that no sweep wrote; the first is JSON."""
+    there = [name for name in files if (out / name).exists()]
+    try:
+        own = str(json.loads((out / files[0]).read_bytes())["command"]).startswith("fedspa ")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        own = False
+    if there and not own:
+        raise ConfigError(f"{out / there[0]} is there and is not of an earlier call; name another --out")
+
+
 def machine_overrides(device: str, jobs: int) -> list[str]:
     """The keys of [run] for this machine: a GPU if there is one, and the cores shared out among the jobs."""
     import torch

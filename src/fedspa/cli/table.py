@@ -50,6 +50,7 @@ def table(
     spec = specs.read(path)
     chosen = specs.select(spec, rows)
     out = out if out is not None else Path("runs", f"table-{path.stem}{'-quick' if quick else ''}")
+    sweeping.refuse_foreign(out, ("table.json", "table.md"))
     settings = [
         *sweeping.data_overrides(spec.data, data, spec.stand_in if quick else None),
         *sweeping.machine_overrides(device, jobs),

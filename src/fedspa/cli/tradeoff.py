@@ -53,6 +53,7 @@ def tradeoff(
     if quick and spec is None:
         raise ConfigError("--quick is for mnist and cifar10; for a config, --set federation.rounds=2 and the like")
     out = out if out is not None else Path("runs", f"tradeoff-{Path(source).stem}{'-quick' if quick else ''}")
+    sweeping.refuse_foreign(out, [f"tradeoff.{kind}" for kind in ("json", "csv", "svg", "png")])
     settings = [
         *(spec.quick if spec is not None and quick else ()),
         *sweeping.data_overrides(load(config).data.name, data, spec.stand_in if spec is not None and quick else None),

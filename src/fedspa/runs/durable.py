@@ -9,8 +9,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-# What a killed writer leaves behind; never read, and removed by the next write of the same name.
-DRAFT = ".new"
+# What a killed writer leaves behind; never read, and removed by the next write of the same name. Nobody's own file ends
+# so: whatever does may be overwritten.
+DRAFT = ".fedspa-draft"
 
 
 def replace(path: Path, write: Callable[[Path], None]) -> None:

@@ -26,8 +26,9 @@ from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, Section
 from fedspa.runs.setup import Job
 
+COMMIT = "commit of the working folder"
 # Told, and free to differ: the digests decide.
-TOLD = frozenset({"class of the module", "commit"})
+TOLD = frozenset({"class of the module", COMMIT})
 # These change the last bits of a sum, and no promise but that of the same bits.
 ROUNDING = frozenset({"Python version", "torch version", "numpy version", "instruction set", "device"})
 
@@ -59,7 +60,7 @@ def facts(job: Job) -> dict[str, Fact]:
         "numpy version": np.__version__,
         "instruction set": f"{library.best_level()}, in torch {torch.backends.cpu.get_cpu_capability()}",
         "device": _device(job.config.run.device),
-        "commit": _commit(),
+        COMMIT: _commit(),
     }
 
 
@@ -93,8 +94,8 @@ def refuse_ungiven(config: Config, folder: Path, data: Dataset | None, module: n
 
 def with_commits(then: Mapping[str, Fact], now: Mapping[str, Fact]) -> dict[str, Fact]:
     """The facts of a run that goes on: its code may have moved on beside what was trained."""
-    commits = dict.fromkeys((*str(then["commit"]).split(", "), str(now["commit"])))
-    return {**now, "commit": ", ".join(commits)}
+    commits = dict.fromkeys((*str(then[COMMIT]).split(", "), str(now[COMMIT])))
+    return {**now, COMMIT: ", ".join(commits)}
 
 
 def provenance(config: Config, known: Mapping[str, Fact], *, trained_here: bool = True) -> dict[str, Fact]:

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
 
 def write(folders: Sequence[Path], path: Path) -> None:
-    """The report of the runs in `folders`, at `path`, whole or not at all."""
+    """The report of the runs in `folders`, at `path`, whole or not at all. Of what is there, only another report is
+    replaced: a slip of the hand must not cost a ledger."""
     text = render([read(folder) for folder in folders])
     try:
+        if path.exists() and not _is_report(path):
+            raise FedspaError(f"{path} is there and is no report of fedspa; nothing was written: name another file")
         durable.replace_text(path, text)
     except OSError as error:
         raise FedspaError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
@@ -60,6 +63,14 @@ def _pages() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():  # a device or a pipe is not looked into
+        return False
+    with path.open("rb") as file:
+        head = file.read(16_384)
+    return head.lstrip().startswith(b"<!doctype html>") and b"fedspa report</title>" in head
 
 
 def _hash(text: str) -> str:

@@ -155,6 +155,12 @@ def by_class(run: Run) -> tuple[list[str], list[list[str]]] | None:
     return ["class", *map(str, range(len(cells)))], [["accuracy", *cells]]
 
 
+def trained(run: Run) -> list[tuple[str, str]]:
+    """What the run itself found of its records, module and versions. Empty where it is not done, or older."""
+    found = None if run.summary is None else run.summary.get("provenance")
+    return [(str(key), str(value)) for key, value in found.items()] if isinstance(found, dict) else []
+
+
 def _is_share(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and 0 <= value <= 1)
 

@@ -40,6 +40,7 @@ class RunView:
     ledger_note: str
     by_class: tuple[list[str], list[list[str]]] | None
     plan: list[tuple[str, str, str]]
+    trained: list[Cell]
     config: list[tuple[str, list[Cell]]]
 
 
@@ -88,6 +89,7 @@ def _run(run: Run, held: Promise | None, name: str, number: int) -> RunView:
         ledger_note=tables.ledger_note(run),
         by_class=tables.by_class(run),
         plan=tables.plan_table(run, held),
+        trained=tables.trained(run),
         config=[]
         if config is None
         else [
