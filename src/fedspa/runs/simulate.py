@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,13 +28,13 @@ from fedspa.federation.participation import schedule
 from fedspa.mechanism.streams import agent_key, mask_seed, root_key
 from fedspa.runs import config as configs
 from fedspa.runs.books import Books, draw_run_name, refuse_over_budget
-from fedspa.runs.checkpoint import Checkpoint
+from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import facts, provenance, refuse_ungiven, under_true_names, with_commits
+from fedspa.runs.provenance import digests_of, facts, provenance, refuse_ungiven, under_true_names, with_commits
 from fedspa.runs.resume import refuse_other_scores, saved
 from fedspa.runs.setup import Job, prepare, records_of
 from fedspa.runs.summary import summarise
@@ -85,10 +86,13 @@ def simulate(
     if resume is not None:
         refuse_ungiven(config, Path(resume), data, module)
     config = under_true_names(config, data, module)
-    job = prepare(config, None if data is None else records_of(config, data), module)
+    records = records_of(config, data)
+    with ThreadPoolExecutor(1) as beside:
+        digests = beside.submit(digests_of, records)
+        job = prepare(config, records, module)
     if resume is None:
         refuse_over_budget(job)
-    simulation = Simulation(job)
+    simulation = Simulation(job, facts(job, digests.result()))
     with RunFolder(config, job.data.name) if resume is None else RunFolder.reopen(Path(resume), config) as folder:
         begun = saved(folder, config, simulation.facts) if resume is not None else None
         over = begun is not None and begun.state.round == config.federation.rounds
@@ -142,10 +146,11 @@ def simulate(
 class Simulation:
     """Every agent of a federation, and the server that coordinates them."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, known: Mapping[str, Fact] | None = None) -> None:
+        """`known` are the facts of the job, for its checkpoints."""
         self.job = job
         self.server = Coordinator(job)
-        self.facts = facts(job)
+        self.facts = dict(known or {})
         self._private = root_key(job.config.privacy.noise, job.config.run.seed)
         # Every round's records are copied to one place: fresh pages cost more than the copying.
         self._room: tuple[Tensor, ...] | None = None
