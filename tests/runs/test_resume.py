@@ -90,6 +90,41 @@ def test_a_finished_run_resumes_to_what_it_is(tmp_path: Path) -> None:
     assert outcome(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["done", "killed before its summary"])
+def test_a_finished_run_asks_nothing_of_a_ledger_that_moved_on(tmp_path: Path, killed: bool) -> None:
+    """Its cap has room for one run, which the next one used: to write a summary again is no spend."""
+    (tmp_path / "policy.toml").write_text(
+        'epsilon = 1.0\ndelta = 1e-3\nneighbours = "add-remove"\nmin_noise_multiplier = 0.1\nmax_local_steps = 10\n'
+        'max_rounds = 10\nmax_compression = 1.0\nclippings = ["l2"]\n'
+    )
+    settings = {"ledger": str(tmp_path / "l.sqlite"), "policy": str(tmp_path / "policy.toml")}
+    uneven = {"rounds": 3, "participation": "uniform", "cap": 3}  # some agents have turns left that nobody takes
+    sections = {"privacy": {"epsilon": 0.6}, "federation": uneven, "run": settings}
+
+    def config(name: str) -> dict[str, Any]:
+        made = small(tmp_path / name, **sections)
+        del made["privacy"]["noise_multiplier"]
+        return made
+
+    fedspa.run(config("first"))
+    before = outcome(tmp_path / "first")
+
+    def use_up() -> None:
+        for number in range(9):
+            fedspa.run(config(f"after-{number}"))
+
+    with pytest.raises(fedspa.errors.BudgetError):
+        use_up()
+    if killed:
+        (tmp_path / "first" / "summary.json").unlink()
+    result = simulate(resume=tmp_path / "first")
+    assert result.summary["rounds"] == 3
+    after = outcome(tmp_path / "first")
+    if killed:  # what all runs cost is now more; what this one did is the same
+        del after["summary"]["epsilon_total"], before["summary"]["epsilon_total"]
+    assert after == before
+
+
 def test_asked_to_stop_in_its_last_round_a_run_just_ends(tmp_path: Path) -> None:
     seen: list[RoundMetrics] = []
     result = simulate(small(tmp_path / "run"), on_round=seen.append, stop=lambda: len(seen) == 3)

@@ -1,0 +1,80 @@
+"""No command replaces a file that it did not write: every `--out` there is, tried on somebody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedspa
+from fedspa.cli import app
+from fedspa.errors import ConfigError, FedspaError
+from fedspa.privacy.ledger_report import verify
+
+SMALL: dict[str, dict[str, Any]] = {
+    "federation": {"agents": 4, "rounds": 2, "per_round": 2},
+    "algorithm": {"local_steps": 1},
+    "privacy": {"noise_multiplier": 2.0, "noise": "seeded"},
+    "run": {"engine": "generic", "threads": 1},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    fedspa.run(SMALL | {"run": SMALL["run"] | {"out": str(tmp_path / "run")}})
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ledger.sqlite", "config.toml", "summary.json", "model.safetensors", "metrics.jsonl", "page.html", "checkpoint"],
+)
+def test_a_report_replaces_reports_only(run: Path, name: str) -> None:
+    (run / "page.html").write_text("<!doctype html>\n<title>mine</title>")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    ended = CliRunner().invoke(app, ["report", str(run), "--out", str(run / name)])
+    assert isinstance(ended.exception, FedspaError)
+    assert "is no report of fedspa; nothing was written" in str(ended.exception)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert verify(run / "ledger.sqlite") == []
+
+
+def test_a_report_is_written_again(run: Path, tmp_path: Path) -> None:
+    for out in (run / "report.html", tmp_path / "new.html", tmp_path / "new.html"):
+        assert CliRunner().invoke(app, ["report", str(run), "--out", str(out)]).exit_code == 0
+    beside = tmp_path / "new.html.new"  # the name of a draft once
+    beside.write_text("mine")
+    assert CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "new.html")]).exit_code == 0
+    assert beside.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (["table", "mnist", "--quick"], "table.json"),
+        (["table", "mnist", "--quick"], "table.md"),
+        (["tradeoff", "mnist", "--quick"], "tradeoff.json"),
+        (["tradeoff", "mnist", "--quick"], "tradeoff.csv"),
+        (["tradeoff", "mnist", "--quick"], "tradeoff.svg"),
+        (["tradeoff", "mnist", "--quick"], "tradeoff.png"),
+    ],
+    ids=lambda part: str(part),
+)
+def test_a_sweep_replaces_its_own_files_only(tmp_path: Path, command: list[str], file: str) -> None:
+    (tmp_path / file).write_text('{"mine": 1}')
+    ended = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+    assert isinstance(ended.exception, ConfigError)
+    assert f"{file} is there and is not of an earlier call" in str(ended.exception)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert (tmp_path / file).read_text() == '{"mine": 1}'
+
+
+def test_a_run_and_a_project_want_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    for command in (["run", "--out", str(tmp_path)], ["new", str(tmp_path)]):
+        ended = CliRunner().invoke(app, command)
+        assert isinstance(ended.exception, ConfigError)
+        assert "not empty" in str(ended.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
