@@ -75,7 +75,7 @@ def test_every_file_says_what_was_trained(tmp_path: Path, given: dict[str, Any],
     subtitle = re.search(r'<p class="subtitle">(.*?)</p>', page)
     assert subtitle is not None
     assert f"on {names['data']}, model {names['model']}, 650 parameters" in subtitle[1]
-    for value in (*names.values(), told["digest of the module"], told["digest of the training records"]):
+    for value in (*names.values(), told["digest of the module"], told["class of the module"]):
         assert value in page[: page.index("Reviewed by")]
 
 

@@ -247,7 +247,7 @@ class TestRefusals:
         with pytest.raises(Stopped):
             simulate(small(tmp_path / "run"), data=data, stop=lambda: True)
         changed = fedspa.from_arrays(x, 1 - y, x, y, name="mine")
-        with pytest.raises(CheckpointError, match="digest of the training labels"):
+        with pytest.raises(CheckpointError, match="digest of the training labels is another"):
             simulate(resume=tmp_path / "run", data=changed)
         fewer = fedspa.from_arrays(x[:290], y[:290], x, y, name="mine")
         with pytest.raises(CheckpointError, match="number of training records was 300 and is 290"):

@@ -76,7 +76,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         summary = summarise(job, strategy.history, books, strategy.seconds, by_class, _total(strategy))
         if settings.records is not None:
             summary |= {"engine": "each agent's own", "engine_reason": "a deployed agent takes the fastest that it has"}
-        summary["provenance"] = provenance(config, begun.facts, trained_here=settings.records is None)
+        summary["provenance"] = provenance(config, begun.facts, summary["engine"])
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         folder.finish(summary, job.model.module)
     log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))

@@ -1,7 +1,8 @@
 """What was really trained, and by what: records, module, engine and versions, beside the config.
 
-`facts` go into every checkpoint, where a resume is held against them, and into the summary. A name says little: data
-files change under theirs, and what was given in Python has none that a config could use.
+`facts` go into every checkpoint, where a resume is held against them. A name says little: data files change under
+theirs, and what was given in Python has none that a config could use. The summary repeats what is nobody's secret: a
+digest of records has no noise, so whoever knows all of them but one could try guesses at that one.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ TOLD = frozenset({"class of the module", COMMIT})
 # These change the last bits of a sum, and no promise but that of the same bits.
 ROUNDING = frozenset({"Python version", "torch version", "numpy version", "instruction set", "device"})
 
-_TRAINING = ("number of training records", "digest of the training records", "digest of the training labels")
-_OF_AGENTS = frozenset({*_TRAINING, "digest of the agents' holdings", "engine"})
+# Functions of the records without any noise: they stay beside the records.
+_RECORDS = ("training records", "training labels", "test records", "test labels", "agents' holdings")
+UNPUBLISHED = frozenset({"number of training records", *(f"digest of the {name}" for name in _RECORDS)})
 
 
 def digests_of(data: Dataset) -> dict[str, Fact]:
@@ -106,10 +108,10 @@ def with_commits(then: Mapping[str, Fact], now: Mapping[str, Fact]) -> dict[str,
     return {**now, COMMIT: ", ".join(commits)}
 
 
-def provenance(config: Config, known: Mapping[str, Fact], *, trained_here: bool = True) -> dict[str, Fact]:
-    """For the reader of a summary. A deployment's server has no training records, and its engine trains nobody."""
-    told = {key: known[key] for key in known if trained_here or key not in _OF_AGENTS}
-    return {"data": config.data.name, "model": config.model.name, **told}
+def provenance(config: Config, known: Mapping[str, Fact], engine: str) -> dict[str, Fact]:
+    """For the reader of a summary, whose `engine` counts: a deployment's server has one that trains nobody."""
+    told = {key: value for key, value in known.items() if key not in UNPUBLISHED}
+    return {"data": config.data.name, "model": config.model.name, **told, "engine": engine}
 
 
 def _holdings(job: Job) -> str:

@@ -136,7 +136,7 @@ def simulate(
             seconds = begun.seconds + time.monotonic() - started
             by_class = simulation.server.accuracy_by_class()
             summary = summarise(job, done, books, seconds, by_class, books.total())
-            summary["provenance"] = provenance(config, simulation.facts)
+            summary["provenance"] = provenance(config, simulation.facts, job.engine.name)
             if (turns := sum(map(len, simulation.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
                 summary["warnings"].append(f"{turns} turns of agents fell away: {_USED_UP}")
         folder.finish(summary, job.model.module)
