@@ -89,10 +89,11 @@ def test_no_command_takes_it_for_something_else(
     tmp_path: Path, given: dict[str, Any], names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Stopped):
-        simulate(config(Path("run")), **given, stop=lambda: True)
     arguments = ", ".join(f"{key}=…" for key in given)
-    words = f"go on there: fedspa.run(resume='run', {arguments})"
+    words = f"fedspa.run(resume='run', {arguments})"
+    with pytest.raises(Stopped) as stopped:
+        simulate(config(Path("run")), **given, stop=lambda: True)
+    assert str(stopped.value).endswith(f"to go on: {words}")
     commands = (
         (["run", "--resume", "run"], words),
         (["run", "run/config.toml", "--out", "second"], "says that a run was given its"),

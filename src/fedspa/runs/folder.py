@@ -27,6 +27,7 @@ from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
 from fedspa.runs.journal import Journal
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.provenance import to_go_on
 from fedspa.runs.track import Tracking
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class RunFolder:
         self._lock = -1
         self._tracking = Tracking(config, self.path)
         self._journal = Journal(self.path, self.checkpoints)
+        self._to_go_on = to_go_on(config, self.path)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -59,6 +61,7 @@ class RunFolder:
         self.path, self._lock = path, -1
         self._tracking = Tracking(config, path)
         self._journal = Journal(path, self.checkpoints)
+        self._to_go_on = to_go_on(config, path)
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
         with _starting(path):
@@ -157,7 +160,7 @@ class RunFolder:
         except OSError as error:
             raise FedspaError(
                 f"{self.path} cannot be written: {error.strerror or error}; nothing is lost up to the last checkpoint: "
-                f"mend that, then `fedspa run --resume {self.path}`"
+                f"mend that, then `{self._to_go_on}`"
             ) from None
 
 

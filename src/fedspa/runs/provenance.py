@@ -90,16 +90,26 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
     return config.model_copy(update=sections)
 
 
+def to_go_on(config: Config, folder: Path) -> str:
+    """What resumes the run in `folder`: the command line, or Python where something was given there."""
+    if not (given := _given(config)):
+        return f"fedspa run --resume {folder}"
+    return f"fedspa.run(resume={str(folder)!r}, {', '.join(f'{argument}=…' for argument in given)})"
+
+
 def refuse_ungiven(config: Config, folder: Path, data: Dataset | None, module: nn.Module | None) -> None:
     """Raise where the run in `folder` was given in Python what is missing now."""
-    given = {"data": (config.data.name, data), "module": (config.model.name, module)}
-    needed = {key: value for key, (name, value) in given.items() if name.startswith(GIVEN)}
-    if any(value is None for value in needed.values()):
-        arguments = ", ".join(f"{key}=…" for key in needed)
+    given = _given(config)
+    if ("data" in given and data is None) or ("module" in given and module is None):
         raise ConfigError(
-            f"the run in {folder} was given its {' and '.join(needed)} in Python, which no file can name; go on there: "
-            f"fedspa.run(resume={str(folder)!r}, {arguments})"
+            f"the run in {folder} was given its {' and '.join(given)} in Python, which no file can name; go on there: "
+            f"{to_go_on(config, folder)}"
         )
+
+
+def _given(config: Config) -> list[str]:
+    names = {"data": config.data.name, "module": config.model.name}
+    return [argument for argument, name in names.items() if name.startswith(GIVEN)]
 
 
 def with_commits(then: Mapping[str, Fact], now: Mapping[str, Fact]) -> dict[str, Fact]:

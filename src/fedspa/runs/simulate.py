@@ -34,7 +34,15 @@ from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import digests_of, facts, provenance, refuse_ungiven, under_true_names, with_commits
+from fedspa.runs.provenance import (
+    digests_of,
+    facts,
+    provenance,
+    refuse_ungiven,
+    to_go_on,
+    under_true_names,
+    with_commits,
+)
 from fedspa.runs.resume import refuse_other_scores, saved
 from fedspa.runs.setup import Job, prepare, records_of
 from fedspa.runs.summary import summarise
@@ -57,8 +65,10 @@ class RunResult:
 class Stopped(FedspaError):
     """A run that was asked to stop did, after a whole round, and can be resumed."""
 
-    def __init__(self, folder: Path, done: int, rounds: int) -> None:
-        super().__init__(f"stopped after round {done} of {rounds}; to go on: fedspa run --resume {folder}")
+    def __init__(self, folder: Path, done: int, config: Config) -> None:
+        super().__init__(
+            f"stopped after round {done} of {config.federation.rounds}; to go on: {to_go_on(config, folder)}"
+        )
 
 
 def simulate(
@@ -131,7 +141,7 @@ def simulate(
                 if on_round is not None:
                     on_round(metrics)
                 if stopping:
-                    raise Stopped(folder.path, len(done), config.federation.rounds)
+                    raise Stopped(folder.path, len(done), config)
             job.model.load(simulation.server.state.model)
             seconds = begun.seconds + time.monotonic() - started
             by_class = simulation.server.accuracy_by_class()
