@@ -126,11 +126,11 @@ def simulate(
             simulation.go_on(begun)
             done = folder.rewind(begun)
             refuse_other_scores(simulation.server, done, folder.path)
-        if over and (told := folder.summary()) is not None:
-            job.model.load(simulation.server.state.model)
-            folder.finish(told, job.model.module)
-            return RunResult(told, done, job.model.module, folder.path)
         with Books(job, folder.path, begun) as books, torch_threads(1):
+            if over and (told := folder.summary()) is not None:
+                job.model.load(simulation.server.state.model)
+                folder.finish(told, job.model.module)
+                return RunResult(told, done, job.model.module, folder.path)
             if begun is None:  # the ledger is there: from this checkpoint on it is never made again
                 begun = simulation.checkpoint(books, 0.0)
                 books.settle()
