@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fedspa.errors import BudgetError, LedgerError
-from fedspa.privacy import accounting
+from fedspa.privacy import accounting, ledger_schema
 from fedspa.privacy.cap import BY_FILTER, Cap, FirstPlan
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import export, summary, verify
 from fedspa.privacy.ledger_schema import _PLANS
+from fedspa.privacy.ledger_witness import GENESIS
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.2)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)
@@ -84,16 +86,17 @@ def test_a_server_that_changes_its_plan_within_the_run_leaves_the_plan(path: Pat
         ledger.reserve("a", EVENT, "run", "19", cap=cap, announced=40)
 
 
-def as_written_before_plans(path: Path) -> None:
-    drop = [f"DROP TRIGGER {statement.split()[2]}" for statement in _PLANS if statement.startswith("CREATE TRIGGER")]
-    altered(path, *drop, "DROP TABLE plan", "PRAGMA user_version = 1")
-
-
 def test_a_ledger_of_before_is_read_as_it_is_and_goes_by_the_filter(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        for message in range(3):
-            ledger.reserve("old", EVENT, "run", str(message))
-    as_written_before_plans(path)
+    """Version 1, as the first edition wrote it: entries, and nothing of what was announced."""
+    ledger_schema.create(path)
+    text, link = EVENT.to_json(), GENESIS
+    rows = []
+    for number in range(3):
+        link = ledger_schema.entry_hash(link, number + 1, "old", "run", str(number), text, "2026")
+        rows.append((number + 1, "old", "run", str(number), 1, "2026", link))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO event VALUES (1, ?)", (text,))
+        connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     before = path.read_bytes()
     assert verify(path) == []
     assert export(path)["plans"] == []
