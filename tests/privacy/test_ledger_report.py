@@ -12,7 +12,7 @@ import pytest
 
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.privacy import ledger_report
-from fedspa.privacy.cap import BY_FILTER
+from fedspa.privacy.cap import BY_FILTER, Total
 from fedspa.privacy.event import BinomialEvent, GaussianEvent
 from fedspa.privacy.ledger import Ledger
 from fedspa.privacy.ledger_report import MOST_PROBLEMS, export, lines, summary, verify
@@ -283,7 +283,7 @@ def test_many_agents_cost_what_their_distinct_totals_cost(tmp_path: Path, monkey
     """Counted in prices and in SQL statements, not in seconds: neither grows with the agents that are not listed."""
     priced: list[object] = []
     monkeypatch.setattr(
-        ledger_report, "total_epsilon", lambda events, *_: priced.append(events) or sum(events.values())
+        ledger_report, "total", lambda events, *_: priced.append(events) or Total(sum(events.values()), "counted")
     )
     asked: list[str] = []
     connect = ledger_report.ledger_schema.connect
