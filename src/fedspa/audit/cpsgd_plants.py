@@ -113,6 +113,7 @@ class _Longer:
 
     engine: ClippedSums
     name: str = "longer"
+    separates_records: bool = False
     threads: int = 1
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:

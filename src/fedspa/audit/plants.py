@@ -139,6 +139,7 @@ class _BrokenEngine:
     release: Release
     rekey: Rekey
     name: str = "planted"
+    separates_records: bool = False
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         return [self._steps(theta, task) for task in tasks]

@@ -31,6 +31,9 @@ from fedspa.engine.layers import (
 
 def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
     """The layers in the order in which data passes them; raises `Unsupported`."""
+    for name, layer in module.named_modules():
+        if any(getattr(layer, hooks) for hooks in _HOOKS) or "forward" in vars(layer):
+            raise Unsupported(f"layer '{name or '(root)'}' has hooks or a forward of its own")
     if any(not p.requires_grad for p in module.parameters()):
         raise Unsupported("the model has frozen parameters")
     if next(module.buffers(), None) is not None:
@@ -51,6 +54,9 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
         raise Unsupported(f"the model ends in an output of shape {shape}, not in one score a class")
     return layers
 
+
+# What torch runs around a layer: its outputs are then not those of its kind.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 _TRACING = Lock()  # torch.fx patches torch's own modules while it traces
 

@@ -1,4 +1,8 @@
-"""The back end for any module that torch.func can trace: vmap(grad), in micro-batches under a memory budget."""
+"""The back end for any module that autograd can go through.
+
+On a CPU each example by itself, which keeps examples apart to the bit; on a GPU `vmap(grad)` in micro-batches under a
+memory budget, which does not (`separates_records`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from torch import Tensor, nn
 
 from fedspa.engine.flat import FlatModel
 from fedspa.engine.local import local_steps, rows_at_once
-from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.task import LocalResult, LocalTask, strange_labels
 
 
 class GenericEngine:
@@ -18,8 +22,12 @@ class GenericEngine:
     def __init__(self, module: nn.Module, memory_budget: int | None = None) -> None:
         """`memory_budget` is in bytes of per-example gradients; what the device likes without it."""
         self._model = FlatModel(module)
-        self._gradients = self._model.per_example_gradients()
         self._budget = memory_budget
+        self._classes: int | None = None  # where examples are taken in batches
+
+    @property
+    def separates_records(self) -> bool:
+        return all(parameter.device.type == "cpu" for parameter in self._model.module.parameters())
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         return [local_steps(theta, task, self) for task in tasks]
@@ -27,10 +35,27 @@ class GenericEngine:
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
         microbatch = rows_at_once(theta, self._budget)
         for x_part, y_part in zip(torch.split(x, microbatch), torch.split(y, microbatch)):
-            # The exact mode asks for one example at a time, for which vmap would cost many times the gradient.
-            alone = len(y_part) == 1
-            gradients = self.mean(theta, x_part, y_part)[None] if alone else self._gradients(theta, x_part, y_part)
+            alone = theta.device.type == "cpu" or len(y_part) == 1 or not self._batches(theta, x_part)
+            gradients = (self._model.gradients_alone if alone else self._together)(theta, x_part, y_part)
             yield gradients if coordinates is None else gradients[:, coordinates]
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return self._model.gradient(theta, x, y)
+
+    def _batches(self, theta: Tensor, x: Tensor) -> bool:
+        """Whether vmap can take this model (it has no rule for an LSTM or GRU, for example), tried on no record."""
+        if self._classes is None:
+            nothing = torch.zeros_like(x[:1])
+            try:
+                self._model.per_example_gradients()(theta, nothing, torch.zeros(1, dtype=torch.int64, device=x.device))
+                self._classes = self._model.logits(theta, nothing).shape[1]
+            except RuntimeError:
+                self._classes = 0
+        return self._classes > 0
+
+    def _together(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """On a GPU a label outside the classes would end the process: it is looked for first."""
+        assert self._classes is not None
+        strange = strange_labels(y, self._classes)
+        gradients = self._model.per_example_gradients()(theta, x, y.masked_fill(strange, 0))
+        return gradients.masked_fill_(strange.unsqueeze(1), torch.nan)

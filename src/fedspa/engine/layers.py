@@ -52,7 +52,7 @@ class Weighted:
     @property
     def one_pixel(self) -> bool:
         """Whether a product with the weight is all there is."""
-        return self.height * self.width * self.kernel[0] * self.kernel[1] == 1
+        return self.height * self.width * self.kernel[0] * self.kernel[1] == 1 and self.padding == (0, 0)
 
     @property
     def size(self) -> int:

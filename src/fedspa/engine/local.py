@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.task import LocalResult, LocalTask, first_line
+from fedspa.errors import DataError
 from fedspa.mechanism.clipping import count_not_finite
 from fedspa.mechanism.release import noisy_mean
 from fedspa.mechanism.sampling import draw_batch
@@ -29,7 +30,7 @@ class Gradients(Protocol):
     """What a back end supplies to `local_steps`."""
 
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
-        """Gradients of the examples on the given coordinates, in [b, k] blocks."""
+        """Gradients of the examples on the given coordinates, in [b, k] blocks; NaN where an example has none."""
         ...
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -88,10 +89,9 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
 def example_rows(
     gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None, *, one_by_one: bool
 ) -> Iterator[Tensor]:
-    """The sampled examples' gradients. For the exact mode one at a time, each as a copy: in a batch, the last bit of an
-    example's gradient may depend on how many others there are, and in a view of one on where in memory it lies. The
-    exact mode promises that nothing does."""
-    if not one_by_one:
+    """The sampled examples' gradients. For the exact mode one at a time, each as a copy: on a GPU a batch's size and an
+    example's place in it are in the last bit of its gradient. On a CPU they never are (`separates_records`)."""
+    if not one_by_one or theta.device.type == "cpu":
         if len(y):
             yield from gradients.rows(theta, x, y, coordinates)
         return
@@ -109,4 +109,8 @@ def _plain_mean(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, batch
     """Sum over the batch, divided by the nominal B as in the private step."""
     if len(y) == 0:
         return torch.zeros_like(theta)
-    return gradients.mean(theta, x, y) * (len(y) / batch)
+    try:
+        mean = gradients.mean(theta, x, y)
+    except (RuntimeError, IndexError, ValueError) as error:  # nothing is private here: the error may say what it was
+        raise DataError(f"the model fails on these records: {first_line(error)}") from error
+    return mean * (len(y) / batch)

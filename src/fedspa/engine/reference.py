@@ -5,29 +5,36 @@ It exists to be read and to be agreed with: every faster back end is tested agai
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
+from fedspa.engine.flat import FlatModel, copied
 from fedspa.engine.local import local_steps
 from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.threads import torch_threads
 
 
 class ReferenceEngine:
     name = "reference"
+    separates_records = True
 
     def __init__(self, module: nn.Module) -> None:
-        self._model = FlatModel(copy.deepcopy(module).to("cpu", torch.float64))
+        self._model = FlatModel(copied(module).to("cpu", torch.float64))
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         return [local_steps(theta.to("cpu", torch.float64), task, self) for task in tasks]
 
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
         for i in range(len(y)):
-            gradient = self.mean(theta, x[i : i + 1], y[i : i + 1])
+            try:
+                with torch_threads(1):
+                    gradient = self.mean(theta, x[i : i + 1].clone(), y[i : i + 1].clone())
+            except MemoryError:
+                raise
+            except Exception:  # what the model raises for an example costs it its gradient
+                gradient = torch.full_like(theta, torch.nan)
             yield (gradient if coordinates is None else gradient[coordinates]).unsqueeze(0)
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ class LocalResult:
 
     `zeroed` is for the agent's own log and is never released: it depends on the records without any noise. It says how
     many sampled examples, over all steps, counted as zero because their gradient was not finite (in float32 back ends,
-    also those so large that it may overflow). Without a plan nothing is left out, and it is 0.
+    also those so large that it may overflow) or could not be taken: a label or token outside the model's, an exception
+    of the model's own. Without a plan nothing is left out, and it is 0.
     """
 
     delta: Tensor
@@ -61,8 +62,22 @@ class LocalResult:
     zeroed: int = 0
 
 
-def strange_label() -> DataError:
-    return DataError("a label lies outside the model's classes; labels must be 0 … classes - 1")
+def first_line(error: Exception) -> str:
+    """What an error of somebody else's code says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def strange_labels(y: Tensor, classes: int) -> Tensor:
+    """Which labels are none of the classes. In a private step that costs the record its gradient and nothing else: an
+    error would tell that the record is there."""
+    return (y < 0) | (y >= classes)
+
+
+def strange_record() -> DataError:
+    return DataError(
+        "a label lies outside the model's classes, or a token outside its Embedding; labels must be 0 … classes - 1, "
+        "tokens 0 … words - 1"
+    )
 
 
 def mask_outside(dimension: int) -> ConfigError:
@@ -78,6 +93,13 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def separates_records(self) -> bool:
+        """Whether what a record adds to a release is a function of that record, θ and public numbers alone, to the
+        bit: whoever else is sampled, wherever it stands among them, on any number of threads. Only then does one record
+        move a sum by no more than the plan's bound for *every* θ; a site takes no other back end."""
+        ...
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         """Run every task from the same θ. Does not change θ."""

@@ -189,7 +189,10 @@ def _engine(
     name: str, shape: tuple[int, ...], classes: int, engine: EngineName, threads: int, exact: bool
 ) -> tuple[Engine, int]:
     module = models.build(name, shape, classes, seed=0)  # θ comes from the server: the initial values are not used
-    return choose(engine, module, shape, "cpu", threads, exact), FlatModel(module).dimension
+    chosen = choose(engine, module, shape, "cpu", threads, exact)
+    if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
+        raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
+    return chosen, FlatModel(module).dimension
 
 
 def main(arguments: list[str]) -> int:

@@ -26,8 +26,7 @@ def clip_rows(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     if clip == "coordinate":
         bound = _bound_below(limit, rows.dtype)
         return rows.clamp(-bound, bound)
-    # A norm in float64: float32 loses digits over 10⁵ coordinates, and they would be missing from the bound.
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    norms = _norms(rows)
     factors = limit / norms.clamp(min=limit)
     # Below the smallest normal number a factor has too few digits to keep the bound: such a row counts as zero.
     factors = torch.where(factors >= torch.finfo(rows.dtype).tiny, factors, 0.0)
@@ -49,8 +48,7 @@ def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     """
     rows = _zero_unless_finite(rows)
     if clip == "l2":
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        return (norms <= value).to(torch.float64)
+        return (_norms(rows) <= value).to(torch.float64)
     magnitude = rows.abs()
     alive = (magnitude > 0).sum(dim=1, dtype=torch.float64)
     above = (magnitude > value).sum(dim=1, dtype=torch.float64)
@@ -60,6 +58,18 @@ def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
 def count_not_finite(rows: Tensor) -> int:
     """How many rows count as zero for a NaN or an infinity. Depends on the data: for the agent's own eyes only."""
     return int((~_finite(rows)).sum())
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """L2 norms of the rows in float64: float32 loses digits over 10⁵ coordinates, and they would be missing from the
+    bound. Halves are added coordinate by coordinate, which is rounded alike everywhere: torch's own sums choose their
+    order by the number of rows, and a row's last bit, hence its factor, would depend on the others."""
+    squares = rows.to(torch.float64).square()
+    while (width := squares.shape[1]) > 1:
+        half = (width + 1) // 2
+        squares[:, : width - half] += squares[:, half:]
+        squares = squares[:, :half]
+    return squares.sum(dim=1).sqrt()  # of one column, or none
 
 
 def _finite(rows: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ The forward pass is the engine's where it has one of its own (native), else torc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedspa.engine.task import Predicts
+from fedspa.engine.threads import torch_threads
 from fedspa.runs.setup import Job
 
 Part = tuple[Tensor, Tensor]
@@ -64,15 +64,3 @@ def _score(logits: Tensor, y: Tensor, classes: int) -> Tensor:
     row.index_add_(0, y, (logits.argmax(dim=1) == y).double())  # whole numbers: exact in any order
     row[classes] = functional.cross_entropy(logits, y, reduction="sum").double()
     return row
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """One thread for the small tensors of local training: torch's barriers between two cost 10 times the work, wherever
-    anything else wants the cores, and results must not depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedspa.algorithms import Agent
 from fedspa.engine.task import ReadsRows
+from fedspa.engine.threads import torch_threads
 from fedspa.errors import FedspaError, PayloadError
 from fedspa.federation.datasets import Dataset
 from fedspa.federation.participation import schedule
@@ -29,7 +30,6 @@ from fedspa.runs.books import Books, draw_run_name, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config
 from fedspa.runs.coordinator import Coordinator, Diverged
-from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import facts, history, saved

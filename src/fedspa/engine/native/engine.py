@@ -22,7 +22,7 @@ from fedspa.engine.layers import Unsupported
 from fedspa.engine.native import library
 from fedspa.engine.native.describe import describe
 from fedspa.engine.native.library import LEVELS, Level
-from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_label
+from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
 from fedspa.mechanism.streams import derive_key
@@ -46,6 +46,7 @@ class NativeEngine:
     """Trains agents natively. The first `train` fixes the records' shape."""
 
     name = "native"
+    separates_records = True
     reads_rows: Literal[True] = True
 
     def __init__(self, module: nn.Module, threads: int, level: Level | None = None) -> None:
@@ -233,7 +234,7 @@ def _check(code: int, held: int = 0, dimension: int = 0) -> None:
     if code == library.MEMORY:
         raise MemoryError("the native engine could not allocate its buffers")
     if code == library.LABEL:
-        raise strange_label()
+        raise strange_record()
     if code == library.MASK:
         raise mask_outside(dimension)
     if code == library.ORDER:

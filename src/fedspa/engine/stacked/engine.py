@@ -19,8 +19,9 @@ from fedspa.engine.layers import Embedding, Unsupported
 from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.describe import Layer, describe, scores
-from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_label
-from fedspa.errors import ConfigError, DataError, PrivacyError
+from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_labels, strange_record
+from fedspa.engine.threads import torch_threads
+from fedspa.errors import ConfigError, PrivacyError
 
 if TYPE_CHECKING:
     from fedspa.engine.stacked.rounds import Rounds
@@ -70,10 +71,24 @@ class LayerGradients:
 
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
         layers = self.layers(tuple(x.shape[1:]))
+        x, y = self.readable(x, y)
         microbatch = rows_at_once(theta)
+        gradient_rows = _each_alone if theta.device.type == "cpu" else rules.gradient_rows
         for x_part, y_part in zip(torch.split(x, microbatch), torch.split(y, microbatch)):
-            gradients = rules.gradient_rows(layers, theta, x_part, y_part)
+            gradients = gradient_rows(layers, theta, x_part, y_part.clamp(min=0))
+            gradients.masked_fill_((y_part < 0).unsqueeze(1), torch.nan)
             yield gradients if coordinates is None else gradients[:, coordinates]
+
+    def readable(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels and tokens index memory. A record with a label outside the classes or a token outside the Embedding
+        has no gradient: its label is then -1, its tokens are words."""
+        layers = self.layers(tuple(x.shape[1:]))
+        strange = strange_labels(y, scores(layers))
+        if isinstance(layers[0], Embedding):
+            word = (x >= 0) & (x < layers[0].words)  # NaN is none
+            strange = strange | ~word.flatten(1).all(dim=1)
+            x = x.where(word, 0)
+        return x, y.masked_fill(strange, -1)
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         theta = theta.detach().requires_grad_()
@@ -81,6 +96,15 @@ class LayerGradients:
             x = x.long()
         (gradient,) = torch.autograd.grad(self._model.mean_loss(theta, x, y), theta)
         return gradient
+
+
+def _each_alone(layers: Sequence[Layer], theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """As `FlatModel.gradients_alone`, by the rules."""
+    rows = theta.new_empty(len(y), len(theta))
+    with torch_threads(1):
+        for row, one, label in zip(rows, torch.split(x, 1), torch.split(y, 1)):
+            row.copy_(rules.gradient_rows(layers, theta, one.clone(), label.clone())[0])
+    return rows
 
 
 class StackedEngine:
@@ -92,6 +116,11 @@ class StackedEngine:
     """
 
     name = "stacked"
+
+    @property
+    def separates_records(self) -> bool:
+        """On a GPU the kernels do, and what is done over for a number that is not finite does not."""
+        return self._device.type == "cpu"
 
     def __init__(self, module: nn.Module, device: torch.device | str, *, tf32: bool) -> None:
         self._device = torch.device(device)
@@ -137,20 +166,13 @@ class StackedEngine:
         if task.plan is not None and task.plan.active != active:
             raise PrivacyError(f"the plan has k = {task.plan.active}, the mask {active} coordinates; they must agree")
         coordinates = None if task.coordinates is None else task.coordinates.to(device, torch.int64)
-        x, y = _values(task.x, device), task.y.to(device, torch.int64)
+        x, y = self._gradients.readable(_values(task.x, device), task.y.to(device, torch.int64))
         return replace(task, x=x, y=y, coordinates=coordinates)
 
     def _check_values(self, tasks: Sequence[LocalTask]) -> None:
-        """Labels, tokens and masks index the kernels' memory."""
-        alike: dict[tuple[int, ...], list[LocalTask]] = {}
-        for task in tasks:
-            alike.setdefault(tuple(task.x.shape[1:]), []).append(task)
-        for shape, group in alike.items():
-            layers = self._gradients.layers(shape)
-            if not _all_below([task.y for task in group], scores(layers)):
-                raise strange_label()
-            if isinstance(layers[0], Embedding) and not _all_below([task.x for task in group], layers[0].words):
-                raise DataError("a record has a token outside the model's Embedding; tokens must be 0 … words - 1")
+        """Masks index memory; and where nothing is private, a record that has no gradient is an error."""
+        if not _all_below([task.y for task in tasks if task.plan is None], 2**31):
+            raise strange_record()
         d, masks = self._gradients.dimension, [task.coordinates for task in tasks if task.coordinates is not None]
         if not _all_below(masks, d):
             raise mask_outside(d)

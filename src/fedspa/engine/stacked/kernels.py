@@ -35,18 +35,18 @@ def gather(pool, index, x, counts, step, agents, rows, records, SIZE: tl.constex
 def loss_gradient(
     logits, labels, index, delta, counts, step, flags, agents, rows, records, C: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """δ = softmax(logits) − one-hot(y). A logit that is not finite raises the agent's flag."""
+    """δ = softmax(logits) − one-hot(y). A logit that is not finite, or no label, raises the agent's flag."""
     row, agent, s = tl.program_id(0), tl.program_id(1), tl.load(step)
     if row < tl.load(counts + s * agents + agent):
         at = tl.arange(0, BLOCK)
         base = (agent.to(tl.int64) * rows + row) * C
         z = tl.load(logits + base + at, at < C, other=-float("inf"))
-        broken = tl.sum(((at < C) & (finite(z) == 0)).to(tl.int32), 0)
-        if broken > 0:
-            tl.atomic_max(flags + agent, 1)
-        e = tl.exp(z - tl.max(z, 0))
         record = tl.load(index + (s * agents + agent).to(tl.int64) * rows + row)
         y = tl.load(labels + agent.to(tl.int64) * records + record)
+        broken = tl.sum(((at < C) & (finite(z) == 0)).to(tl.int32), 0)
+        if (broken > 0) | (y < 0):
+            tl.atomic_max(flags + agent, 1)
+        e = tl.exp(z - tl.max(z, 0))
         tl.store(delta + base + at, e / tl.sum(e, 0) - tl.where(at == y, 1.0, 0.0), at < C)
 
 
@@ -212,7 +212,7 @@ def backward(
             k = k0 + tl.arange(0, BK)
             o, ky, kx = k // RS, (k % RS) // KW, k % KW
             inside = (m < total)[:, None] & (k < N * RS)[None, :]
-            if H * W * RS == 1:
+            if H * W * RS == 1 and PH + PW == 0:
                 at = (row * N)[:, None] + o[None, :]
             elif SH * SW == 1:
                 y, z = iy[:, None] - ky[None, :], ix[:, None] - kx[None, :]

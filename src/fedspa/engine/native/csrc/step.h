@@ -37,6 +37,17 @@ PHASE int leave_out_wild(struct work *w, float *const *values, int first, int n)
     return wild;
 }
 
+/* Leaves out the examples whose label is no class: a private sum answers, whatever a record says. Returns how many. */
+static int leave_out_strange(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
+    int strange = 0;
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0 || is_class(w->net, task->y[chosen[e]])) continue;
+        w->factor[e] = 0;
+        strange++;
+    }
+    return strange;
+}
+
 /* From a look at each example's gradient: what it is multiplied by, and the sum of its shares within the bound minus
  * one half. A gradient that is not finite counts as zero. */
 static double judge(struct work *w, int n, const struct fedspa_task *task, double clip_value) {
@@ -97,7 +108,7 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
     forward(w, n);
     loss_deltas(w, task, chosen, n);
     for (int e = 0; e < n; e++) w->factor[e] = task->clip == CLIP_NONE ? 1 : units_per(clip_value);
-    const int wild = leave_out_wild(w, w->unit, 0, n);
+    const int wild = leave_out_wild(w, w->unit, 0, n) + leave_out_strange(w, task, chosen, n);
     propagate(w, n);
     if (task->clip == CLIP_NONE) {
         gradients(w, n, GRADIENT_ADD, 0);
@@ -151,11 +162,10 @@ static int place_parameters(struct work *w, const struct fedspa_task *task, cons
     return cut_rows(w);
 }
 
+/* May the task go on? Only where nothing is private is a label that is no class an error: elsewhere it would tell. */
 static int labels_fit(const struct fedspa_net *net, const struct fedspa_task *task) {
-    for (int64_t i = 0; i < task->records; i++) {
-        const int64_t label = task->y[task->rows ? task->rows[i] : i];
-        if (label < 0 || label >= net->classes) return 0;
-    }
+    for (int64_t i = 0; i < task->records && task->clip == CLIP_NONE; i++)
+        if (!is_class(net, task->y[task->rows ? task->rows[i] : i])) return 0;
     return 1;
 }
 
