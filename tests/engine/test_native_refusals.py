@@ -80,7 +80,7 @@ def test_wrong_labels_masks_and_modes_are_refused() -> None:
     engine = NativeEngine(small_net(), 2)
     make = lambda **c: LocalTask(**{name: getattr(task, name) for name in LocalTask.__slots__} | c)  # noqa: E731
     with pytest.raises(DataError, match="label"):
-        engine.train(theta, [make(y=task.y + 3)])
+        engine.train(theta, [make(y=task.y + 3, plan=None)])  # in a private step it costs the record its gradient
     with pytest.raises(PrivacyError, match="must agree"):
         engine.train(theta, [make(coordinates=torch.arange(5))])
     with pytest.raises(PrivacyError, match="without replacement"):
@@ -98,7 +98,7 @@ def test_wrong_labels_masks_and_modes_are_refused() -> None:
 
 def test_one_agents_fault_stops_the_others_and_is_what_is_said() -> None:
     endless = replace(small_task(), local_steps=10**9)
-    wrong = replace(endless, y=endless.y + 3)
+    wrong = replace(endless, y=endless.y + 3, plan=None)
     for tasks in ([endless, wrong], [wrong, endless], [endless, endless, wrong]):
         with pytest.raises(DataError, match="label"):
             NativeEngine(small_net(), 3).train(FlatModel(small_net()).flatten(), tasks)

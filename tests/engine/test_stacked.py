@@ -349,7 +349,7 @@ def test_bad_tasks_are_refused() -> None:
     task = make_task(net, (1, 7, 7), 20, "l2")
     assert task.coordinates is not None
     with pytest.raises(DataError, match="label"):
-        engine.train(theta, [replace(task, y=task.y + 1)])
+        engine.train(theta, [replace(task, y=task.y + 1, plan=None)])
     with pytest.raises(PrivacyError, match="k = 20"):
         engine.train(theta, [replace(task, coordinates=task.coordinates[:-1])])
     with pytest.raises(ConfigError, match="outside"):

@@ -1,0 +1,261 @@
+"""Attack: a server sends a θ whose logits are pure rounding error, so that one more record changes the *others*.
+
+Features stand in θ twice, with opposite weights of 10⁹ behind them: in exact arithmetic all logits are 0, in floating
+point they are what the order of a sum left over, some hundreds, and decide a gradient's direction. torch chooses that
+order by the size of the batch. From 3 to 4 records the sum of clipped gradients moved by up to 4.0 C in the generic
+engine, and in the stacked one on a CPU, where the noise is made for 1.0 C.
+
+The law that holds now: what a record adds is a function of that record, θ and public numbers alone, to the bit. On a
+GPU the stacked engine does not declare it; its kernels are held to the bound all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.flat import FlatModel
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.local import Gradients
+from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.native import supports as native_supports
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.stacked import StackedEngine
+from fedspa.engine.stacked import supports as stacked_supports
+from fedspa.engine.task import Engine, LocalTask
+from fedspa.mechanism.clipping import clip_rows
+from fedspa.privacy.plan import Clipping, Plan
+
+CLASSES, RECORDS = 3, 70
+Case = tuple[nn.Module, Tensor]  # the model with its cancelling θ inside, and records
+
+
+def opposite(head: nn.Linear, generator: torch.Generator) -> None:
+    """The head's weights for features that come twice, first half and second."""
+    half = 1e9 * torch.randn(CLASSES, head.in_features // 2, generator=generator)
+    head.weight.data, head.bias.data = torch.cat([half, -half], 1), torch.zeros(CLASSES)
+
+
+def twice(*parameters: Tensor) -> None:
+    """The second half of each along its first dimension becomes the first."""
+    for values in parameters:
+        values.data[len(values) // 2 :] = values.data[: len(values) // 2]
+
+
+def linear(g: torch.Generator) -> Case:
+    net, half = nn.Sequential(nn.Linear(200, CLASSES)), torch.randn(RECORDS, 100, generator=g)
+    opposite(net[0], g)
+    return net, torch.cat([half, half], 1)
+
+
+def mlp(width: int, hidden: int) -> Callable[[torch.Generator], Case]:
+    def make(g: torch.Generator) -> Case:
+        net = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, CLASSES))
+        twice(net[0].weight, net[0].bias)
+        opposite(net[2], g)
+        return net, torch.randn(RECORDS, width, generator=g)
+
+    return make
+
+
+def cnn(g: torch.Generator) -> Case:
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 36, CLASSES)
+    )  # fmt: skip
+    twice(net[0].weight, net[0].bias)
+    opposite(net[4], g)
+    return net, torch.randn(RECORDS, 1, 16, 16, generator=g)
+
+
+def group_norm(g: torch.Generator) -> Case:
+    net = nn.Sequential(nn.Conv2d(2, 12, 3), nn.GroupNorm(4, 12), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 36, CLASSES))
+    twice(net[0].weight, net[0].bias)
+    opposite(net[4], g)
+    return net, torch.randn(RECORDS, 2, 8, 8, generator=g)
+
+
+class Twice(nn.Module):
+    """A body whose features the head sees twice."""
+
+    def __init__(self, features: int, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(layers), nn.Linear(2 * features, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.features(x)
+        logits: Tensor = self.head(torch.cat([f, f], 1))
+        return logits
+
+    def features(self, x: Tensor) -> Tensor:
+        words, mixed = self.layers
+        x = words(x.long())
+        if isinstance(mixed, nn.LSTM):
+            return mixed(x)[0].flatten(1)  # type: ignore[no-any-return]
+        return (x + mixed(x, x, x, need_weights=False)[0]).flatten(1)
+
+
+def embedding(g: torch.Generator) -> Case:
+    net = nn.Sequential(nn.Embedding(20, 12), nn.Flatten(), nn.Linear(12 * 16, CLASSES))
+    opposite(net[2], g)
+    tokens = torch.randint(20, (RECORDS, 8), generator=g)
+    return net, torch.cat([tokens, tokens], 1)
+
+
+def attention(g: torch.Generator) -> Case:
+    net = Twice(96, nn.Embedding(20, 12), nn.MultiheadAttention(12, 3, batch_first=True))
+    opposite(net.head, g)
+    return net, torch.randint(20, (RECORDS, 8), generator=g).float()
+
+
+def lstm(g: torch.Generator) -> Case:
+    net = Twice(96, nn.Embedding(20, 12), nn.LSTM(12, 12, batch_first=True))
+    opposite(net.head, g)
+    return net, torch.randint(20, (RECORDS, 8), generator=g).float()
+
+
+CASES: dict[str, Callable[[torch.Generator], Case]] = {
+    "linear": linear,
+    "mlp 20-200": mlp(20, 200),
+    "mlp 784-32": mlp(784, 32),
+    "mlp 64-512": mlp(64, 512),
+    "cnn": cnn,
+    "GroupNorm": group_norm,
+    "Embedding": embedding,
+    "attention": attention,
+    "LSTM": lstm,
+}
+
+
+def case(name: str, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """Model, θ, records, labels."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net, x = CASES[name](generator)
+    return net, FlatModel(net).flatten(), x, torch.randint(CLASSES, (RECORDS,), generator=generator)
+
+
+def separating(net: nn.Module, x: Tensor) -> Iterator[Engine]:
+    """The engines that can run this here."""
+    shape = tuple(x.shape[1:])
+    yield GenericEngine(net)
+    yield ReferenceEngine(net)
+    if stacked_supports(net, shape) is None:
+        yield StackedEngine(net, "cpu", tf32=False)
+    if library.library() is not None and native_supports(net, shape) is None:
+        for level in library.LEVELS:
+            yield NativeEngine(net, 1, level)
+
+
+def clipped(engine: Engine, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping) -> Tensor:
+    """What the records add, a row each; the native engine has no rows: there, the sum of all."""
+    if isinstance(engine, NativeEngine):
+        return engine.clipped_sum(theta, x, y, clip, 1.0)[0]
+    assert isinstance(engine, Gradients)
+    theta = theta.double() if engine.name == "reference" else theta
+    return torch.cat([clip_rows(rows, clip, 1.0) for rows in engine.rows(theta, x, y, None)])
+
+
+def bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.uint8)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("clip", ["l2", "coordinate"])
+def test_what_a_record_adds_is_its_own_to_the_bit(name: str, clip: Clipping) -> None:
+    net, theta, x, y = case(name)
+    generator = torch.Generator().manual_seed(1)
+    shuffled = torch.randperm(RECORDS, generator=generator)
+    companies = [torch.arange(n) for n in (2, 3, 4, 5, 8, 16, 17, 33, RECORDS)]
+    companies += [shuffled, shuffled.flip(0), torch.tensor([7] * 9), torch.tensor([3, 7, 3, 7, 5])]
+    broken = x.clone()
+    broken[:: RECORDS // 5] = math.nan if name not in ("Embedding", "attention", "LSTM") else 19
+    for engine in separating(net, x):
+        assert engine.separates_records
+        alone = torch.stack([clipped(engine, theta, x[i : i + 1], y[i : i + 1], clip).flatten() for i in range(RECORDS)])
+        for company in companies:
+            together = clipped(engine, theta, x[company], y[company], clip)
+            wanted = alone[company].sum(0) if isinstance(engine, NativeEngine) else alone[company]
+            assert torch.equal(bits(together), bits(wanted)), (engine.name, len(company))
+        with threads(2):
+            assert torch.equal(bits(clipped(engine, theta, x, y, clip)), bits(together_of(engine, alone))), engine.name
+        # Whatever the others are: others that count as zero, or others altogether.
+        mixed = clipped(engine, theta, broken, y, clip)
+        if not isinstance(engine, NativeEngine):
+            kept = torch.arange(RECORDS) % (RECORDS // 5) != 0
+            assert torch.equal(bits(mixed[kept]), bits(alone[kept])), engine.name
+
+
+def together_of(engine: Engine, alone: Tensor) -> Tensor:
+    return alone.sum(0) if isinstance(engine, NativeEngine) else alone
+
+
+def moved(engine: Engine, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping) -> Tensor:
+    """The sum of clipped gradients (bound 1) behind one noiseless step of the engine, through `train` itself."""
+    d, n = len(theta), len(y)
+    plan = Plan(d, d, clip, 1.0, "fixed", n, n, 1, 1, 1e-9, "replace-one", 1e-3)
+    step = 2.0**24 * max(float(theta.abs().max()), 1.0)  # so long that θ's rounding is nothing beside it
+    task = LocalTask(x, y, None, 1.0, "fixed", n, 1, step, plan, bytes(32))
+    [result] = engine.train(theta, [task])
+    return result.delta.double().cpu() * -n / step
+
+
+def bound_holds(engine: Engine, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, sizes: list[int]) -> None:
+    for n in sizes:
+        difference = moved(engine, theta, x[: n + 1], y[: n + 1], clip) - moved(engine, theta, x[:n], y[:n], clip)
+        size = float(difference.norm() if clip == "l2" else difference.abs().max())
+        assert size <= 1.001, (engine.name, n, size)
+
+
+@pytest.mark.parametrize("name", ["mlp 20-200", "mlp 784-32", "cnn", "Embedding"])
+@pytest.mark.parametrize("clip", ["l2", "coordinate"])
+def test_one_more_record_moves_a_step_by_no_more_than_the_bound(name: str, clip: Clipping) -> None:
+    net, theta, x, y = case(name)
+    for engine in separating(net, x):
+        bound_holds(engine, theta, x, y, clip, [1, 2, 3, 4, 7, 15, 16])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", range(5))
+def test_many_sizes_and_seeds(name: str, seed: int) -> None:
+    net, theta, x, y = case(name, seed)
+    for engine in separating(net, x):
+        bound_holds(engine, theta, x, y, "l2", list(range(1, RECORDS)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["linear", "mlp 20-200", "mlp 784-32", "mlp 64-512", "cnn", "GroupNorm", "Embedding"])
+@pytest.mark.parametrize("clip", ["l2", "coordinate"])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_kernels_of_a_gpu_hold_the_bound(name: str, clip: Clipping, tf32: bool) -> None:
+    """Though they promise less: a record that is not finite has its whole agent done over, in another order."""
+    net, theta, x, y = case(name)
+    engine = StackedEngine(net.cuda(), "cuda", tf32=tf32)
+    assert not engine.separates_records
+    x, y = x.cuda(), y.cuda()
+    bound_holds(engine, theta.cuda(), x, y, clip, [1, 2, 3, 4, 7, 15, 16, 31, 32, 63, 64])
+    order = torch.randperm(RECORDS, generator=torch.Generator().manual_seed(2)).cuda()
+    bound_holds(engine, theta.cuda(), x[order], y[order], clip, [3, 15, 16, 32])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["mlp 20-200", "cnn", "attention", "LSTM"])
+def test_the_generic_engine_on_a_gpu_promises_nothing_of_the_kind(name: str) -> None:
+    net, theta, x, y = case(name)
+    engine = GenericEngine(net.cuda())
+    assert not engine.separates_records
+    assert torch.cat(list(engine.rows(theta.cuda(), x.cuda(), y.cuda(), None))).shape == (RECORDS, len(theta))
