@@ -185,7 +185,9 @@ def test_what_a_record_adds_is_its_own_to_the_bit(name: str, clip: Clipping) -> 
     broken[:: RECORDS // 5] = math.nan if name not in ("Embedding", "attention", "LSTM") else 19
     for engine in separating(net, x):
         assert engine.separates_records
-        alone = torch.stack([clipped(engine, theta, x[i : i + 1], y[i : i + 1], clip).flatten() for i in range(RECORDS)])
+        alone = torch.stack(
+            [clipped(engine, theta, x[i : i + 1], y[i : i + 1], clip).flatten() for i in range(RECORDS)]
+        )
         for company in companies:
             together = clipped(engine, theta, x[company], y[company], clip)
             wanted = alone[company].sum(0) if isinstance(engine, NativeEngine) else alone[company]

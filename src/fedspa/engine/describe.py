@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from fedspa.engine.flat import copied
 from fedspa.engine.layers import (
     Activation,
     Embedding,
@@ -65,7 +66,7 @@ def _chain(module: nn.Module) -> list[nn.Module]:
     """The leaf layers in the order in which data passes them; functional relu, tanh, flatten and pooling included."""
     try:
         with _TRACING:
-            graph = fx.symbolic_trace(module).graph
+            graph = fx.symbolic_trace(copied(module)).graph  # tracing leaves its marks on a module that sets attributes
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause
     modules = dict(module.named_modules())

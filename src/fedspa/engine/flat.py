@@ -65,7 +65,7 @@ class FlatModel:
         return cast(Tensor, functional_call(self.module, self._split(theta), (x,)))
 
     def mean_loss(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(self.logits(theta, x), y)
+        return _loss(self.logits(theta, x), y)
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Of the mean loss."""
@@ -103,6 +103,11 @@ class FlatModel:
         return {name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes)}
 
 
+def _loss(logits: Tensor, y: Tensor) -> Tensor:
+    # torch passes over a label of -100 by default: here it is as wrong as any other outside the classes.
+    return functional.cross_entropy(logits, y, ignore_index=torch.iinfo(torch.int64).min)
+
+
 class _EachAlone(nn.Module):
     """Example after example through the module; a module itself, so that θ is put in once for all of them."""
 
@@ -114,7 +119,7 @@ class _EachAlone(nn.Module):
         for row, one, label in zip(rows, torch.split(x, 1), torch.split(y, 1)):
             try:
                 # Copies: a view lies where its neighbours left it room.
-                loss = functional.cross_entropy(self.module(one.clone()), label.clone())
+                loss = _loss(self.module(one.clone()), label.clone())
                 parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 torch.cat([part.reshape(-1) for part in parts], out=row)
             except MemoryError:
