@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test lint docs docs-images clean
+.PHONY: run test explore lint docs docs-images clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedspa run
@@ -12,6 +12,13 @@ run: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2
+
+# New random examples for every law that hypothesis draws, TURNS times over; stops where one falls, and prints it.
+TURNS ?= 20
+explore: $(VENV)/.installed-dev
+	for turn in $$(seq $(TURNS)); do \
+		env -u CI $(BIN)/python -m pytest -q -n 2 -m hypothesis $(TESTS) || exit 1; \
+	done
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -146,6 +146,18 @@ def test_clipped_sums_are_within_1e_5_of_the_clip_of_the_reference(
     assert float((got - wanted).abs().max()) <= max(1, batch) * 1e-5 * value
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1, (0, 2), (2, 1)])
+def test_a_convolution_of_one_pixel_may_be_padded(stride: int, padding: Any) -> None:
+    """Then it is no plain product: it has more outputs than one, or sees nothing but padding."""
+    net = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Tanh(), nn.Conv2d(3, 2, 1, stride, padding), nn.Flatten())
+    net.append(nn.Linear(net(torch.zeros(1, 2, 1, 1)).shape[1], CLASSES))
+    theta, (x, y) = FlatModel(net).flatten(), records(net, 6, (2, 1, 1), 0)
+    got = torch.cat(list(LayerGradients(net).rows(theta, x, y, None)))
+    wanted = torch.cat(list(ReferenceEngine(net).rows(theta.double(), x, y, None)))
+    assert torch.allclose(got.double(), wanted, atol=1e-6)
+
+
 @settings(max_examples=40, deadline=None)
 @given(made=nets(smooth=False), seed=st.integers(0, 1000))
 def test_rules_match_autograd_in_float64_kinks_included(made: tuple[nn.Sequential, tuple[int, ...]], seed: int) -> None:

@@ -81,6 +81,17 @@ NETS: dict[str, tuple[tuple[int, ...], Any]] = {
         (5,),
         lambda: [nn.Embedding(WORDS, 17), nn.LayerNorm(17), nn.Flatten(), nn.Linear(85, 3)],
     ),
+    "one pixel, padded": (
+        (1, 5, 5),
+        lambda: [
+            *(nn.Conv2d(1, 2, 1, stride=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(2, 2, 1, padding=1), nn.Tanh()),
+            *(nn.Flatten(), nn.Linear(18, 3)),
+        ],
+    ),
+    "one pixel, padded and strided": (
+        (2, 1, 1),
+        lambda: [nn.Conv2d(2, 4, 1), nn.Tanh(), nn.Conv2d(4, 3, 1, stride=2, padding=(1, 2)), nn.Flatten()],
+    ),
     "strided, padded": (
         (3, 9, 8),
         lambda: [
@@ -286,3 +297,14 @@ def test_a_private_clip_stays_within_what_a_plan_allows(clip_value: float, share
     )  # fmt: skip
     assert SMALLEST_CLIP <= float(clips) <= LARGEST_CLIP
     assert float(clips) == pytest.approx(clip_value, rel=1e-7)  # Triton takes these constants through float32
+
+
+def test_records_without_a_gradient_are_done_over_by_the_rules() -> None:
+    """A label outside the classes, or a token outside the words, comes to the kernels as the label -1."""
+    net = make_net("mlp")
+    tasks = make_tasks("mlp", net, 2, "l2", None, "given")
+    tasks[0] = replace(tasks[0], y=tasks[0].y.masked_fill(torch.arange(len(tasks[0].y), device=DEVICE) % 2 == 0, -1))
+    results = Rounds(LayerGradients(net), DEVICE, False).train(FlatModel(net).flatten().to(DEVICE), tasks)
+    sampled = draw_batches(tasks[0]).records
+    assert [result.zeroed for result in results] == [int((sampled % 2 == 0).sum()), 0]
+    assert all(result.delta.isfinite().all() for result in results)
