@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
-from fedspa.engine.threads import torch_threads
+from fedspa.engine.threads import one_example_a_time
 from fedspa.errors import ConfigError
 
 # Layer → what to use instead. Batch statistics mix examples, so no example has a gradient of its own to clip; running
@@ -87,7 +87,7 @@ class FlatModel:
         """
         parts = {f"module.{name}": part.clone().requires_grad_() for name, part in self._split(theta.detach()).items()}
         rows = theta.new_empty(len(y), self.dimension)
-        with torch_threads(1):
+        with one_example_a_time():
             functional_call(self._alone, parts, (list(parts.values()), x, y, rows))
         return rows
 

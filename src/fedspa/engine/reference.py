@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedspa.engine.flat import FlatModel, copied
 from fedspa.engine.local import local_steps
 from fedspa.engine.task import LocalResult, LocalTask
-from fedspa.engine.threads import torch_threads
+from fedspa.engine.threads import one_example_a_time
 
 
 class ReferenceEngine:
@@ -29,7 +29,7 @@ class ReferenceEngine:
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
         for i in range(len(y)):
             try:
-                with torch_threads(1):
+                with one_example_a_time():
                     gradient = self.mean(theta, x[i : i + 1].clone(), y[i : i + 1].clone())
             except MemoryError:
                 raise

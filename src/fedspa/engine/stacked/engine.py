@@ -20,7 +20,7 @@ from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.describe import Layer, describe, scores
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_labels, strange_record
-from fedspa.engine.threads import torch_threads
+from fedspa.engine.threads import one_example_a_time
 from fedspa.errors import ConfigError, PrivacyError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class LayerGradients:
 def _each_alone(layers: Sequence[Layer], theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """As `FlatModel.gradients_alone`, by the rules."""
     rows = theta.new_empty(len(y), len(theta))
-    with torch_threads(1):
+    with one_example_a_time():
         for row, one, label in zip(rows, torch.split(x, 1), torch.split(y, 1)):
             row.copy_(rules.gradient_rows(layers, theta, one.clone(), label.clone())[0])
     return rows
