@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +49,8 @@ def contenders() -> dict[str, tuple[nn.Module, Callable[[int], Tensor]]]:
     }
 
 
-def measure(repeats: int) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def measure(repeats: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for name, (module, make) in contenders().items():
         model = FlatModel(module)
         theta = model.flatten()
