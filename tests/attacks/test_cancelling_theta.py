@@ -28,6 +28,7 @@ from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked import supports as stacked_supports
 from fedspa.engine.task import Engine, LocalTask
+from fedspa.errors import ConfigError
 from fedspa.mechanism.clipping import clip_rows
 from fedspa.privacy.plan import Clipping, Plan
 
@@ -261,3 +262,16 @@ def test_the_generic_engine_on_a_gpu_promises_nothing_of_the_kind(name: str) -> 
     engine = GenericEngine(net.cuda())
     assert not engine.separates_records
     assert torch.cat(list(engine.rows(theta.cuda(), x.cuda(), y.cuda(), None))).shape == (RECORDS, len(theta))
+
+
+def test_a_site_takes_no_engine_that_does_not_keep_records_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = pytest.importorskip("fedspa.flower.site")
+    monkeypatch.setattr(GenericEngine, "separates_records", False)
+    for engine in ("reference", "generic"):
+        site._engine.cache_clear()
+        if engine == "reference":
+            assert site._engine("logistic", (4,), 2, engine, 1, False)[0].name == engine
+        else:
+            with pytest.raises(ConfigError, match=r"'generic' does not keep records apart"):
+                site._engine("logistic", (4,), 2, engine, 1, False)
+    site._engine.cache_clear()
