@@ -11,6 +11,11 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job
 from fedspa.runs.statement import warnings
 
+TOGETHER = (
+    "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "
+    "chooses its model to enlarge that could pass the clip, and a deployment takes no such engine (docs/engine.md)"
+)
+
 
 def summarise(
     job: Job,
@@ -57,5 +62,6 @@ def summarise(
             *warnings(config, job.plan),
             *([] if total is None or total.note is None else [total.note]),
             *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
+            *([TOGETHER] if job.plan is not None and not job.engine.separates_records else []),
         ],
     }
