@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.accounting import SOUND, _rdp, _Step, epsilon, gaussian_epsilon
+from fedspa.privacy.accounting import SOUND, Step, _rdp, epsilon, gaussian_epsilon
 from fedspa.privacy.event import GaussianEvent
 
 RELATION = {
@@ -119,7 +119,7 @@ def test_rdp_of_fixed_sampling_is_the_theorem() -> None:
                 b = mpmath.sqrt(abs(difference(2 * (j // 2))) * abs(difference(2 * -(-j // 2))))
                 total += q**j * mpmath.binomial(alpha, j) * min(4 * b, 2 * moments[j])
             exact = float(mpmath.log(total) / (alpha - 1))
-            found = _rdp(_Step("fixed", rate, noise), alpha)
+            found = _rdp(Step("fixed", rate, noise), alpha)
             assert exact * (1 - 1e-6) - 1e-13 <= found <= exact * 1.05 + 1e-13
 
 
@@ -200,8 +200,9 @@ def test_delta_must_make_sense(delta: float) -> None:
 
 def test_other_arguments_must_make_sense() -> None:
     event = GaussianEvent("poisson", 10, 600, 300, 1.0)
-    with pytest.raises(PrivacyError, match="negative"):
-        epsilon({event: -1}, 1e-5, neighbours="add-remove")
+    for count in (-1, 10**15 + 1):
+        with pytest.raises(PrivacyError, match=f"participations is {count}; it must lie between 0 and 1e\\+15"):
+            epsilon({event: count}, 1e-5, neighbours="add-remove")
     with pytest.raises(PrivacyError, match="add-remove, replace-one"):
         epsilon({event: 1}, 1e-5, neighbours="zero-out")  # type: ignore[arg-type]
     with pytest.raises(PrivacyError, match="pld, rdp"):
