@@ -107,8 +107,8 @@ def test_runs_of_both_kinds_on_one_ledger_add_up(tmp_path: Path) -> None:
     # The second run was chosen after the first: both are moments of one filter, which cpSGD enters release by release.
     assert rounded["epsilon_total"] > max(gaussian["epsilon"], rounded["epsilon"])
     assert (gaussian["accountant_total"], rounded["accountant_total"]) == ("pld (one plan)", BY_FILTER)
-    assert "with all runs in the ledger (pld and binomial)" in statement(rounded)
-    assert total_priced_by(tmp_path / "rounded") == "pld and binomial"
+    assert f"with all runs in the ledger ({BY_FILTER})" in statement(rounded)
+    assert total_priced_by(tmp_path / "rounded") == BY_FILTER
     older = {key: value for key, value in rounded.items() if key != "accountant_total"}
     (tmp_path / "rounded/summary.json").write_text(json.dumps(older))
     assert total_priced_by(tmp_path / "rounded") == "–"

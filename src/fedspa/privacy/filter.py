@@ -15,8 +15,9 @@ mixtures.)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ _POINTS = 800
 _PRECISION = 1e-4
 _MOST = 1e9
 
+_Answer = TypeVar("_Answer")
+
 
 def fits(events: Mapping[Event, int], epsilon: float, delta: float, neighbours: Neighbours) -> bool:
     """Whether a filter that was set to (ε, δ) admits all these participations, in whatever order they came."""
@@ -41,12 +44,22 @@ def fits(events: Mapping[Event, int], epsilon: float, delta: float, neighbours: 
         return True
     if not delta > 0:
         return False
-    return _fits(_sums(_counted(events), delta, neighbours), epsilon, delta)
+    # A cap beyond the most that is told apart is kept to as that.
+    return _certified(lambda: _fits(_sums(_counted(events), delta, neighbours), min(epsilon, _MOST), delta), False)
 
 
 def least_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbours) -> float:
     """The smallest ε (to four digits, from above) at which a filter at `delta` admits all these; infinite if none."""
-    return _least_epsilon(_counted(events), delta, neighbours)
+    return _certified(lambda: _least_epsilon(_counted(events), delta, neighbours), math.inf)
+
+
+def _certified(asked: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+    """Where numbers leave the range of float64 nothing is certified; a NaN fits nowhere."""
+    try:
+        with np.errstate(all="ignore"):
+            return asked()
+    except (ArithmeticError, ValueError):  # `math` raises the latter at a logarithm of 0
+        return otherwise
 
 
 def _counted(events: Mapping[Event, int]) -> frozenset[tuple[Event, int]]:
@@ -101,8 +114,7 @@ def _fits(sums: tuple[tuple[Array, float], ...], epsilon: float, delta: float) -
     at[0] = epsilon
     for cumulants, _ in sums:
         exponents = log_weights + np.outer(at, ORDERS) - cumulants
-        with np.errstate(invalid="ignore"):
-            found = math.log((1 - _LEFT_OUT) * delta) + np.logaddexp.reduce(exponents, axis=1)  # at the lower end
+        found = math.log((1 - _LEFT_OUT) * delta) + np.logaddexp.reduce(exponents, axis=1)  # at the lower end
         if not (needed <= found - 1e-9).all():  # a NaN does not fit
             return False
     return True

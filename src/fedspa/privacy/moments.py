@@ -60,8 +60,7 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
     step = step_of(event)
     if step.rate == 1:  # a plain Gaussian
         width = np.float64(1 if neighbours == "add-remove" else 2)
-        with np.errstate(over="ignore"):
-            one = ORDERS * (ORDERS + 1) / 2 * (width / step.noise) ** 2
+        one = ORDERS * (ORDERS + 1) / 2 * (width / step.noise) ** 2
         return (_times(Moments(one, 0.0), event.steps),)
     return tuple(_times(_of_pair(pair, reach_for(_STEPS, left_out)), event.steps) for pair in _pairs(step, neighbours))
 
@@ -76,8 +75,7 @@ def _pairs(step: Step, neighbours: Neighbours) -> tuple[Removed | Added | Replac
 
 
 def _times(one: Moments, steps: int) -> Moments:
-    with np.errstate(over="ignore"):
-        cumulants = np.nextafter(one.cumulants * float(steps), math.inf)
+    cumulants = np.nextafter(one.cumulants * float(steps), math.inf)
     return Moments(cumulants, min(1.0, one.infinite * steps))
 
 
