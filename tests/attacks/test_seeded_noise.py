@@ -19,18 +19,18 @@ from typing import Any
 import pytest
 
 import fedspa
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export
 from fedspa.cli import main
 from fedspa.cli.run import show
 from fedspa.cli.watch import terms
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.cap import Cap, total_epsilon
 from fedspa.privacy.event import GaussianEvent, as_server_saw, from_json, noise_modes, seeded_words
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_report import export
+from fedspa.report.progress import snapshot
 from fedspa.runs.simulate import RunResult
 from fedspa.runs.statement import plain_words, statement
-from fedspa.runs.track import figures
-from fedspa.runs.watch import snapshot
+from fedspa.track import figures
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 from small_runs import small
