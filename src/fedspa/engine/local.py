@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.task import LocalResult, LocalTask
-from fedspa.errors import first_line
-from fedspa.errors import DataError
+from fedspa.errors import DataError, first_line
 from fedspa.mechanisms.clipping import count_not_finite
 from fedspa.mechanisms.gaussian.plan import Clipping
 from fedspa.mechanisms.gaussian.release import noisy_mean

@@ -12,8 +12,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from fedspa.errors import first_line
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, first_line
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.threads import torch_threads
 
