@@ -18,7 +18,7 @@ from provenance import ROOT, stamp
 
 def audit(name: str, data: Path) -> dict[str, Any]:
     """Its JSON, whether the claim held or not."""
-    arguments = ["--config", f"experiments/{name}.toml", "--set", f"data.dir={json.dumps(str(data.resolve()))}"]
+    arguments = ["--config", name, "--set", f"data.dir={json.dumps(str(data.resolve()))}"]
     command = [sys.executable, "-m", "fedspa", "audit", *arguments, "--json"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if found.returncode > 1:

@@ -2,7 +2,7 @@
 
     python benchmarks/ledger.py [--entries 1000000] [--folder DIR] [--json]
     python benchmarks/ledger.py --run quickstart            # its share of a whole simulated run
-    python benchmarks/ledger.py --run experiments/mnist.toml --data DIR --rounds 6
+    python benchmarks/ledger.py --run mnist --data DIR --rounds 6
 
 Both ledgers are measured in one run, turn by turn, so that the disk's moods hit them alike; the mean includes SQLite's
 checkpoints. The `fsync` line is the disk's own share: one append and fsync of what a reserve writes.
@@ -24,6 +24,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.paper import shipped
 from fedspa.privacy.event import GaussianEvent
 from provenance import stamp
 
@@ -125,7 +126,7 @@ def one_run(config: str, data: str, rounds: int | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"run.out={json.dumps(folder + '/run')}", f"data.dir={json.dumps(data)}"]
         overrides += [f"federation.rounds={rounds}"] if rounds is not None else []
-        summary = fedspa.run(fedspa.load(None if config == "quickstart" else config, overrides)).summary
+        summary = fedspa.run(fedspa.load(None if config == "quickstart" else shipped.config(config), overrides)).summary
     seconds = summary["seconds"]
     share = {"share": spent["ledger_s"] / seconds, "settle_share": spent["settle_s"] / seconds}
     return {**spent, "run_s": seconds, **share, "rounds": summary["rounds"], "engine": summary["engine"]}

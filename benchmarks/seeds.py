@@ -1,6 +1,6 @@
 """A config over several seeds: accuracy after the last round on its held-out records, mean ± standard deviation.
 
-    python benchmarks/seeds.py experiments/mnist-best.toml --seeds 5 --data DIR --json mnist-best.json
+    python benchmarks/seeds.py mnist-best --seeds 5 --data DIR --json mnist-best.json
 
 The JSON holds the command, the commit, the hardware and every run's summary.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fedspa
+from fedspa.paper import shipped
 from fedspa.paper.provenance import hardware
 from fedspa.runs.config import load
 
@@ -45,14 +46,14 @@ def commit() -> str:
     git = ("git", "-C", str(ROOT))
     name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
     # Of what a run reads, not of the results that it may be writing.
-    read = ("src", "benchmarks", "experiments/*.toml")
+    read = ("src", "benchmarks")
     changed = subprocess.run([*git, "status", "--short", *read], capture_output=True, text=True, check=True).stdout
     return name.strip() + (", with uncommitted changes in the work tree" if changed.strip() else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", help="as for fedspa run")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data", type=Path, help="folder with the files of the data that the config names")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for fedspa run")
@@ -63,7 +64,7 @@ def main() -> None:
     if arguments.data is not None:
         overrides.append(f"data.dir={json.dumps(str(arguments.data))}")
     before = commit()
-    found = over_seeds(arguments.config, arguments.seeds, overrides)
+    found = over_seeds(shipped.config(arguments.config), arguments.seeds, overrides)
     print(f"{found['accuracy']:.2f} ± {found['accuracy_std']:.2f} %, ε = {found['epsilon']:.4f}")
     if arguments.json is not None:
         sets = "".join(f" --set {text}" for text in arguments.set)

@@ -4,7 +4,7 @@
 
 Every figure comes from a whole run through the real codec. `digits` needs no files; `mnist` and `mnist-best` (accuracy)
 and `cifar10` (bytes of one round only) run where --data names a folder with theirs. Rows that the JSON file already has
-are kept. `mnist` is the paper's CNN, with one set of settings for all p; `mnist-best` is experiments/mnist-best.toml,
+are kept. `mnist` is the paper's CNN, with one set of settings for all p; `mnist-best` is the config of that name,
 with settings chosen for each p on held-out training records, and is held against FedAvg's payload of the paper's CNN.
 """
 
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import fedspa
+from fedspa.paper import shipped
 from fedspa.runs.config import Config, load
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ALGORITHMS = [("fedavg", 1.0, "f32"), ("dp-fed", 1.0, "f32")] + [
     ("fedspa", p, coding) for p in (0.05, 0.1, 0.4) for coding in ("f32", "f16", "int")
 ]
@@ -48,13 +48,13 @@ def config(job: str, algorithm: str, p: float, coding: str, seed: int, data: Pat
     if job == "mnist-best":
         clip, rate = CHOSEN[p]
         overrides += [f"privacy.clip_value={clip}", f"algorithm.server_lr={rate}"]
-        return load(EXPERIMENTS / "mnist-best.toml", overrides)
+        return load(shipped.config("mnist-best"), overrides)
     if job == "cifar10":
         overrides += ["data.name=cifar10", "model.name=cifar10-cnn", "algorithm.batch=50", "algorithm.local_steps=5"]
         overrides += ["federation.rounds=1"]
     if algorithm == "fedavg":
         overrides += ["algorithm.local_lr=0.01", "algorithm.lr_decay=none"]
-    return load(EXPERIMENTS / "mnist.toml", overrides)
+    return load(shipped.config("mnist"), overrides)
 
 
 def measure(job: str, algorithm: str, p: float, coding: str, seeds: int, data: Path | None) -> dict[str, Any]:

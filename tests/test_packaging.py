@@ -112,7 +112,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         if name.endswith((".py", ".toml", ".md", "py.typed", ".c", ".h", ".html", ".css", ".js"))
         and (ROOT / name).is_file()
     }
-    assert {"fedspa/py.typed", "fedspa/runs/quickstart.toml", "fedspa/cli/__init__.py"} <= wanted
+    assert {"fedspa/py.typed", "fedspa/runs/quickstart.toml", "fedspa/paper/tables/mnist.toml"} <= wanted
     inside = {name for name in names if ".dist-info/" not in name}
     native = {name for name in inside if name.startswith("fedspa/engine/native/_native") and name.endswith(".so")}
     assert inside - native == wanted
@@ -150,3 +150,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path
     run = subprocess.run([str(home / "bin" / "fedspa"), *words], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["rounds"] == 2
+    words = ["table", "mnist", "--quick", "--rows", "fedavg", "--device", "cpu", "--json"]
+    table = subprocess.run([str(home / "bin" / "fedspa"), *words], capture_output=True, text=True, cwd=tmp_path)
+    assert table.returncode == 0, table.stderr
+    assert json.loads(table.stdout)["rows"][0]["published"]["status"] == "done"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import accuracy
+from fedspa.paper import shipped
 from fedspa.runs.config import load
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ def test_the_readmes_rows_are_the_kept_results() -> None:
 @pytest.mark.parametrize("name", accuracy.ROWS)
 def test_kept_results_are_those_of_their_config(name: str) -> None:
     kept = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text("utf-8"))
-    config = load(ROOT / "experiments" / f"{name}.toml")
+    config = load(shipped.config(name))
     assert config.data.holdout == 0
     for seed, run in enumerate(kept["summaries"]):
         assert run["seed"] == seed

@@ -16,7 +16,7 @@ from fedspa.engine.generic import GenericEngine
 from fedspa.learning import models
 from fedspa.mechanisms.binomial.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.paper import rows, stand_in
+from fedspa.paper import rows, shipped, stand_in
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.binomial import composed_epsilon
 from fedspa.privacy.event import GaussianEvent
@@ -24,7 +24,6 @@ from fedspa.privacy.published import in_range, published_epsilon, published_nois
 from fedspa.randomness.sparsify import scale
 from fedspa.server.optimizers import ServerOptimizer
 
-TABLES = Path(__file__).parents[2] / "experiments" / "tables"
 # B, m, τ and the mean number of participations, 0.1·T, of the two experiments.
 MNIST = {"batch": 10, "records": 600, "steps": 300, "participations": 5}
 CIFAR = {"batch": 50, "records": 500, "steps": 50, "participations": 20}
@@ -224,7 +223,7 @@ def _cost(p: float, d: int, rounds: int, ratio: float) -> float:
 @pytest.mark.parametrize(("name", "rounds"), [("mnist", 45), ("cifar10", 100)])
 def test_the_costs_are_the_formula_with_half_the_rounds_for_cifar(name: str, rounds: int) -> None:
     """CIFAR-10 is said to run for 200 rounds; its costs fit 100. Three or four digits are printed."""
-    for row in rows.read(TABLES / f"{name}.toml").row:
+    for row in rows.read(shipped.table(name)).row:
         if row.printed.cost is not None:
             ratio = 1.0 if row.algorithm == "cpsgd" else 0.1
             assert row.printed.cost == pytest.approx(_cost(row.compression, DIMENSION[name], rounds, ratio), rel=3e-3)
@@ -232,7 +231,7 @@ def test_the_costs_are_the_formula_with_half_the_rounds_for_cifar(name: str, rou
 
 def test_a_twentieth_saves_95_percent_of_the_cost() -> None:
     """The text says 86 % for MNIST at p = 0.05; the table's own figures say 95."""
-    table = {row.key: row.printed.cost for row in rows.read(TABLES / "mnist.toml").row}
+    table = {row.key: row.printed.cost for row in rows.read(shipped.table("mnist")).row}
     sparse, dense = table["fedspa-0.05"], table["dp-fed-1"]
     assert sparse is not None
     assert dense is not None

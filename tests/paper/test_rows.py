@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,8 @@ import small_table
 from fedspa.cli.sweeping import machine_overrides
 from fedspa.data import plugin
 from fedspa.errors import ConfigError
-from fedspa.paper import rows
+from fedspa.paper import rows, shipped
 
-TABLES = Path(__file__).parents[2] / "experiments" / "tables"
 # Tables 1 and 2 of the paper, read off its page: (algorithm, p) → accuracy, cost, ε.
 PRINTED = {
     "mnist": {
@@ -40,7 +40,7 @@ PRINTED = {
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_rows_carry_what_is_printed(name: str) -> None:
-    for row in rows.read(TABLES / f"{name}.toml").row:
+    for row in rows.read(shipped.table(name)).row:
         printed = (row.printed.accuracy, row.printed.cost, row.printed.epsilon)
         if row.printed.diverged:
             assert row.algorithm == "cpsgd"
@@ -53,7 +53,7 @@ def test_rows_carry_what_is_printed(name: str) -> None:
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_settings_are_what_they_are_called(name: str) -> None:
     """Published: the paper's noise and clip, not sound. Verified: (1.0, 1e-3) by a sound accountant."""
-    path = TABLES / f"{name}.toml"
+    path = shipped.table(name)
     spec = rows.read(path)
     federation = (100, 45 if name == "mnist" else 200, 10)
     for row in spec.row:
@@ -80,7 +80,6 @@ def test_settings_are_what_they_are_called(name: str) -> None:
                     (300, 10, 0.01) if name == "mnist" else (50, 50, 0.1)
                 )
     assert plugin.resolve(spec.stand_in, key="stand_in", error=ConfigError)
-    assert rows.find(name).samefile(path)
 
 
 def test_rows_can_be_chosen(tmp_path: Path) -> None:
@@ -109,15 +108,36 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str, words: str) -> N
         rows.read(tmp_path / "table.toml")
 
 
-def test_a_table_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        rows.read(tmp_path / "none.toml")
+        rows.read(shipped.table(str(tmp_path / "none.toml")))
     with pytest.raises(ConfigError, match=r"no table 'imagenet'; there are cifar10, mnist"):
-        rows.find("imagenet")
+        shipped.table("imagenet")
+    with pytest.raises(ConfigError, match=r"no config 'imagenet'; there are .*mnist-best"):
+        shipped.config("imagenet")
+
+
+def test_every_config_that_a_table_names_lies_in_the_package() -> None:
+    package = Path(str(resources.files("fedspa")))
+    named = set()
+    for name in shipped.names("tables"):
+        path = shipped.table(name)
+        spec = rows.read(path)
+        trials = [trial for row in spec.row for setting in rows.SETTINGS if (trial := row.trial(setting))]
+        named |= {(path.parent / file).resolve() for file in (spec.curve, *(trial.config for trial in trials))}
+    assert len(named) >= 12
+    for path in named:
+        assert path.is_relative_to(package)
+        assert shipped.config(path.stem).resolve() == path
+
+
+def test_a_name_is_ours_and_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedspa.__file__", str(tmp_path / "lib" / "fedspa" / "__init__.py"))
-    with pytest.raises(ConfigError, match="checkout"):
-        rows.find("mnist")
+    Path("mnist").touch()
+    Path("mine").touch()
+    assert shipped.table("mnist").suffix == ".toml"
+    assert shipped.config("mine") == Path("mine")
+    assert shipped.config("./mnist") == Path("mnist")
 
 
 def test_the_machine_is_shared_out_among_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

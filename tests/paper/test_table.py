@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedspa.cli import app
 from fedspa.errors import ConfigError, DataError
-from fedspa.paper import cells, rows, table
+from fedspa.paper import cells, rows, shipped, table
 from fedspa.paper.sweep import Outcome
 from fedspa.runs.config import load
 
@@ -98,7 +98,7 @@ def test_one_row_more_seeds(small: tuple[Path, Path, dict[str, Any]]) -> None:
 
 def test_what_is_compared_runs_with_more_seeds(tmp_path: Path) -> None:
     """Table 2's sound rows have three at least; --seeds asks for more, and quick rows stay quick."""
-    path = rows.find("cifar10")
+    path = shipped.table("cifar10")
     spec = rows.read(path)
     chosen = rows.select(spec, "fedspa-0.1,fedavg")
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedspa.cli import app
 from fedspa.errors import ConfigError
-from fedspa.paper import plot, tradeoff
+from fedspa.paper import plot, shipped, tradeoff
 from fedspa.paper.sweep import Outcome
 from fedspa.runs.config import load
 
@@ -51,7 +51,7 @@ def test_every_point_is_there_and_keeps_its_budget(small: tuple[Path, dict[str, 
 
 def test_points_carry_the_ratio_that_was_asked_for(tmp_path: Path) -> None:
     """k is a whole number: 0.05 of 537,610 is 0.0499991."""
-    config = Path(__file__).parents[2] / "experiments" / "mnist.toml"
+    config = shipped.config("mnist")
     planned = tradeoff.plan(config, [0.05], [0.5], 1, tmp_path, [])
     summary = dict.fromkeys(("accuracy_best", "accuracy_last", "payload_bytes", "uplink_bytes", "seconds"), 0.5)
     summary |= {"compression": 0.0499991, "epsilon": 0.5, "epsilon_replace_one": 1.0, "private": True}
@@ -62,7 +62,7 @@ def test_points_carry_the_ratio_that_was_asked_for(tmp_path: Path) -> None:
 
 def test_the_clip_follows_the_active_part(tmp_path: Path) -> None:
     """3·√p at every p where the config says 0.67 at 0.05; a coordinate's bound does not change."""
-    config = Path(__file__).parents[2] / "experiments" / "mnist.toml"
+    config = shipped.config("mnist")
     planned = tradeoff.plan(config, [0.05, 0.2, 1.0], [0.5], 1, tmp_path, [])
     clips = {p: runs[0].config.privacy.clip_value for (p, _), runs in planned.items()}
     assert clips[0.05] == 0.67
@@ -77,7 +77,7 @@ def test_the_clip_follows_the_active_part(tmp_path: Path) -> None:
 def test_as_a_table(small: tuple[Path, dict[str, Any]]) -> None:
     folder, found = small
     columns, rows = tradeoff.lines(found)
-    assert columns == ["ε", "p = 0.2", "p = 1"]
+    assert columns == ["ε (SEEDED NOISE: a simulation)", "p = 0.2", "p = 1"]
     assert [row[0] for row in rows] == ["1", "4"]
     assert tradeoff.markdown(found).count("\n") == 3
     words = ["--epsilon", "1,4", "--compression", "0.2,1", "--seeds", "2", "--out", str(folder / "out")]

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspa.errors import ConfigError
+from fedspa.paper import shipped
 from fedspa.runs.config import Config, load, to_toml
-
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 def test_the_packaged_quickstart_is_valid_and_private() -> None:
@@ -22,9 +21,9 @@ def test_the_packaged_quickstart_is_valid_and_private() -> None:
     assert config.data.name == "digits"
 
 
-@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_experiment_is_valid(path: Path) -> None:
-    load(path)
+@pytest.mark.parametrize("name", shipped.names("configs"))
+def test_every_config_that_is_shipped_is_valid(name: str) -> None:
+    load(shipped.config(name))
 
 
 def test_written_out_and_read_back_it_is_the_same() -> None:

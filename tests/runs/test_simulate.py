@@ -22,6 +22,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import BudgetError, ConfigError, LedgerError
+from fedspa.paper import shipped
 from fedspa.privacy import event as event_module
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import GaussianEvent
@@ -438,5 +439,5 @@ def test_fedavg_reproduces_on_mnist(tmp_path: Path) -> None:
     if folder is None:
         pytest.skip("set FEDSPA_DATA to a folder with MNIST's files to run this test")
     overrides = [f'data.dir="{folder}"', f'run.out="{tmp_path / "run"}"', "federation.rounds=12"]
-    config = load(Path(__file__).parents[2] / "experiments" / "mnist-fedavg.toml", overrides)
+    config = load(shipped.config("mnist-fedavg"), overrides)
     assert fedspa.run(config).summary["accuracy_best"] >= 0.97

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def audit(
-    config: Annotated[Path | None, typer.Option(help="Audit the mechanism of this TOML config.")] = None,
+    config: Annotated[str | None, typer.Option(help="Audit the mechanism of this config, as for fedspa run.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
     ] = None,
@@ -57,13 +56,14 @@ def audit(
 
     from fedspa.audit.setting import Setting
     from fedspa.audit.targets import of_config, synthetic
+    from fedspa.paper import shipped
 
     torch.set_num_threads(1)
     if config is None:
         mechanism, target = synthetic(algorithm or "fedspa", choices)
         setting = Setting(**how, draws=draws, seed=seed)
     else:
-        mechanism, target, setting = of_config(config, overrides or [], choices, draws, seed)
+        mechanism, target, setting = of_config(shipped.config(config), overrides or [], choices, draws, seed)
     report = mechanism.audit(setting, target if plant is None else mechanism.planted(plant, target))
     if as_json:
         print(json.dumps({"plant": plant, **report.to_json()}, allow_nan=False))

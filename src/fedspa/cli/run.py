@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="TOML config; without one, a job on scikit-learn's digits.")
+        str | None,
+        typer.Argument(help="TOML config, or one of ours by name (mnist-best); without one, scikit-learn's digits."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
@@ -45,6 +46,7 @@ def run(
 
     Ctrl-C stops after the round, twice at once; either way, and after any crash, --resume goes on.
     """
+    from fedspa.paper import shipped
     from fedspa.runs.config import load
 
     if resume is not None:
@@ -52,10 +54,10 @@ def run(
             raise ConfigError("--out and --resume: both given; a resumed run stays in its folder")
         if not (resume / "config.toml").is_file():
             raise ConfigError(f"--resume {resume}: there is no run in that folder")
-        config = config or resume / "config.toml"
+        config = config or str(resume / "config.toml")
     flags = {"run.out": None if out is None else str(out), "run.track": track}
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
-    settings = load(config, [*(overrides or ()), *given])
+    settings = load(None if config is None else shipped.config(config), [*(overrides or ()), *given])
 
     from rich.console import Console
 

@@ -41,9 +41,10 @@ def table(
     """
     from fedspa import durable
     from fedspa.paper import rows as specs
+    from fedspa.paper import shipped
     from fedspa.paper import table as tables
 
-    path = specs.find(name)
+    path = shipped.table(name)
     spec = specs.read(path)
     chosen = specs.select(spec, rows)
     out = out if out is not None else Path("runs", f"table-{path.stem}{'-quick' if quick else ''}")

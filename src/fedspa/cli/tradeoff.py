@@ -21,7 +21,7 @@ EPSILONS, COMPRESSIONS = "0.5,1,2,4,8", "0.05,0.1,0.4,1"
 
 
 def tradeoff(
-    source: Annotated[str, typer.Argument(metavar="mnist|cifar10|CONFIG", help="Data of the paper, or a TOML config.")],
+    source: Annotated[str, typer.Argument(metavar="mnist|cifar10|CONFIG", help="The paper's data, or a config.")],
     epsilon: Annotated[str, typer.Option(metavar="ε,…", help="Target ε of the runs.")] = EPSILONS,
     compression: Annotated[str, typer.Option(metavar="P,…", help="Compression ratios, a line each.")] = COMPRESSIONS,
     seeds: sweeping.Seeds = 1,
@@ -43,11 +43,11 @@ def tradeoff(
     Stopped by Ctrl-C or by a crash, the same command goes on: runs that ended are kept.
     """
     epsilons, compressions = _numbers("--epsilon", epsilon), _numbers("--compression", compression)
-    from fedspa.paper import rows, tradeoff
+    from fedspa.paper import rows, shipped, tradeoff
     from fedspa.runs.config import load
 
-    spec = None if source.endswith(".toml") else rows.read(path := rows.find(source))
-    config = Path(source) if spec is None else path.parent / spec.curve
+    spec = rows.read(path := shipped.table(source)) if source in shipped.names("tables") else None
+    config = shipped.config(source) if spec is None else path.parent / spec.curve
     if quick and spec is None:
         raise ConfigError("--quick is for mnist and cifar10; for a config, --set federation.rounds=2 and the like")
     out = out if out is not None else Path("runs", f"tradeoff-{Path(source).stem}{'-quick' if quick else ''}")

@@ -1,9 +1,9 @@
 """A table of the paper as data: its rows, what is printed in them, and the configs that run them.
 
-The file is TOML (experiments/tables/*.toml). Each row has up to three trials: `published` has the paper's
-hyperparameters and its Theorem 1's noise, which proves nothing; `verified` has a sound guarantee on the paper's model;
-`tuned` has the same guarantee and the best settings known here, the model included. A trial names a config, relative to
-the table's file, and the keys in which the row differs from it.
+The file is TOML (tables/*.toml). Each row has up to three trials: `published` has the paper's hyperparameters and its
+Theorem 1's noise, which proves nothing; `verified` has a sound guarantee on the paper's model; `tuned` has the same
+guarantee and the best settings known here, the model included. A trial names a config, relative to the table's file,
+and the keys in which the row differs from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Literal, get_args
 
 from pydantic import Field, ValidationError
 
-import fedspa
 from fedspa import toml
 from fedspa.errors import ConfigError
 from fedspa.runs.config import Config, Section, load
@@ -77,23 +76,6 @@ class TableSpec(Section):
     stand_in: str
     curve: str
     row: list[Row] = Field(min_length=1)
-
-
-def find(name: str) -> Path:
-    """The file of a table: a path that ends in .toml, or a name looked up in experiments/tables."""
-    if name.endswith(".toml"):
-        return Path(name)
-    places = [Path("experiments"), Path(fedspa.__file__).parents[2] / "experiments"]
-    for place in places:
-        if (path := place / "tables" / f"{name}.toml").is_file():
-            return path
-    known = sorted({path.stem for place in places for path in (place / "tables").glob("*.toml")})
-    if known:
-        raise ConfigError(f"there is no table {name!r}; there are {', '.join(known)}, or give the path of a TOML file")
-    raise ConfigError(
-        f"table {name!r} is not here: the paper's tables are in experiments/tables of fedspa's repository; run this in "
-        "a checkout, or give the path of a table's TOML file"
-    )
 
 
 def read(path: Path) -> TableSpec:
