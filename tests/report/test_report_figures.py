@@ -92,12 +92,12 @@ def test_thinning_keeps_first_last_and_marked_rows(count: int, most: int, data: 
 
 def test_bars_stand_on_the_axis_and_say_what_they_are() -> None:
     rows = [["agent-0", "0", "0.000"], ["agent-1", "3", "1.500"]]
-    drawn = bars("k", "T", "C", [0.0, 1.5], ["Agent", "Participations", "ε"], rows, tick=str, limits=[("cap", 2.0)])
+    drawn = bars("k", "T", "C", [0.0, 1.5], ["Agent", "Participations", "ε"], rows, limits=[("cap", 2.0)])
     assert drawn is not None
     none, some = drawn.bars
     base = drawn.plot[3]
     assert none.y + none.height == pytest.approx(base)
     assert some.y + some.height == pytest.approx(base)
     assert some.label == "Agent agent-1, Participations 3, ε 1.500"
-    assert drawn.limits[0].y < some.y
-    assert bars("k", "T", "C", [], [], [], tick=str) is None
+    assert drawn.limits[0][0] < some.y
+    assert bars("k", "T", "C", [], [], []) is None

@@ -14,11 +14,13 @@ from typing import Literal
 
 # The drawing's own units; CSS scales it to the page.
 WIDTH, HEIGHT = 520, 280
+WIDE, LOW = 1080, 240  # bars
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
 _HEADROOM = 1.08  # over a limit, for its name
 MOST_ROWS = 1000  # of a figure's table; longer runs are thinned evenly
 
-Point = tuple[float, float]
+Place = tuple[float, str]  # along an axis, and what stands there
+Show = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,9 @@ class Axis:
         low, high, value = (math.log(x) if self.log else x for x in (self.low, self.high, value))
         return round(self.start + (value - low) / (high - low) * (self.end - self.start), 2)
 
-    def holds(self, value: float | None) -> bool:
-        return value is not None and self.low <= value <= self.high
+    def within(self, value: float | None) -> float | None:
+        """Where `value` lies; None where there is none, or off the scale."""
+        return self.at(value) if value is not None and self.low <= value <= self.high else None
 
     def ticks(self, most: int = 6) -> list[float]:
         """Round numbers; on a logarithmic axis the powers of ten within it."""
@@ -57,7 +60,7 @@ def nice_step(width: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series: a value a row, None where there is none. `style` is its class in the page's CSS."""
+    """One series: a value for each round, None where there is none. `style` is its class in the page's CSS."""
 
     name: str
     values: Sequence[float | None]
@@ -65,6 +68,9 @@ class Line:
     mark: int | None = None  # a row to mark, as the best one
     mark_label: str = ""
     dashed: bool = False
+
+    def at(self, row: int) -> float | None:
+        return self.values[row] if row < len(self.values) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +84,6 @@ class Curve:
     y: list[float | None]
     mark: tuple[float, float, str, str] | None  # x, y, label, anchor
     off_scale: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A level across the plot, as a cap."""
-
-    name: str
-    y: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +105,26 @@ class Figure:
     title: str
     caption: str
     x_label: str
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
+    x_ticks: list[Place]
+    y_ticks: list[Place]
     header: list[str]
     rows: list[list[str]]
+    limits: list[Place]  # levels across the plot, as a cap
     x: list[float] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     band: str = ""
-    band_name: str = ""
-    limits: list[Limit] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     run: int = 0
     width: int = WIDTH
     height: int = HEIGHT
-    plot: tuple[int, int, int, int] = (LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
+
+    @property
+    def plot(self) -> tuple[int, int, int, int]:
+        return LEFT, TOP, self.width - RIGHT, self.height - BOTTOM
+
+
+def plain(value: float) -> str:
+    return f"{value:g}"
 
 
 def thinned(count: int, keep: Sequence[int | None], most: int = MOST_ROWS) -> list[int]:
@@ -135,18 +139,18 @@ def by_round(
     title: str,
     caption: str,
     lines: Sequence[Line],
-    show: Callable[[float], str],
+    show: Show,
     *,
-    tick: Callable[[float], str],
+    tick: Show = plain,
     scale: Literal["zero", "free", "log"] = "free",
     top: float | None = None,
-    band: tuple[str, Sequence[float | None], Sequence[float | None]] | None = None,
+    band: tuple[Line, Line] | None = None,
     limits: Sequence[tuple[str, float]] = (),
 ) -> Figure | None:
     """Lines over rounds 1, 2, …; None where there is nothing to draw.
 
     A logarithmic scale is of whole things, and begins at 1. `top` ends the axis: what lies above is named as off the
-    scale, and still in the table.
+    scale, and still in the table. `band` fills what lies between two lines, of which the lower one is in the table too.
     """
     count = max((len(line.values) for line in lines), default=0)
     found = [value for line in lines for value in line.values if value is not None and (scale != "log" or value >= 1)]
@@ -154,29 +158,22 @@ def by_round(
     if not found or count == 0:
         return None
     y = _fitted(found, scale, top)
-    x = Axis(0 if count == 1 else 1, max(count, 2) if count > 1 else 2, LEFT, WIDTH - RIGHT)
+    x = Axis(0 if count == 1 else 1, max(count, 2), LEFT, WIDTH - RIGHT)
     rows = thinned(count, [line.mark for line in lines])
-    places = [x.at(row + 1) for row in rows]
-    header = ["Round", *(line.name for line in lines)]
-    cells = [[str(row + 1), *(_cell(line.values, row, show) for line in lines)] for row in rows]
-    if band is not None:
-        header.append(band[0])
-        for cell, row in zip(cells, rows):
-            cell.append(_cell(band[1], row, show))
+    told = [*lines, *(band[:1] if band is not None else ())]
     return Figure(
         key=key,
         title=title,
         caption=caption,
         x_label="Round",
-        x_ticks=[(x.at(value), f"{value:g}") for value in x.ticks(8) if value >= 1 and value == int(value)],
+        x_ticks=[(x.at(value), plain(value)) for value in x.ticks(8) if value >= 1 and value == int(value)],
         y_ticks=[(y.at(value), tick(value)) for value in y.ticks()],
-        header=header,
-        rows=cells,
-        x=places,
+        header=["Round", *(line.name for line in told)],
+        rows=[[str(row + 1), *(_cell(line.at(row), show) for line in told)] for row in rows],
+        limits=[(y.at(value), name) for name, value in limits],
+        x=[x.at(row + 1) for row in rows],
         curves=[_curve(line, rows, x, y) for line in lines],
-        band="" if band is None else _area(band[1], band[2], rows, x, y),
-        band_name="" if band is None else band[0],
-        limits=[Limit(name, y.at(value)) for name, value in limits],
+        band="" if band is None else _area(*band, rows, x, y),
     )
 
 
@@ -188,32 +185,27 @@ def bars(
     header: list[str],
     rows: list[list[str]],
     *,
-    tick: Callable[[float], str],
     limits: Sequence[tuple[str, float]] = (),
     run: int = 0,
 ) -> Figure | None:
     """A bar for each of `values`, labelled by the cells of its row."""
     if not values:
         return None
-    width, height = 1080, 240
-    y = _fitted([*values, *(_HEADROOM * value for _, value in limits)], "zero", None, height)
-    slot = (width - LEFT - RIGHT) / len(values)
+    y = _fitted([*values, *(_HEADROOM * value for _, value in limits)], "zero", None, LOW)
+    slot = (WIDE - LEFT - RIGHT) / len(values)
     gap = min(4.0, slot * 0.18)
     base = y.at(0)
-    every = max(1, -(-len(values) // 20))
+    named = range(0, len(values), max(1, -(-len(values) // 20)))
     return Figure(
         key=key,
         title=title,
         caption=caption,
         x_label="Agent",
-        x_ticks=[
-            (round(LEFT + (i + 0.5) * slot, 2), rows[i][0].removeprefix("agent-")[:10])
-            for i in range(0, len(values), every)
-        ],
-        y_ticks=[(y.at(value), tick(value)) for value in y.ticks(4)],
+        x_ticks=[(round(LEFT + (i + 0.5) * slot, 2), rows[i][0].removeprefix("agent-")[:10]) for i in named],
+        y_ticks=[(y.at(value), plain(value)) for value in y.ticks(4)],
         header=header,
         rows=rows,
-        limits=[Limit(name, y.at(value)) for name, value in limits],
+        limits=[(y.at(value), name) for name, value in limits],
         bars=[
             Bar(
                 round(LEFT + i * slot + gap / 2, 2),
@@ -225,9 +217,8 @@ def bars(
             for i, value in enumerate(values)
         ],
         run=run,
-        width=width,
-        height=height,
-        plot=(LEFT, TOP, width - RIGHT, height - BOTTOM),
+        width=WIDE,
+        height=LOW,
     )
 
 
@@ -248,32 +239,23 @@ def _fitted(values: Sequence[float], scale: str, top: float | None, height: int 
     return Axis(low, high if top is None else min(high, max(top, low + step)), *pixels, step=step)
 
 
-def _cell(values: Sequence[float | None], row: int, show: Callable[[float], str]) -> str:
-    value = values[row] if row < len(values) else None
+def _cell(value: float | None, show: Show) -> str:
     return "–" if value is None else show(value)
 
 
 def _curve(line: Line, rows: Sequence[int], x: Axis, y: Axis) -> Curve:
-    points: list[float | None] = []
-    path, pen_down = [], False
-    for row in rows:
-        value = line.values[row] if row < len(line.values) else None
-        inside = value is not None and y.holds(value)
-        points.append(y.at(value) if inside and value is not None else None)
-        if inside and value is not None:
-            path.append(f"{'L' if pen_down else 'M'}{x.at(row + 1)} {y.at(value)}")
-        pen_down = inside
+    points = [y.within(line.at(row)) for row in rows]
+    before = [None, *points]
+    path = [f"{'ML'[b is not None]}{x.at(row + 1)} {at}" for row, b, at in zip(rows, before, points) if at is not None]
     mark = None
-    if line.mark is not None and (value := line.values[line.mark]) is not None and y.holds(value):
+    if line.mark is not None and (best := y.within(line.values[line.mark])) is not None:
         across = x.at(line.mark + 1)
-        anchor = "end" if across > (LEFT + WIDTH - RIGHT) / 2 else "start"
-        mark = (across, y.at(value), line.mark_label, anchor)
+        mark = (across, best, line.mark_label, "end" if across > (LEFT + WIDTH - RIGHT) / 2 else "start")
     last = next((value for value in reversed(line.values) if value is not None), None)
     return Curve(line.name, line.style, line.dashed, "".join(path), points, mark, last is not None and last > y.high)
 
 
-def _area(low: Sequence[float | None], high: Sequence[float | None], rows: Sequence[int], x: Axis, y: Axis) -> str:
+def _area(low: Line, high: Line, rows: Sequence[int], x: Axis, y: Axis) -> str:
     """Closed over the rows; what is missing counts as nothing."""
-    upper = [(x.at(row + 1), y.at(high[row] or 0.0)) for row in rows]
-    lower = [(x.at(row + 1), y.at(low[row] or 0.0)) for row in reversed(rows)]
-    return "M" + "L".join(f"{across} {down}" for across, down in (*upper, *lower)) + "Z"
+    edge = [(row, high) for row in rows] + [(row, low) for row in reversed(rows)]
+    return "M" + "L".join(f"{x.at(row + 1)} {y.at(line.values[row] or 0.0)}" for row, line in edge) + "Z"

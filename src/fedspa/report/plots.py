@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 from fedspa.report.figures import Figure, Line, bars, by_round
 from fedspa.report.promise import Promise
 from fedspa.report.read import Run
+from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.statement import is_seeded, shown, shown_bytes
 from fedspa.wire.payload import HEADER_BYTES
 
@@ -28,12 +31,11 @@ def fedavg_upload(dimension: int) -> int:
 
 def accuracy(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     lines = []
-    for number, run in enumerate(runs):
-        values = [100 * metrics.accuracy for metrics in run.metrics]
-        best = values.index(max(values)) if values else None
-        label = "" if best is None else f"best {values[best]:.2f}% in round {best + 1}"
-        name = names[number] if len(runs) > 1 else "Accuracy"
-        lines.append(Line(name, values, style(number), best, label if len(runs) == 1 else ""))
+    for line in _lines(runs, names, "Accuracy", lambda metrics: 100 * metrics.accuracy):
+        found = [value or 0.0 for value in line.values]
+        best = found.index(max(found)) if found else None
+        label = "" if best is None or len(runs) > 1 else f"best {found[best]:.2f}% in round {best + 1}"
+        lines.append(replace(line, mark=best, mark_label=label))
     return by_round(
         "accuracy",
         "Accuracy by round",
@@ -50,34 +52,25 @@ def loss(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
         "loss",
         "Loss by round",
         "Mean cross-entropy on the server's held-out records.",
-        [
-            Line(names[number] if len(runs) > 1 else "Loss", [metrics.loss for metrics in run.metrics], style(number))
-            for number, run in enumerate(runs)
-        ],
+        _lines(runs, names, "Loss", lambda metrics: metrics.loss),
         lambda value: f"{value:.4f}",
-        tick=lambda value: f"{value:g}",
         scale="zero",
     )
 
 
 def uploads(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     """Bytes since the start, all agents together; for one run, FedAvg's for the same uploads beside it."""
-    lines = [
-        Line(names[number] if len(runs) > 1 else "This run", _summed(_sent(run)), style(number))
-        for number, run in enumerate(runs)
-    ]
+    lines = _lines(runs, names, "This run", lambda metrics: float(metrics.uplink_bytes))
     only = runs[0] if len(runs) == 1 else None
-    if only is not None and only.dimension is not None and _private(only):
+    if only is not None and only.dimension is not None and (only.config is None or only.config.private):
         whole = fedavg_upload(only.dimension)
-        lines.append(
-            Line("FedAvg", _summed([whole * metrics.agents for metrics in only.metrics]), "reference", dashed=True)
-        )
+        lines.append(Line("FedAvg", [float(whole * one.agents) for one in only.metrics], "reference", dashed=True))
     return by_round(
         "uploads",
         "Bytes uploaded by all agents",
         "Bytes since the start, as they travel, headers included; the axis is logarithmic."
         + (" FedAvg: every coordinate in float32, for the same uploads." if len(lines) > len(runs) else ""),
-        lines,
+        [replace(line, values=list(accumulate(value or 0.0 for value in line.values))) for line in lines],
         shown_bytes,
         tick=shown_bytes,
         scale="log",
@@ -93,12 +86,8 @@ def largest_epsilon(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
         * any(run.config is not None and run.config.privacy.noise == "seeded" for run in runs)
         + "Verified, each run under its own δ, sampling, neighbouring relation and accountant: see the table above "
         "before comparing.",
-        [
-            Line(names[number], [metrics.epsilon for metrics in run.metrics], style(number))
-            for number, run in enumerate(runs)
-        ],
+        _lines(runs, names, "", lambda metrics: metrics.epsilon),
         shown,
-        tick=lambda value: f"{value:g}",
         scale="zero",
     )
 
@@ -116,8 +105,8 @@ def epsilon(run: Run, promise: Promise | None) -> Figure | None:
     published = [promise.published(max(tally)) for tally in tallies]
     band = None
     if tallies and None not in (*lowest, *middle):
+        band = (Line("Smallest over agents", lowest, ""), lines[0])
         lines.append(Line("Median agent", middle, "s1", dashed=True))
-        band = ("Smallest over agents", lowest, largest)
     if any(value for value in published):
         lines.append(Line(PUBLISHED, published, "reference", dashed=True))
     facts = promise.facts
@@ -133,7 +122,6 @@ def epsilon(run: Run, promise: Promise | None) -> Figure | None:
         f"{promise.cap} participations, the most that the plan allows.",
         lines,
         shown,
-        tick=lambda value: f"{value:g}",
         scale="zero",
         top=top,
         band=band,
@@ -179,7 +167,6 @@ def agents(run: Run, promise: Promise | None, number: int) -> tuple[Figure | Non
             values,
             ["Agent", "Participations", "ε verified", "ε published"],
             rows,
-            tick=lambda value: f"{value:g}",
             limits=[(f"cap {shown(limit)}", limit)] if limit is not None else (),
             run=number,
         ),
@@ -187,20 +174,15 @@ def agents(run: Run, promise: Promise | None, number: int) -> tuple[Figure | Non
     )
 
 
-def _private(run: Run) -> bool:
-    return run.config is None or run.config.private
-
-
-def _sent(run: Run) -> list[float]:
-    return [float(metrics.uplink_bytes) for metrics in run.metrics]
-
-
-def _summed(values: Sequence[float]) -> list[float]:
-    total, sums = 0.0, []
-    for value in values:
-        total += value
-        sums.append(total)
-    return sums
+def _lines(
+    runs: Sequence[Run], names: Sequence[str], alone: str, value: Callable[[RoundMetrics], float | None]
+) -> list[Line]:
+    """A line for each run, in its colour and by its name; one run's line is called `alone`."""
+    called = names if len(runs) > 1 else [alone]
+    return [
+        Line(name, [value(metrics) for metrics in run.metrics], style(number))
+        for number, (run, name) in enumerate(zip(runs, called))
+    ]
 
 
 def _tallies(run: Run, agents: int) -> list[Counter[int]]:
