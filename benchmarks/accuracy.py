@@ -1,4 +1,4 @@
-"""The tables of docs/accuracy.md and README.md from the kept results: python benchmarks/accuracy.py"""
+"""The tables of docs/accuracy.md and README.md from the kept results; `tables.py` writes them in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def line(name: str, about: str, kept: dict[str, Any]) -> str:
 
 def markdown() -> str:
     lines = [
-        "| | config | p | d | guarantee | bytes an upload | accuracy, % | seeds |",
+        "| | config | p | d | guarantee | bytes per upload | accuracy, % | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
@@ -39,8 +39,8 @@ def markdown() -> str:
 
 
 def front() -> str:
-    """The README's rows: less of each."""
-    lines = []
+    """The README's table: less of each."""
+    lines = ["| | model | guarantee | accuracy, % | bytes per upload |", "|---|---|---|---|---|"]
     for name, about in ROWS.items():
         kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
         run = kept["summaries"][0]
@@ -53,7 +53,7 @@ def front() -> str:
 
 
 def audits() -> str:
-    """What `benchmarks/audits.py` found, a line a config."""
+    """What `benchmarks/audits.py` found, a line per config."""
     lines = [
         "| config | checks | nearest to its claim | claimed | shown at least | verdict |",
         "|---|---|---|---|---|---|",
@@ -66,7 +66,3 @@ def audits() -> str:
         for name in ROWS
     ]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(markdown(), front(), audits(), sep="\n\n")

@@ -3,10 +3,10 @@
     python benchmarks/peers.py [--data DIR] [--rounds 8] [--only ours,plain] [--python P] [--json] [--out F]
 
 FedAvg and a private job (Fed-SPA's mechanism at p = .05 in every local step, which peers do with Opacus): MNIST's CNN,
-100 agents of 600 records, 10 a round, 60 local steps of 10 records. After each round everyone evaluates on 100 records:
-training is what is timed (`--tested 10000` for all of MNIST's).
-Every contender gets a process or thread a core and one torch thread in each. A job's wall time is start-up plus rounds:
-the seconds of a round are the median over all rounds, start-up is the rest (imports, records, Ray, the end). Contenders
+100 agents of 600 records, 10 per round, 60 local steps of 10 records. After each round everyone evaluates on 100
+records: training is what is timed (`--tested 10000` for all of MNIST's).
+Every contender gets a process or thread per core and one torch thread in each. A job's wall time is start-up plus
+rounds: the seconds of a round are the median over all rounds, start-up is the rest (imports, records, Ray, the end). Contenders
 take turns, whole job by whole job. Beside other work the ratios mean little: Linux may share cores out by session, and
 Flower's workers are sessions of their own where others are one.
 

@@ -1,9 +1,10 @@
-"""The documentation's tables, from the kept results. No figure in them is typed by hand.
+"""The documentation's tables and measured sentences, from the kept results. No figure in them is typed by hand.
 
     python benchmarks/engine.py --out benchmarks/results/engine.json     and so on, see benchmarks/README.md
     python benchmarks/tables.py                                         writes them into the pages
 
-A page has `<!-- table: NAME -->` before and `<!-- end -->` behind each; what lies between is replaced. A test holds
+A page has `<!-- table: NAME -->` before and `<!-- end -->` behind each; what lies between is replaced.
+In a sentence both stand on one line. A test holds
 pages and results together.
 """
 
@@ -14,6 +15,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from sentences import SENTENCES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -35,16 +38,21 @@ CONTENDERS = {
     "vmap-l2": "`vmap(grad)`, `l2`",
     "sgd": "PyTorch SGD, not private",
     "sgd-channels-last": "the same, channels last",
-    "sgd-threads": "the same, one process, a torch thread a core",
+    "sgd-threads": "the same, one process, one torch thread per core",
     "sgd-grouped": "the same, ten agents as one grouped convolution",
 }
-PEERS = {"ours": "**fedspa**", "plain": "plain PyTorch, a process a core", "pfl": "pfl-research", "flower": "Flower"}
+PEERS = {
+    "ours": "**fedspa**",
+    "plain": "plain PyTorch, one process per core",
+    "pfl": "pfl-research",
+    "flower": "Flower",
+}
 # Of docs/choosing.md: beside the accuracy.
 COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "noise_multiplier": ("noise multiplier", lambda row: f"{row['noise_multiplier']:.3g}"),
     "noise_of_mean": ("multiplier / B", lambda row: f"{row['noise_multiplier'] / row['value']:.3f}"),
-    "upload_bytes": ("bytes an upload", lambda row: f"{row['upload_bytes']:.0f}"),
-    "run_bytes": ("bytes a run", lambda row: f"{row['run_bytes']:.0f}"),
+    "upload_bytes": ("bytes per upload", lambda row: f"{row['upload_bytes']:.0f}"),
+    "run_bytes": ("bytes per run", lambda row: f"{row['run_bytes']:.0f}"),
 }
 QUANTITIES = {"agents": "agents", "d": "d", "k": "k", "tau": "τ", "B": "B"}
 
@@ -57,7 +65,7 @@ def main() -> None:
 
 def put(text: str, name: str) -> str:
     """The page with this table as the kept result has it."""
-    pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n?).*?(<!-- end -->)", re.DOTALL)
     found = pattern.findall(text)
     if len(found) != 1:
         raise SystemExit(f"the page of table {name!r} has {len(found)} places for it; it must have one")
@@ -149,7 +157,7 @@ def scale() -> str:
         ]
         for name, entry in result["varied"].items()
     ]
-    head = ["varied", "from … to", "ms a round", "slope", "peak MiB", "slope"]
+    head = ["varied", "from … to", "ms per round", "slope", "peak MiB", "slope"]
     return origin(result["provenance"]) + markdown(head, rows)
 
 
@@ -171,7 +179,7 @@ def peers() -> str:
                 ]
             )
         rows += [[title, f"{PEERS[name]}: {why}", *["–"] * 5] for name, why in job["skipped"].items()]
-    head = ["job", "", "s a round", "× ours", "start-up, s", "whole job, s", "× ours"]
+    head = ["job", "", "s per round", "× ours", "start-up, s", "whole job, s", "× ours"]
     return origin(result["provenance"]) + markdown(head, rows)
 
 
@@ -243,6 +251,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "choosing-T": ("docs/choosing.md", choosing("federation.rounds", "noise_multiplier", "run_bytes")),
     "ledger-calls": ("docs/ledger.md", ledger_calls),
     "ledger-share": ("docs/ledger.md", ledger_share),
+    **SENTENCES,
 }
 
 

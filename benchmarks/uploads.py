@@ -83,7 +83,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     dense = {row["job"]: row["payload_bytes"] for row in rows if row["algorithm"] == "fedavg"}
     dense["mnist-best"] = dense.get("mnist", math.nan)
     lines = [
-        "| job | d | algorithm | p | coding | bytes an upload | times fewer than FedAvg | accuracy, % | ε |",
+        "| job | d | algorithm | p | coding | bytes per upload | times fewer than FedAvg | accuracy, % | ε |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

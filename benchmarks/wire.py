@@ -89,7 +89,7 @@ def steps(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def speeds(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Megabytes of float32 values a second, in and out."""
+    """Megabytes of float32 values per second, in and out."""
     return [
         speed(synthetic(rng, 20 * active, active), coding)
         for active in (1_092, 26_880, 1_000_000)

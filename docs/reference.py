@@ -27,7 +27,7 @@ def filled(page: str) -> str:
 
 
 def config() -> str:
-    """A table a section: key, values, default, meaning."""
+    """A table per section: key, values, default, meaning."""
     parts = []
     for section, field in Config.model_fields.items():
         rows = []
@@ -39,7 +39,7 @@ def config() -> str:
 
 
 def cli() -> str:
-    """A section a command: what it does, an example, its arguments and options."""
+    """A section per command: what it does, an example, its arguments and options."""
     parts = []
     for path, command in _commands(get_command(app)):
         name = " ".join(("fedspa", *path))
@@ -114,7 +114,7 @@ def _cell(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Paragraphs on a line each; an indented example stays as it is."""
+    """Paragraphs on one line each; an indented example stays as it is."""
     return re.sub(r"(?<=\S)\n(?=\S)", " ", text).strip() + "\n"
 
 

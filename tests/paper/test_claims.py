@@ -263,7 +263,7 @@ def test_at_the_published_noise_a_round_is_mostly_noise(
 
 
 def _binomial(name: str, setting: dict[str, int], bits: int, trials: int, adversary: Adversary) -> float:
-    """ε of cpSGD's whole run by its theorem at δ = 1e-3: one step a round, every agent in all of them."""
+    """ε of cpSGD's whole run by its theorem at δ = 1e-3: one step per round, every agent in all of them."""
     plan = BinomialPlan(
         dimension=DIMENSION[name],
         clip="coordinate",

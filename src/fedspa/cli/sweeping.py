@@ -70,7 +70,7 @@ def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list
 
 
 def run_all(planned: Sequence[Planned], jobs: int, again: str, on_end: Callable[[Planned, Outcome], None]) -> None:
-    """Every run to its end, a line each; Ctrl-C leaves them so that the same command (`again`) goes on."""
+    """Every run to its end, one line each; Ctrl-C leaves them so that the same command (`again`) goes on."""
     from rich.console import Console
 
     from fedspa.paper.sweep import Interrupted, sweep

@@ -23,7 +23,7 @@ EPSILONS, COMPRESSIONS = "0.5,1,2,4,8", "0.05,0.1,0.4,1"
 def tradeoff(
     source: Annotated[str, typer.Argument(metavar="mnist|cifar10|CONFIG", help="The paper's data, or a config.")],
     epsilon: Annotated[str, typer.Option(metavar="ε,…", help="Target ε of the runs.")] = EPSILONS,
-    compression: Annotated[str, typer.Option(metavar="P,…", help="Compression ratios, a line each.")] = COMPRESSIONS,
+    compression: Annotated[str, typer.Option(metavar="P,…", help="Compression ratios, one line each.")] = COMPRESSIONS,
     seeds: sweeping.Seeds = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Every point, small: no result. Needs no files.")] = False,
     data: sweeping.DataFolder = None,
@@ -36,7 +36,7 @@ def tradeoff(
     overrides: sweeping.Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the curves as one JSON object, nothing else.")] = False,
 ) -> None:
-    """Accuracy against ε, a line a compression ratio; as JSON, CSV, SVG and PNG.
+    """Accuracy against ε, one line per compression ratio; as JSON, CSV, SVG and PNG.
 
     Example: fedspa tradeoff mnist --epsilon 0.5,1,2 --compression 0.05,1 --data DIR
 

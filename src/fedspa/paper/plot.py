@@ -28,7 +28,7 @@ def fingerprint(curves: Mapping[str, Any]) -> str:
 
 
 def draw(curves: Mapping[str, Any], path: Path) -> None:
-    """Mean accuracy after the last round over seeds, bars of one standard deviation, a line a compression ratio."""
+    """Mean accuracy after the last round over seeds, bars of one standard deviation, one line per compression ratio."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -77,4 +77,4 @@ def _x_label(points: list[dict[str, Any]]) -> str:
     if not points:
         return "ε"
     terms = f"δ = {points[0]['delta']:g}, {points[0]['neighbours']}, {points[0]['sampling']}"
-    return f"ε a record and agent ({terms})" if all(point["sound"] for point in points) else f"ε, NOT SOUND ({terms})"
+    return f"ε per record and agent ({terms})" if all(point["sound"] for point in points) else f"ε, NOT SOUND ({terms})"

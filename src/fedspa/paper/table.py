@@ -16,7 +16,7 @@ from fedspa.runs.statement import shown
 def plan(
     path: Path, spec: TableSpec, chosen: Sequence[Row], seeds: int, out: Path, quick: bool, overrides: Sequence[str]
 ) -> dict[str, list[Planned]]:
-    """Cell → its runs, one a seed. Rows change slowest, so that a table that is cut off has whole rows."""
+    """Cell → its runs, one per seed. Rows change slowest, so that a table that is cut off has whole rows."""
     planned: dict[str, list[Planned]] = {}
     for row in chosen:
         for setting in SETTINGS:
@@ -77,8 +77,8 @@ EPSILON_COLUMNS = (
     "tuned: verified ε",
 )
 COST_COLUMNS = (
-    *("algorithm", "p", "printed MB", "formula MB", "measured MB", "bytes an upload", "× fewer than FedAvg"),
-    "tuned: bytes an upload",
+    *("algorithm", "p", "printed MB", "formula MB", "measured MB", "bytes per upload", "× fewer than FedAvg"),
+    "tuned: bytes per upload",
 )
 
 
@@ -120,14 +120,14 @@ def cost_lines(table: Mapping[str, Any]) -> list[list[str]]:
 
 NOISE = {"published": "published", "verified": "sound", "tuned": "sound*"}
 COST_HEADS = (
-    *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes an\nupload", "× fewer\nthan FedAvg"),
-    "tuned: bytes\nan upload",
+    *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes per\nupload", "× fewer\nthan FedAvg"),
+    "tuned: bytes\nper upload",
 )
 RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "verified\nε")
 
 
 def run_lines(table: Mapping[str, Any]) -> list[list[str]]:
-    """A line a cell: what fits on a screen."""
+    """One line per cell: what fits on a screen."""
     lines = []
     for row in table["rows"]:
         for setting in SETTINGS:

@@ -40,7 +40,7 @@ def plan(
     out: Path,
     overrides: Sequence[str],
 ) -> dict[Point, list[Planned]]:
-    """(p, ε) → its runs, one a seed; ε changes slowest, so that a sweep that is cut off has whole comparisons."""
+    """(p, ε) → its runs, one per seed; ε changes slowest, so that a sweep that is cut off has whole comparisons."""
     base = load(config, overrides)
     if base.algorithm.name != "fedspa":
         raise ConfigError(f"{config}: algorithm.name is {base.algorithm.name!r}; only fedspa has a compression to vary")
@@ -90,7 +90,7 @@ def as_csv(curves: Mapping[str, Any]) -> str:
 
 
 def lines(curves: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of the curves as a table: a row an ε, a column a p; accuracy after the last round."""
+    """Columns and rows of the curves as a table: one row per ε, one column per p; accuracy after the last round."""
     ratios = list(dict.fromkeys(point["compression"] for point in curves["points"]))
     found = {(point["compression"], point["epsilon_target"]): point for point in curves["points"]}
     rows = []
