@@ -8,11 +8,15 @@ records: training is what is timed (`--tested 10000` for all of MNIST's).
 Every contender gets a process or thread per core and one torch thread in each. A job's wall time is start-up plus
 rounds: the seconds of a round are the median over all rounds, start-up is the rest (imports, records, Ray, the end).
 Contenders take turns, whole job by whole job. Beside other work the ratios mean little: Linux may share cores out by
-session, and Flower's workers are sessions of their own where others are one. Without --data the records are random, of
-MNIST's shape. A peer that --python (default: this one) cannot import is named as skipped. An environment for all of
-them, apart because their pins contradict ours: python -m venv DIR && DIR/bin/pip install torch==2.13.0 DIR/bin/pip
-install pfl==0.6.0 'flwr[simulation]==1.41.0' DIR/bin/pip install --no-deps opacus==1.6.0 opt-einsum==3.4.0 python
-benchmarks/peers.py --python DIR/bin/python
+session, and Flower's workers are sessions of their own where others are one.
+
+Without --data the records are random, of MNIST's shape. A peer that --python (default: this one) cannot import is named
+as skipped. An environment for all of them, apart because their pins contradict ours:
+
+    python -m venv DIR && DIR/bin/pip install torch==2.13.0
+    DIR/bin/pip install pfl==0.6.0 'flwr[simulation]==1.41.0'
+    DIR/bin/pip install --no-deps opacus==1.6.0 opt-einsum==3.4.0
+    python benchmarks/peers.py --python DIR/bin/python
 """
 
 from __future__ import annotations
