@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,7 +70,40 @@ def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list
     return [f"data.dir={json.dumps(str(where))}"]
 
 
-def run_all(planned: Sequence[Planned], jobs: int, again: str, on_end: Callable[[Planned, Outcome], None]) -> None:
+def command(words: Sequence[str], quick: bool, overrides: Sequence[str] | None) -> str:
+    """What was called, without where it writes to."""
+    given = [word for key in overrides or () for word in ("--set", key)]
+    return shlex.join(["fedspa", *words, *(["--quick"] if quick else []), *given])
+
+
+def perform(
+    planned: Sequence[Planned],
+    jobs: int,
+    command: str,
+    out: Path,
+    assemble: Callable[[Mapping[str, Outcome]], dict[str, Any]],
+    files: Callable[[dict[str, Any]], Mapping[str, str]],
+) -> dict[str, Any]:
+    """Every run to its end. What they give together is whole on the disk after each: `files` has names and texts."""
+    from fedspa import durable
+
+    ended: dict[str, Outcome] = {}
+
+    def keep(run: Planned, outcome: Outcome) -> None:
+        ended[run.name] = outcome
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in files(assemble(ended)).items():
+            durable.replace_text(out / name, text)
+
+    _run_all(planned, jobs, f"{command} --out {shlex.quote(str(out))}", keep)
+    return assemble(ended)
+
+
+def as_text(found: Mapping[str, Any]) -> str:
+    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _run_all(planned: Sequence[Planned], jobs: int, again: str, on_end: Callable[[Planned, Outcome], None]) -> None:
     """Every run to its end, one line each; Ctrl-C leaves them so that the same command (`again`) goes on."""
     from rich.console import Console
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedspa.cli import sweeping
-
-if TYPE_CHECKING:
-    from fedspa.paper.sweep import Outcome, Planned
 
 
 def table(
@@ -39,7 +35,6 @@ def table(
 
     Stopped by Ctrl-C or by a crash, the same command goes on: runs that ended are kept.
     """
-    from fedspa import durable
     from fedspa.paper import rows as specs
     from fedspa.paper import shipped
     from fedspa.paper import table as tables
@@ -56,24 +51,20 @@ def table(
     ]
     planned = tables.plan(path, spec, chosen, seeds, out, quick, settings)
     runs = [run for cell in planned.values() for run in cell]
-    words = ["fedspa", "table", name, "--seeds", str(seeds), *(["--rows", rows] if rows is not None else [])]
-    words += [*(["--quick"] if quick else []), *(word for key in overrides or () for word in ("--set", key))]
-    command = shlex.join(words)
+    words = ["table", name, "--seeds", str(seeds), *(["--rows", rows] if rows is not None else [])]
+    command = sweeping.command(words, quick, overrides)
     about = {"command": command, "quick": quick, "seeds": seeds, "data": runs[0].config.data.name}
-    ended: dict[str, Outcome] = {}
-    found = tables.assemble(spec, chosen, planned, ended, about)
-
-    def keep(run: Planned, outcome: Outcome) -> None:
-        """The table is whole on the disk after every run."""
-        nonlocal found
-        ended[run.name] = outcome
-        found = tables.assemble(spec, chosen, planned, ended, about)
-        out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
-        durable.replace_text(out / "table.json", text + "\n")
-        durable.replace_text(out / "table.md", f"# {spec.title}\n\n{tables.markdown(found)}\n")
-
-    sweeping.run_all(runs, jobs, f"{command} --out {shlex.quote(str(out))}", keep)
+    found = sweeping.perform(
+        runs,
+        jobs,
+        command,
+        out,
+        lambda ended: tables.assemble(spec, chosen, planned, ended, about),
+        lambda found: {
+            "table.json": sweeping.as_text(found),
+            "table.md": f"# {spec.title}\n\n{tables.markdown(found)}\n",
+        },
+    )
     if as_json:
         print(json.dumps(found, ensure_ascii=False, allow_nan=False))
         return

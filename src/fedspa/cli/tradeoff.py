@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedspa.cli import sweeping
 from fedspa.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedspa.paper.sweep import Outcome, Planned
 
 EPSILONS, COMPRESSIONS = "0.5,1,2,4,8", "0.05,0.1,0.4,1"
 
@@ -60,22 +56,19 @@ def tradeoff(
     ]
     planned = tradeoff.plan(config, compressions, epsilons, seeds, out, settings)
     runs = [run for point in planned.values() for run in point]
-    words = ["fedspa", "tradeoff", source, "--epsilon", epsilon, "--compression", compression, "--seeds", str(seeds)]
-    words += [*(["--quick"] if quick else []), *(word for key in overrides or () for word in ("--set", key))]
-    command = shlex.join(words)
+    words = ["tradeoff", source, "--epsilon", epsilon, "--compression", compression, "--seeds", str(seeds)]
+    command = sweeping.command(words, quick, overrides)
     title = f"{config.stem}: accuracy against ε{', quick' if quick else ''}"
     about = {"title": title, "command": command, "config": config.name, "quick": quick, "seeds": seeds}
     about["data"] = runs[0].config.data.name
-    ended: dict[str, Outcome] = {}
-    found = tradeoff.assemble(planned, ended, about)
-
-    def keep(run: Planned, outcome: Outcome) -> None:
-        nonlocal found
-        ended[run.name] = outcome
-        found = tradeoff.assemble(planned, ended, about)
-        _write(out, found)
-
-    sweeping.run_all(runs, jobs, f"{command} --out {shlex.quote(str(out))}", keep)
+    found = sweeping.perform(
+        runs,
+        jobs,
+        command,
+        out,
+        lambda ended: tradeoff.assemble(planned, ended, about),
+        lambda found: {"tradeoff.json": sweeping.as_text(found), "tradeoff.csv": tradeoff.as_csv(found)},
+    )
     _draw(out, found)
     if as_json:
         print(json.dumps(found, ensure_ascii=False, allow_nan=False))
@@ -87,17 +80,6 @@ def tradeoff(
     screen.print(f"{title}, % after the last round", highlight=False)
     sweeping.show(screen, None, *tradeoff.lines(found))
     screen.print(f"Files: {out} (tradeoff.json, .csv, .svg, .png, runs/)", highlight=False, soft_wrap=True)
-
-
-def _write(out: Path, found: Mapping[str, Any]) -> None:
-    """The curves are whole on the disk after every run."""
-    from fedspa import durable
-    from fedspa.paper import tradeoff
-
-    out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
-    durable.replace_text(out / "tradeoff.json", text + "\n")
-    durable.replace_text(out / "tradeoff.csv", tradeoff.as_csv(found))
 
 
 def _draw(out: Path, found: Mapping[str, Any]) -> None:

@@ -91,6 +91,10 @@ def shown(values: dict[str, Any]) -> str:
     return f"{values['mean']:.2f}{tail}"
 
 
+def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *lines))
+
+
 def _largest(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return max(known) if known else None

@@ -192,12 +192,7 @@ def markdown(table: Mapping[str, Any]) -> str:
         (EPSILON_COLUMNS, epsilon_lines(table)),
         (COST_COLUMNS, cost_lines(table)),
     )
-    return "\n\n".join(_markdown(columns, lines) for columns, lines in parts)
-
-
-def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*head, *("| " + " | ".join(line) + " |" for line in lines)])
+    return "\n\n".join(cells.markdown(columns, lines) for columns, lines in parts)
 
 
 def _name(row: Mapping[str, Any]) -> list[str]:

@@ -77,7 +77,7 @@ def assemble(
 
 
 def as_csv(curves: Mapping[str, Any]) -> str:
-    """A line a point that has runs."""
+    """One line per point that has runs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -101,9 +101,7 @@ def lines(curves: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(curves: Mapping[str, Any]) -> str:
-    columns, rows = lines(curves)
-    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*head, *("| " + " | ".join(row) + " |" for row in rows)])
+    return cells.markdown(*lines(curves))
 
 
 def _shown(point: Mapping[str, Any]) -> str:
