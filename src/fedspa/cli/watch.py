@@ -57,7 +57,7 @@ def watch(
 
 
 def _follow(folder: Path, every: float) -> None:
-    """A line a round, for what is no terminal."""
+    """One line per round, for what is no terminal."""
     from fedspa.report.progress import snapshot
     from fedspa.runs.statement import shown, shown_bytes
 

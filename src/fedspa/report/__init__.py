@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def write(folders: Sequence[Path], path: Path) -> None:
-    """The report of the runs in `folders`, at `path`, whole or not at all. Of what is there, only another report is
-    replaced: a slip of the hand must not cost a ledger."""
+    """The report of the runs in `folders`, at `path`, whole or not at all. A file that is there is replaced only
+    if it is a report: a slip of the hand must not cost a ledger."""
     text = render([read(folder) for folder in folders])
     try:
         if path.exists() and not _is_report(path):
