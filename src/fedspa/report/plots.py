@@ -24,6 +24,11 @@ def style(number: int) -> str:
     return f"s{number % 8}"
 
 
+def known(value: float | None) -> str:
+    """An ε, or a dash for none."""
+    return "–" if value is None else shown(value)
+
+
 def fedavg_upload(dimension: int) -> int:
     """Bytes of one FedAvg upload of the same model: every coordinate in float32, and the same header."""
     return HEADER_BYTES + 4 * dimension
@@ -143,17 +148,7 @@ def agents(run: Run, promise: Promise | None, number: int) -> tuple[Figure | Non
     if any(value is None for value in spent.values()):
         return None, []
     values = [value for value in spent.values() if value is not None]
-    rows = []
-    for name in names:
-        published = promise.published(counts[name])
-        rows.append(
-            [
-                name,
-                str(counts[name]),
-                shown(spent[name] or 0.0),
-                "–" if published is None else shown(published),
-            ]
-        )
+    rows = [[name, str(counts[name]), known(spent[name]), known(promise.published(counts[name]))] for name in names]
     limit = promise.epsilon_cap
     facts = promise.facts
     some = "" if len(counts) <= MOST_BARS and total <= MOST_BARS else f" The {len(names)} that spent most of {total}."

@@ -73,6 +73,16 @@ class Run:
         return self.folder.resolve().name
 
     @property
+    def accuracies(self) -> list[float]:
+        return [metrics.accuracy for metrics in self.metrics]
+
+    @property
+    def sent(self) -> tuple[int, int, float]:
+        """Bytes, uploads, and bytes per upload."""
+        total, uploads = (sum(getattr(line, key) for line in self.metrics) for key in ("uplink_bytes", "agents"))
+        return total, uploads, total / max(1, uploads)
+
+    @property
     def finished(self) -> bool:
         return self.summary is not None
 

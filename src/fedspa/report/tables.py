@@ -34,7 +34,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
             facts["neighbours"],
             facts["sampling"],
             facts["accountant"],
-            "–" if facts["epsilon"] is None else shown(facts["epsilon"]),
+            plots.known(facts["epsilon"]),
             flaw or "the guarantee",
         ],
     ]
@@ -61,7 +61,6 @@ def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[s
     found = []
     for agent in agents:
         lines = entries.get(agent, [])
-        epsilon, published = held.verified(len(lines)), held.published(len(lines))
         sent = sum(line.digest is not None for line in lines)
         found.append(
             {
@@ -70,9 +69,9 @@ def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[s
                     ("participations", str(len(lines))),
                     (
                         f"ε verified{' (SEEDED NOISE: a simulation)' * is_seeded(held.facts)}",
-                        "–" if epsilon is None else shown(epsilon),
+                        plots.known(held.verified(len(lines))),
                     ),
-                    ("ε published (not a guarantee)", "–" if published is None else shown(published)),
+                    ("ε published (not a guarantee)", plots.known(held.published(len(lines)))),
                     ("sent", str(sent) if run.books.source == "ledger" else "–"),
                 ],
                 "entries": [_line(line) for line in (lines if whole else lines[-1:])],
@@ -184,10 +183,7 @@ def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
         terms = f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']}, {facts['accountant']}"
-    accuracies = [metrics.accuracy for metrics in run.metrics]
-    sent = sum(metrics.uplink_bytes for metrics in run.metrics)
-    uploads = sum(metrics.agents for metrics in run.metrics)
-    each = sent / max(1, uploads)
+    accuracies, (_, _, each) = run.accuracies, run.sent
     fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
     return [
         name,
@@ -196,7 +192,7 @@ def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:
         f"{max(accuracies):.2%}" if accuracies else "–",
         guarantee,
         terms,
-        "–" if facts is None or facts["epsilon_replace_one"] is None else shown(facts["epsilon_replace_one"]),
+        plots.known(None if facts is None else facts["epsilon_replace_one"]),
         shown_bytes(each) if each else "–",
         fewer,
         str(len(run.metrics)),

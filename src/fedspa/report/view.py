@@ -135,7 +135,7 @@ def _problems(run: Run) -> list[str]:
 def _cards(run: Run, held: Promise | None) -> list[Card]:
     cards = [_guarantee_card(run, held)]
     if run.metrics:
-        values = [metrics.accuracy for metrics in run.metrics]
+        values = run.accuracies
         best = values.index(max(values))
         cards.append(
             Card(
@@ -185,9 +185,7 @@ def _kept_together(text: str) -> str:
 
 
 def _upload_card(run: Run) -> Card:
-    sent = sum(metrics.uplink_bytes for metrics in run.metrics)
-    uploads = sum(metrics.agents for metrics in run.metrics)
-    each = sent / max(1, uploads)
+    sent, uploads, each = run.sent
     against = ""
     if run.dimension is not None and each and run.config is not None and run.config.private:
         whole = plots.fedavg_upload(run.dimension)
