@@ -166,6 +166,28 @@ def test_a_file_that_is_gone(killed: list[Files], tmp_path: Path, end: str) -> N
     assert not Path(f"{path}{end}").exists() or end == "-wal"
 
 
+def test_the_database_alone(killed: list[Files], tmp_path: Path) -> None:
+    """A ledger in use, copied without its log and its witness. Before the file itself was brought to version 2, what lay
+    there was an empty ledger of version 1: `verify` had nothing to say, and 30 spends had never been."""
+    path = tmp_path / "ledger.sqlite"
+    for files in killed:
+        put(path, {"": files[""]})
+        [problem] = verify(path)
+        assert "its witness ledger.sqlite.witness is missing" in problem
+        with pytest.raises(LedgerError, match=r"its witness ledger\.sqlite\.witness is missing"):
+            Ledger.open(path)
+
+
+def test_the_database_alone_of_an_upgraded_ledger(tmp_path: Path) -> None:
+    path, copy = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
+    first_edition(path)
+    with Ledger.open(path, create=False) as ledger:
+        take_part(ledger, 0)
+        put(copy, {"": path.read_bytes()})
+    with pytest.raises(LedgerError, match=r"its witness copy\.sqlite\.witness is missing"):
+        Ledger.open(copy)
+
+
 def test_a_database_that_is_gone_with_its_log(killed: list[Files], tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     put(path, {".witness": killed[-1][".witness"]})
