@@ -107,6 +107,12 @@ def _paid(site: Site, announcement: Announcement, plan: AnyPlan, theta: Tensor, 
     message, outbox = f"round-{t}", Outbox(site.ledger, name)
     with outbox.alone(), Ledger.open(site.ledger, create=False) as ledger:
         last = outbox.last(run)
+        if last is not None and ledger.find(name, run, f"round-{last.round}") is None:
+            # Paid for before it was stored: an old copy of the ledger was put back, with its witness.
+            raise LedgerError(
+                f"{site.ledger} lacks round {last.round} of run {run}, whose update is in its outbox: it is an old "
+                "copy; put the newest back (where there is none: count that round as spent, then remove the outbox)"
+            )
         if last is not None and t < last.round:
             raise Refusal("stale", f"round {t} of run {run}; round {last.round} was already answered")
         entry = ledger.find(name, run, message)
