@@ -144,7 +144,8 @@ def _simulated(site: Site, announcement: Announcement, theta: Tensor, agent: Age
     with ExitStack() as stack:
         ledger: Ledger | None = None
         if plan is not None and site.ledger is not None:
-            ledger = stack.enter_context(Ledger.open(site.ledger, create=True, simulated=True))
+            # The run's own was made by its server, before its first checkpoint; a node's is its own to make.
+            ledger = stack.enter_context(Ledger.open(site.ledger, create="ledger" in site.node))
             if policy is not None:
                 policy.admit(plan, ledger, name, run, message)
             cap = None if policy is None else policy.cap
