@@ -77,7 +77,7 @@ def test_the_clip_follows_the_active_part(tmp_path: Path) -> None:
 def test_as_a_table(small: tuple[Path, dict[str, Any]]) -> None:
     folder, found = small
     columns, rows = tradeoff.lines(found)
-    assert columns == ["ε", "p = 0.2", "p = 1"]
+    assert columns == ["ε (SEEDED NOISE: a simulation)", "p = 0.2", "p = 1"]
     assert [row[0] for row in rows] == ["1", "4"]
     assert tradeoff.markdown(found).count("\n") == 3
     words = ["--epsilon", "1,4", "--compression", "0.2,1", "--seeds", "2", "--out", str(folder / "out")]
