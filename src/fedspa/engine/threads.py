@@ -21,7 +21,9 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-_OTHERS, _users, _before = Lock(), 0, True  # oneDNN is switched for the whole process
+# oneDNN is switched for the whole process.
+_OTHERS, _users = Lock(), 0
+_before: bool = True
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def one_example_a_time() -> Iterator[None]:
     global _users, _before
     with _OTHERS:
         if not _users:
-            _before = torch.backends.mkldnn.enabled
+            _before = bool(torch.backends.mkldnn.enabled)
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
         _users += 1
     try:
