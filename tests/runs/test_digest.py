@@ -72,3 +72,22 @@ def test_a_set_that_holds_its_own_module_comes_to_an_end() -> None:
     module = nn.Sequential(nn.Linear(3, 2))
     module.family = {module, Part(1)}  # type: ignore[assignment]
     assert len(digest.of_module(module)) == 32
+
+
+def test_a_name_of_the_file_counts_where_it_is_read_and_not_where_an_attribute_has_it() -> None:
+    def module(**names: object) -> str:
+        scope = {"__name__": "notebook", "nn": nn, **names}
+        exec(  # a file of its own, or a notebook, whose names move on
+            "class Net(nn.Module):\n"
+            "    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.layer, self.scale = nn.Linear(3, 2), 2.0\n"
+            "    def forward(self, x):\n"
+            "        return [self.layer(each) * self.scale * SLOPE for each in x]\n",
+            scope,
+        )
+        made = scope["Net"]()  # type: ignore[operator]
+        return digest.of_module(made)
+
+    assert module(scale=1, SLOPE=1) == module(scale=2, SLOPE=1)
+    assert module(scale=1, SLOPE=1) != module(scale=1, SLOPE=2)

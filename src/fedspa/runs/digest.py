@@ -6,6 +6,7 @@ module counts by its layers, their settings, constants and code, and not by the 
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import os
@@ -209,7 +210,9 @@ class _Walk:
 
     def _named(self, code: types.CodeType, names: Mapping[str, object]) -> None:
         """What a function reaches by name: helpers and constants of its file, and functions of files that it uses."""
-        for name in code.co_names:
+        # Of the code's names only those: an attribute's name may be, by chance, that of something else in the file.
+        read = (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        for name in dict.fromkeys(read):
             value = names.get(name)
             if isinstance(value, types.ModuleType):
                 if not _rooted(value.__name__):
