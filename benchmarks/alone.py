@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
-from fedspa.federation import models
+from fedspa.learning import models
+from fedspa.learning.flat import FlatModel
 
 BATCHES = (10, 64)
 

@@ -27,17 +27,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.layers import Weighted
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked.batches import draw_batches
 from fedspa.engine.stacked.describe import describe
 from fedspa.engine.task import LocalTask
-from fedspa.federation.models import build
-from fedspa.mechanism.clipping import clip_rows
-from fedspa.mechanism.mask import active_coordinates
-from fedspa.mechanism.streams import derive_key
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.models import build
+from fedspa.mechanisms.clipping import clip_rows
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.mask import active_coordinates
+from fedspa.randomness.streams import derive_key
 
 AGENTS = 10
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.privacy.event import GaussianEvent
-from fedspa.privacy.ledger import Ledger
 from provenance import stamp
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)

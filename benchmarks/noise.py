@@ -22,9 +22,9 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedspa.mechanism import exact
-from fedspa.mechanism.noise import add_noise
-from fedspa.mechanism.streams import Stream, derive_key, root_key
+from fedspa.mechanisms.gaussian import exact
+from fedspa.mechanisms.gaussian.noise import add_noise
+from fedspa.randomness.streams import Stream, derive_key, root_key
 
 VALUES = 1 << 20
 STEPS = [(10, 1_300), (10, 26_000), (50, 50_000), (10, 500_000)]  # examples in a batch, active coordinates

@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from fedspa.federation.datasets import load
+from fedspa.data.datasets import load
 from provenance import ROOT, in_parts, stamp
 
 HERE = Path(__file__).parent / "peers"

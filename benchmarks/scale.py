@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import Engine, LocalTask
-from fedspa.mechanism.mask import active_coordinates
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.mask import active_coordinates
 from local_step.processes import in_fresh_process, resident_growth
 from provenance import stamp
 

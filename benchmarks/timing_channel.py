@@ -15,10 +15,10 @@ import time
 import torch
 
 from fedspa.engine.choose import EngineName, choose
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.task import Engine, LocalTask
-from fedspa.federation import models
-from fedspa.privacy.plan import Plan
+from fedspa.learning import models
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Plan
 
 RECORDS, STEPS, REPEATS, SHAPE = 32, 5, 80, (1, 28, 28)
 

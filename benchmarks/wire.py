@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedspa.mechanism.mask import active_coordinates
+from fedspa.randomness.mask import active_coordinates
 from fedspa.server.aggregate import Aggregator
 from fedspa.wire.payload import CODINGS, DEFAULT_STEP, Coding, Expected, Update, decode, encode
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from fedspa.report import write
 from fedspa.runs.config import load
-from fedspa.runs.report import write
 from fedspa.runs.simulate import simulate
 
 IMAGE = Path(__file__).parent / "images" / "report.png"

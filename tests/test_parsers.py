@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export, verify
+from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.privacy.event import GaussianEvent
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_report import export, verify
-from fedspa.privacy.policy import Policy
 
 KEYS = [
     *("epsilon", "delta", "neighbours", "min_noise_multiplier", "max_local_steps", "max_rounds", "max_compression"),

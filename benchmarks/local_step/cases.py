@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from fedspa.engine.native import supports
-from fedspa.federation.models import build
+from fedspa.learning.models import build
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import LocalTask
-from fedspa.federation.models import build
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.models import build
+from fedspa.mechanisms.gaussian.plan import Plan
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping
 
 

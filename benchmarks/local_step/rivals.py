@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.federation.models import build
+from fedspa.learning.models import build
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping
 from local_step.grouped import grouped_sgd, stacked
 from local_step.mechanism import Mechanism, opacus_rows

@@ -4,7 +4,7 @@
 
 A peer is a script that takes the folder of a job, runs it and prints one JSON line: the seconds of each round and the
 accuracy at the end. It may need its own environment, so this file needs nothing but torch (and Opacus for the private
-job) beside `fedspa.federation.models`, which every peer builds the same net from.
+job) beside `fedspa.learning.models`, which every peer builds the same net from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.federation.models import build
+from fedspa.learning.models import build
 from local_step.mechanism import Mechanism, opacus_rows
 
 SHAPE = (1, 28, 28)

@@ -14,8 +14,8 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
+    from fedspa.data.datasets import Dataset, from_arrays
     from fedspa.errors import FedspaError, SeededNoiseWarning
-    from fedspa.federation.datasets import Dataset, from_arrays
     from fedspa.runs.config import Config, load
     from fedspa.runs.simulate import RunResult
     from fedspa.runs.simulate import simulate as run
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 # Name → where it lives. Looked up on first use: torch takes seconds to import, and `fedspa --help` does not need it.
 _PUBLIC = {
     "Config": ("fedspa.runs.config", "Config"),
-    "Dataset": ("fedspa.federation.datasets", "Dataset"),
+    "Dataset": ("fedspa.data.datasets", "Dataset"),
     "FedspaError": ("fedspa.errors", "FedspaError"),
     "RunResult": ("fedspa.runs.simulate", "RunResult"),
     "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
-    "from_arrays": ("fedspa.federation.datasets", "from_arrays"),
+    "from_arrays": ("fedspa.data.datasets", "from_arrays"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.runs.simulate", "simulate"),
 }

@@ -68,6 +68,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
+def first_line(error: Exception) -> str:
+    """What an error of somebody else's code says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def quoted(value: object, most: int = 200) -> str:
     """A value of anybody's as an error quotes it: on one line, and no longer than helps."""
     try:

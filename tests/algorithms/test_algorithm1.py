@@ -10,9 +10,9 @@ from torch import nn
 import fedspa
 from fedspa.algorithms.algorithm1 import fed_spa, local_update
 from fedspa.algorithms.fedspa import FED_SPA
-from fedspa.engine.flat import FlatModel
-from fedspa.federation.participation import schedule
-from fedspa.mechanism.streams import agent_key, derive_key, mask_seed, root_key
+from fedspa.data.participation import schedule
+from fedspa.learning.flat import FlatModel
+from fedspa.randomness.streams import agent_key, derive_key, mask_seed, root_key
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms, cpsgd
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError, PrivacyError
-from fedspa.mechanism.streams import Stream, derive_key
-from fedspa.privacy.binomial_plan import BinomialPlan
-from fedspa.privacy.plan import Clipping, Plan
-from fedspa.wire.integers import IntegerUpdate
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.binomial.codec import IntegerUpdate
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
 
 CPSGD = ALGORITHMS["cpsgd"]

@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalResult, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
-from fedspa.mechanism.mask import active_coordinates
-from fedspa.mechanism.sampling import draw_batch
-from fedspa.mechanism.sparsify import sparsify
-from fedspa.mechanism.streams import Stream, agent_key, derive_key, mask_seed
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.mask import active_coordinates
+from fedspa.randomness.sampling import draw_batch
+from fedspa.randomness.sparsify import sparsify
+from fedspa.randomness.streams import Stream, agent_key, derive_key, mask_seed
 
 ROOT = bytes(range(32))
 D, K, B, M, TAU = 33, 11, 5, 20, 4  # a linear layer from 10 to 3

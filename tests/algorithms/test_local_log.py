@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
-from fedspa.mechanism.streams import agent_key, mask_seed
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.streams import agent_key, mask_seed
 from fedspa.wire.payload import HEADER_BYTES, Update, encode
 
 ROOT = bytes(range(32))

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.algorithms import Terms
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.plan import Plan
+from fedspa.mechanisms.gaussian.plan import Plan
 
 RUN = "0123456789abcdef" * 2
 # One bias of a logistic model of 8 × 8 images and ten classes: a server may cut θ into "layers" as it likes.

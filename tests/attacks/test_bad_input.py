@@ -323,7 +323,7 @@ def test_no_memory_is_one_line(attempt: Try, monkeypatch: pytest.MonkeyPatch) ->
         def fail(*_: object, error: Exception = error, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr("fedspa.runs.environment.examine", fail)
+        monkeypatch.setattr("fedspa.cli.environment.examine", fail)
         code, _, err = attempt(["doctor"])
         assert code == 2
         assert err.startswith("fedspa: there is not enough memory; ")
@@ -334,7 +334,7 @@ def test_a_bug_is_one_line_and_keeps_its_traceback(
     attempt: Try, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a-folder"))
-    monkeypatch.setattr("fedspa.runs.environment.examine", lambda: {}["nothing"])
+    monkeypatch.setattr("fedspa.cli.environment.examine", lambda: {}["nothing"])
     code, _, err = attempt(["doctor"])
     assert code == 70
     assert err.count("\n") == 1

@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients
 from fedspa.engine.native import NativeEngine, library
@@ -29,8 +28,9 @@ from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked import supports as stacked_supports
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import ConfigError
-from fedspa.mechanism.clipping import clip_rows
-from fedspa.privacy.plan import Clipping, Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.clipping import clip_rows
+from fedspa.mechanisms.gaussian.plan import Clipping, Plan
 
 CLASSES, RECORDS = 3, 70
 Case = tuple[nn.Module, Tensor]  # the model with its cancelling θ inside, and records

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export
 from fedspa.errors import FedspaError, LedgerError
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_report import export
 from fedspa.runs.checkpoint import load_latest
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.simulate import Stopped, simulate

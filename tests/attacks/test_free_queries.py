@@ -27,13 +27,13 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.algorithms.fedspa import FED_SPA
 from fedspa.flower import agent
 from fedspa.flower.agent import Refusal, participate
 from fedspa.flower.client_app import app
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
-from fedspa.privacy.ledger import Ledger
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Δ = −η·(sum + noise)/99 with noise 0.8: it is finite while the noisy sum is within ±0.385 of the noise.

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from fedspa.agent.ledger import loss as ledger_loss
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export, summary, verify
 from fedspa.errors import LedgerError
-from fedspa.privacy import ledger_loss
 from fedspa.privacy.event import GaussianEvent
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_report import export, summary, verify
 
 EVENT = GaussianEvent("poisson", 10, 600, 30, 2.47)
 ENDS = ("", "-wal", ".witness")
@@ -258,8 +258,8 @@ def test_a_ledger_of_before_the_witness_gets_one_and_keeps_it(tmp_path: Path) ->
 def first_edition(path: Path) -> None:
     import sqlite3
 
-    from fedspa.privacy import ledger_schema
-    from fedspa.privacy.ledger_witness import GENESIS
+    from fedspa.agent.ledger import schema as ledger_schema
+    from fedspa.agent.ledger.witness import GENESIS
 
     ledger_schema.create(path)
     with sqlite3.connect(path) as connection:

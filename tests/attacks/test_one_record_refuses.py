@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.choose import choose
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import ConfigError, DataError
-from fedspa.privacy.plan import Clipping, Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Clipping, Plan
 
 RECORDS, STEPS = 12, 3
 

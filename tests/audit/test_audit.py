@@ -13,7 +13,7 @@ from fedspa.audit.gaussian.target import broken, synthetic
 from fedspa.audit.setting import FALSE_ALARM, Setting
 from fedspa.audit.targets import of_config
 from fedspa.errors import ConfigError
-from fedspa.mechanism.release import noisy_mean
+from fedspa.mechanisms.gaussian.release import noisy_mean
 
 SEEDED = Setting("seeded")
 # What a question of the default audit is given: 13 and 3 for each relation rest on chance.

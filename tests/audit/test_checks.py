@@ -24,7 +24,7 @@ from fedspa.audit.gaussian.target import broken, synthetic
 from fedspa.audit.questions import columns, cosines, law_question, overlap_question, shares_question, sizes_question
 from fedspa.audit.setting import Setting
 from fedspa.engine import native
-from fedspa.mechanism.release import noisy_mean
+from fedspa.mechanisms.gaussian.release import noisy_mean
 
 ALPHA = 1e-5
 

@@ -31,12 +31,12 @@ from fedspa.engine.local import ClippedSums
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
-from fedspa.mechanism.quantize import noised
-from fedspa.mechanism.streams import Stream
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.binomial.release import noised
+from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.binomial import sensitivity, spread
-from fedspa.privacy.binomial_plan import BinomialPlan
-from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping
+from fedspa.randomness.streams import Stream
 
 # The check that is there for each mistake, and the questions of the audit that it is one of.
 CAUGHT_BY: dict[str, tuple[str, Callable[..., Any]]] = {

@@ -12,9 +12,9 @@ from fedspa.audit.gaussian.release import TOLERANCE, pair_question
 from fedspa.audit.gaussian.target import synthetic
 from fedspa.audit.rows import worst_row
 from fedspa.audit.setting import Setting
-from fedspa.mechanism.clipping import CLIP_MARGIN
-from fedspa.mechanism.release import noisy_mean
-from fedspa.mechanism.streams import Stream
+from fedspa.mechanisms.clipping import CLIP_MARGIN
+from fedspa.mechanisms.gaussian.release import noisy_mean
+from fedspa.randomness.streams import Stream
 
 SETTING = Setting("seeded", "generic")
 

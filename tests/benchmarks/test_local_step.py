@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import engine
-from fedspa.federation.models import build
+from fedspa.learning.models import build
 from local_step import rivals
 from local_step.cases import CASES, LEARNING_RATE, available
 from local_step.grouped import AGENTS, grouped_sgd, stacked

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedspa
+from fedspa.agent.ledger.report import verify
 from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
-from fedspa.privacy.ledger_report import verify
 
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 4, "rounds": 2, "per_round": 2},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedspa.mechanisms.binomial.plan import trials_for_compression
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.binomial import composed_epsilon
-from fedspa.privacy.binomial_plan import trials_for_compression
 from fedspa.privacy.event import BinomialEvent
 from fedspa.runs.statement import shown
 

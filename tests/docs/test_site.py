@@ -49,5 +49,5 @@ def test_lists_after_a_line_of_text_are_lists(site: Path) -> None:
 
 def test_sources_that_pages_link_to_are_pages(site: Path) -> None:
     page = (site / "pitfalls.html").read_text("utf-8")
-    assert 'href="source/src/fedspa/privacy/plan.py.html"' in page
-    assert "class" in (site / "source/src/fedspa/privacy/plan.py.html").read_text("utf-8")
+    assert 'href="source/src/fedspa/mechanisms/gaussian/plan.py.html"' in page
+    assert "class" in (site / "source/src/fedspa/mechanisms/gaussian/plan.py.html").read_text("utf-8")

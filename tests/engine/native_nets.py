@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.task import LocalResult, LocalTask
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Plan
 
 MARGIN = 2e-5
 KEY = bytes(range(32))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedspa.engine import local
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients, example_rows
 from fedspa.engine.reference import ReferenceEngine
@@ -20,9 +19,10 @@ from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError
-from fedspa.mechanism.mask import active_coordinates
-from fedspa.mechanism.streams import derive_key
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.mask import active_coordinates
+from fedspa.randomness.streams import derive_key
 
 
 def smooth_net(seed: int = 0) -> nn.Sequential:

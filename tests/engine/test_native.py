@@ -13,13 +13,13 @@ from native_nets import KEY, gradient_scale, nets, records, small_net, small_tas
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalTask
-from fedspa.mechanism.clipping import clip_rows
-from fedspa.privacy.plan import Clipping, Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.clipping import clip_rows
+from fedspa.mechanisms.gaussian.plan import Clipping, Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 

@@ -18,14 +18,14 @@ import torch
 from native_nets import KEY, same, small_net, small_task
 from torch import nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.native import engine as native_engine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
-from fedspa.mechanism.clipping import clip_rows
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.clipping import clip_rows
+from fedspa.mechanisms.gaussian.plan import Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 

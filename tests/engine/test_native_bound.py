@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalTask
-from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 

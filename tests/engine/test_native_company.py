@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
-from fedspa.privacy.plan import Clipping, Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Clipping, Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the compiled part is not built")
 

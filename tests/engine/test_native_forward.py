@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from native_nets import KEY, MARGIN, gradient_scale, margins, nets, records, small_net
 from torch import nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalTask
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 

@@ -14,10 +14,10 @@ import torch
 from native_nets import small_net, small_task
 from torch import nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.native import NativeEngine, library, supports
 from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
+from fedspa.learning.flat import FlatModel
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 

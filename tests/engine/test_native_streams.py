@@ -1,4 +1,4 @@
-"""The native streams and samplers, word for word those of `fedspa.mechanism`, at every instruction set level."""
+"""The native streams and samplers, word for word those of `fedspa.randomness`, at every instruction set level."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedspa.engine.native.library import LEVELS, library
-from fedspa.mechanism.sampling import draw_batch
-from fedspa.mechanism.streams import Stream
+from fedspa.randomness.sampling import draw_batch
+from fedspa.randomness.streams import Stream
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native engine was not built")
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
-from fedspa.mechanism.sampling import draw_batch
-from fedspa.mechanism.streams import Stream, derive_key
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.sampling import draw_batch
+from fedspa.randomness.streams import Stream, derive_key
 
 KEY = bytes(range(32))
 RECORDS, BATCH, STEPS = 30, 12, 5

@@ -13,7 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.layers import Activation, Pool, Weighted
 from fedspa.engine.local import Gradients
@@ -27,11 +26,12 @@ from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.stacked.units import Unit, fuse, tiles
 from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
-from fedspa.mechanism.clipping import clip_rows
-from fedspa.mechanism.mask import active_coordinates
-from fedspa.mechanism.sampling import draw_batch
-from fedspa.mechanism.streams import Stream, derive_key
-from fedspa.privacy.plan import Plan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.clipping import clip_rows
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.mask import active_coordinates
+from fedspa.randomness.sampling import draw_batch
+from fedspa.randomness.streams import Stream, derive_key
 
 CLASSES, WORDS = 3, 6
 

@@ -22,7 +22,7 @@ from fedspa.engine import stacked
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.task import LocalTask
-from fedspa.privacy.plan import SMALLEST_CLIP, Clipping, Plan
+from fedspa.mechanisms.gaussian.plan import SMALLEST_CLIP, Clipping, Plan
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNELS = find_spec("triton") is not None and (INTERPRETED or torch.cuda.is_available())

@@ -24,7 +24,6 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from test_stacked import WORDS, nets  # noqa: E402
 from test_stacked import records as make_records  # noqa: E402
 
-from fedspa.engine.flat import FlatModel  # noqa: E402
 from fedspa.engine.stacked import rounds as rounds_module  # noqa: E402
 from fedspa.engine.stacked import step_kernels  # noqa: E402
 from fedspa.engine.stacked.batches import draw_batches  # noqa: E402
@@ -32,10 +31,11 @@ from fedspa.engine.stacked.chacha import GROUP, LANES, ChaChaNoise  # noqa: E402
 from fedspa.engine.stacked.engine import LayerGradients  # noqa: E402
 from fedspa.engine.stacked.rounds import Rounds, careful_steps  # noqa: E402
 from fedspa.engine.task import LocalResult, LocalTask  # noqa: E402
-from fedspa.mechanism.mask import active_coordinates  # noqa: E402
-from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE  # noqa: E402
-from fedspa.mechanism.streams import derive_key  # noqa: E402
-from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP, Plan  # noqa: E402
+from fedspa.learning.flat import FlatModel  # noqa: E402
+from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Plan  # noqa: E402
+from fedspa.mechanisms.gaussian.release import CLIP_QUANTILE, CLIP_RATE  # noqa: E402
+from fedspa.randomness.mask import active_coordinates  # noqa: E402
+from fedspa.randomness.streams import derive_key  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 NETS: dict[str, tuple[tuple[int, ...], Any]] = {

@@ -26,8 +26,8 @@ def deployment(tmp_path: Path) -> LocalGrid:
     """Four agents with records, policies and ledgers of their own."""
     import numpy as np
 
-    from fedspa.federation.datasets import load
-    from fedspa.privacy.ledger import Ledger
+    from fedspa.agent.ledger.ledger import Ledger
+    from fedspa.data.datasets import load
 
     from .local_grid import DEPLOYMENT, POLICY, LocalGrid
 

@@ -20,19 +20,19 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.outbox import Outbox, Sent
 from fedspa.algorithms.fedspa import FED_SPA
+from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
-from fedspa.federation.features import transform
 from fedspa.flower import agent as agents
 from fedspa.flower import records, site
 from fedspa.flower.agent import CODES, FINAL_CODES, Refusal, participate
 from fedspa.flower.client_app import app
-from fedspa.flower.outbox import Outbox, Sent
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import to_record
+from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.privacy import accounting
-from fedspa.privacy.binomial_plan import BinomialPlan
-from fedspa.privacy.ledger import Ledger
 
 from .local_grid import POLICY, SIMULATION
 from .test_terms import GIVEN, PLAN, TERMS
@@ -482,7 +482,7 @@ def test_outbox_leaves_no_drafts(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedspa.runs.durable.force", full)
+    monkeypatch.setattr("fedspa.durable.force", full)
     with pytest.raises(LedgerError, match="No space left"):
         outbox.put("a", Sent(2, b"two"))
     assert list(folder.iterdir()) == [kept]

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from fedspa.privacy import ledger_report
-from fedspa.privacy.ledger import Ledger
+from fedspa.agent.ledger import report as ledger_report
+from fedspa.agent.ledger.ledger import Ledger
 
 HOSPITAL = Path(__file__).parents[2] / "examples/hospital"
 ROUNDS = 4

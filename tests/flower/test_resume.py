@@ -12,11 +12,11 @@ import json
 import torch
 from flwr.app import Message
 
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError
 from fedspa.flower import server_app, strategy
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
-from fedspa.privacy.ledger import Ledger
 from fedspa.runs import setup
 from fedspa.runs.plans import calibrated_plan
 

@@ -15,6 +15,7 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import fedspa
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.flower.asked import Asked
 from fedspa.flower.polling import PollingGrid
@@ -22,7 +23,6 @@ from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
 from fedspa.privacy import event
 from fedspa.privacy.event import GaussianEvent
-from fedspa.privacy.ledger import Ledger
 from fedspa.runs.config import Config
 from fedspa.wire.payload import Update, encode
 

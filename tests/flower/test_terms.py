@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedspa.agent.limits import LIMITS
 from fedspa.algorithms import Terms
 from fedspa.flower.terms import (
     _BINOMIAL_KEYS,
@@ -25,9 +26,8 @@ from fedspa.flower.terms import (
     from_record,
     to_record,
 )
-from fedspa.privacy.binomial_plan import BinomialPlan
-from fedspa.privacy.limits import LIMITS
-from fedspa.privacy.plan import Plan
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.gaussian.plan import Plan
 
 PLAN = Plan(
     dimension=650,

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from fedspa.data import datasets
+from fedspa.data.participation import schedule
 from fedspa.engine.generic import GenericEngine
-from fedspa.federation import datasets, models
-from fedspa.federation.participation import schedule
-from fedspa.mechanism.clipping import clip_rows
-from fedspa.mechanism.sparsify import scale
+from fedspa.learning import models
+from fedspa.mechanisms.binomial.plan import Adversary, BinomialPlan, trials_for_compression
+from fedspa.mechanisms.clipping import clip_rows
 from fedspa.paper import rows, stand_in
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.binomial import composed_epsilon
-from fedspa.privacy.binomial_plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.privacy.event import GaussianEvent
 from fedspa.privacy.published import in_range, published_epsilon, published_noise, smallest_certified_epsilon
+from fedspa.randomness.sparsify import scale
 from fedspa.server.optimizers import ServerOptimizer
 
 TABLES = Path(__file__).parents[2] / "experiments" / "tables"

@@ -8,8 +8,8 @@ import pytest
 import small_table
 
 from fedspa.cli.sweeping import machine_overrides
+from fedspa.data import plugin
 from fedspa.errors import ConfigError
-from fedspa.federation import plugin
 from fedspa.paper import rows
 
 TABLES = Path(__file__).parents[2] / "experiments" / "tables"

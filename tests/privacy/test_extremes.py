@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.privacy import accounting, compare
 from fedspa.privacy.calibrate import noise_multiplier
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 from fedspa.privacy.event import MOST, BinomialEvent, GaussianEvent
-from fedspa.privacy.plan import Plan
 from fedspa.privacy.published import published_epsilon, published_noise
 
 # Of all sizes, and beyond them: floats by their exponent, whole numbers by their digits.

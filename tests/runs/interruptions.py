@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from small_runs import ended, outcome, start
 
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_report import verify
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import verify
 from fedspa.runs.config import Config
 from fedspa.runs.simulate import Stopped, simulate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedspa.federation.datasets import Dataset
+from fedspa.data.datasets import Dataset
 from fedspa.paper import stand_in
 
 

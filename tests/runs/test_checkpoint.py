@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from fedspa.runs import checkpoint, durable
+from fedspa import durable
+from fedspa.runs import checkpoint
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, OtherFormat, load, load_latest, save
 from fedspa.runs.config import load as load_config
 from fedspa.runs.journal import Mark

@@ -10,17 +10,17 @@ import pytest
 from small_runs import ALGORITHMS, small
 
 import fedspa
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.policy import PolicyRefusal
 from fedspa.engine.native import library
 from fedspa.errors import BudgetError, PrivacyError
 from fedspa.privacy.binomial import composed_epsilon
 from fedspa.privacy.cap import BY_FILTER
 from fedspa.privacy.event import BinomialEvent
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.policy import PolicyRefusal
+from fedspa.report.promise import promise
+from fedspa.report.read import read
+from fedspa.report.tables import epsilons
 from fedspa.runs.config import load
-from fedspa.runs.report.promise import promise
-from fedspa.runs.report.read import read
-from fedspa.runs.report.tables import epsilons
 from fedspa.runs.setup import prepare
 from fedspa.runs.statement import statement
 

@@ -16,8 +16,8 @@ from config_keys import keys, listed
 from interruptions import refuse_a_difference, whole_and_broken
 from small_runs import ALGORITHMS, outcome, small
 
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_report import verify
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import verify
 from fedspa.runs.config import Privacy, load
 
 Sections = dict[str, dict[str, Any]]

@@ -22,11 +22,11 @@ import pytest
 from small_runs import ended, outcome, small, start
 
 import fedspa
+from fedspa.agent.ledger import ledger as ledger_module
+from fedspa.agent.ledger.report import verify
 from fedspa.algorithms.base import finite
 from fedspa.cli import main
 from fedspa.errors import ConfigError, FedspaError, LedgerError, PayloadError
-from fedspa.privacy import ledger as ledger_module
-from fedspa.privacy.ledger_report import verify
 from fedspa.runs import folder as folder_module
 from fedspa.runs.checkpoint import CheckpointError, load_latest
 from fedspa.runs.config import load, to_toml
@@ -309,7 +309,7 @@ class TestRecordsThatAreNotFinite:
         monkeypatch.syspath_prepend(tmp_path)
         (tmp_path / "overflowing_records.py").write_text(
             "from dataclasses import replace\n"
-            "from fedspa.federation.datasets import load\n"
+            "from fedspa.data.datasets import load\n"
             "def sound():\n"
             "    return load('digits', None)\n"
             "def bad():\n"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from small_runs import outcome, small
 
 import fedspa
+from fedspa import durable
 from fedspa.errors import FedspaError
-from fedspa.runs import durable
 from fedspa.runs.journal import Journal, Mark
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.simulate import Stopped, simulate

@@ -14,8 +14,8 @@ import pytest
 from small_runs import ALGORITHMS, ended, outcome, small, start
 
 import fedspa
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_report import verify
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import verify
 from fedspa.runs.simulate import simulate
 
 

@@ -10,9 +10,9 @@ import torch
 from small_runs import small
 
 import fedspa
-from fedspa.engine.flat import FlatModel
 from fedspa.errors import ConfigError
-from fedspa.federation import models
+from fedspa.learning import models
+from fedspa.learning.flat import FlatModel
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare, records_of
 
@@ -85,7 +85,7 @@ def test_exact_noise_has_features_made_one_by_one(tmp_path: Path, monkeypatch: p
         sizes.add(size)
         return real(x, size, *rest, **more)
 
-    monkeypatch.setattr("fedspa.federation.features.torch.split", split)
+    monkeypatch.setattr("fedspa.data.features.torch.split", split)
     section = {"data": {"features": "orientations", "holdout": 0.3}}
     records_of(load(small(tmp_path / "run", **section, privacy={"noise": "exact"})))
     assert sizes == {1}

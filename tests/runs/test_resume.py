@@ -13,11 +13,11 @@ import torch
 from small_runs import ALGORITHMS, ledger_content, outcome, small
 
 import fedspa
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.policy import PolicyRefusal
 from fedspa.errors import ConfigError, LedgerError
-from fedspa.mechanism import streams
-from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.policy import PolicyRefusal
+from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
+from fedspa.randomness import streams
 from fedspa.runs import setup
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import Config

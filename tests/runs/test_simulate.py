@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedspa
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import BudgetError, ConfigError, LedgerError
 from fedspa.privacy import event as event_module
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import GaussianEvent
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.policy import PolicyRefusal
 from fedspa.runs.books import Books
 from fedspa.runs.config import load
 from fedspa.runs.metrics import RoundMetrics
@@ -236,8 +236,8 @@ def test_all_agents_sample_at_the_rate_of_the_smallest_holding(tmp_path: Path) -
 
 
 def _holdings(agents: int) -> list[Any]:
-    from fedspa.federation.datasets import load as load_data
-    from fedspa.federation.partition import partition
+    from fedspa.data.datasets import load as load_data
+    from fedspa.data.partition import partition
 
     return partition(load_data("digits", None).train_y.numpy(), agents, "iid", alpha=1.0, seed=0)
 

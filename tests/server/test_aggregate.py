@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PayloadError
-from fedspa.mechanism.mask import active_coordinates
+from fedspa.randomness.mask import active_coordinates
 from fedspa.server.aggregate import Aggregator
 from fedspa.wire.payload import Update
 

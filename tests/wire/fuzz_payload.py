@@ -12,7 +12,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["fedspa.wire", "fedspa.mechanism"]):
+with atheris.instrument_imports(include=["fedspa.wire", "fedspa.mechanisms", "fedspa.randomness"]):
     from hostile_input import check, corpus
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedspa.errors import PayloadError
+from fedspa.mechanisms.binomial.codec import IntegerUpdate, decode_integers, encode_integers
 from fedspa.wire import coding as codings
-from fedspa.wire.integers import IntegerUpdate, decode_integers, encode_integers
 from fedspa.wire.payload import CODINGS, Expected, Update, decode, encode
 
 ROUND, D, K = 3, 320, 32

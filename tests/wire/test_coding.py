@@ -13,8 +13,8 @@ from scipy import stats
 
 from fedspa.errors import PayloadError
 from fedspa.wire import coding
-from fedspa.wire.model import SCALES, frequencies, radius
 from fedspa.wire.payload import Expected, Update, decode, encode
+from fedspa.wire.probabilities import SCALES, frequencies, radius
 
 SEED = bytes(range(16))
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -87,7 +87,7 @@ def test_every_value_escaping_stays_within_the_limit() -> None:
 def test_escape_of_a_number_with_an_entry_is_refused() -> None:
     import constriction
 
-    from fedspa.wire.model import entropy_model
+    from fedspa.wire.probabilities import entropy_model
 
     coder = constriction.stream.stack.AnsCoder()
     halves = np.array([2**15, 1], dtype=np.int32)  # n = 1, which needs no escape

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedspa.mechanism.clipping import CLIP_MARGIN
-from fedspa.mechanism.mask import active_coordinates
-from fedspa.mechanism.streams import Stream, derive_key
-from fedspa.privacy.plan import Plan
+from fedspa.mechanisms.clipping import CLIP_MARGIN
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.mask import active_coordinates
+from fedspa.randomness.streams import Stream, derive_key
 
 Records = Sequence[tuple[Tensor, Tensor]]
 # (θ, one example's x, its y) → the gradient of its loss, d values in float64.

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from fedspa.engine.task import Engine
 from fedspa.errors import PayloadError
-from fedspa.mechanism import quantize, sparsify
-from fedspa.mechanism.exact import make_grid
-from fedspa.mechanism.mask import active_coordinates, layered_coordinates
-from fedspa.mechanism.release import largest_clip_growth
-from fedspa.mechanism.sparsify import MaskMode
-from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
+from fedspa.mechanisms.binomial import release as quantize
+from fedspa.mechanisms.binomial.codec import IntegerUpdate
+from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
+from fedspa.mechanisms.gaussian.exact import make_grid
+from fedspa.mechanisms.gaussian.release import largest_clip_growth
 from fedspa.privacy.event import Sampling
+from fedspa.randomness import sparsify
+from fedspa.randomness.mask import active_coordinates, layered_coordinates
+from fedspa.randomness.sparsify import MaskMode
 from fedspa.server.optimizers import ServerStep
-from fedspa.wire.integers import IntegerUpdate
 from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, Update, decode, encode, step_size
 
 # Without clipping nothing bounds an update; a weight that moves this far in a round belongs to a diverged model.

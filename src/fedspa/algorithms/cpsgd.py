@@ -24,11 +24,11 @@ from fedspa.algorithms.base import Agent, Algorithm, Answer, Terms
 from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, example_rows
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, PrivacyError
-from fedspa.mechanism.quantize import Integers, dequantized, example_grid, noised, summed
-from fedspa.mechanism.sampling import draw_batch
-from fedspa.mechanism.streams import Stream, derive_key
-from fedspa.privacy.binomial_plan import BinomialPlan
-from fedspa.wire.integers import IntegerUpdate, decode_integers, encode_integers
+from fedspa.mechanisms.binomial.codec import IntegerUpdate, decode_integers, encode_integers
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.binomial.release import Integers, dequantized, example_grid, noised, summed
+from fedspa.randomness.sampling import draw_batch
+from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Coding, Expected, Update
 
 logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says

@@ -1,9 +1,9 @@
 """Fed-SPA: sparsification, local noise and an adaptive server (Hu, Gong and Guo, IJCAI 2021, Algorithm 1).
 
-    line 2     choose agents              federation/participation.py
+    line 2     choose agents              data/participation.py
     line 3     broadcast θ_t              runs/simulate.py
-    line 5     new sparsifier S           here, from a public seed (mechanism/mask.py)
-    lines 6–10 τ noisy local steps        engine/local.py, mechanism/release.py
+    line 5     new sparsifier S           here, from a public seed (randomness/mask.py)
+    lines 6–10 τ noisy local steps        engine/local.py, mechanisms/gaussian/release.py
     line 11    upload Δ                   here; only k values and the seed travel (wire/payload.py)
     line 13    mean of the updates        server/aggregate.py
     lines 13–15  u, v, θ                  server/optimizers.py (`adam`)
@@ -23,7 +23,7 @@ from torch import Tensor
 from fedspa.algorithms.base import Agent, Algorithm, Terms
 from fedspa.engine.task import Engine, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
-from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.wire.payload import Update
 
 logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says

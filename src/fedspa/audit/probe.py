@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms
 from fedspa.audit.setting import Setting
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.task import Engine
-from fedspa.mechanism.streams import agent_key, derive_key
-from fedspa.privacy.binomial_plan import AnyPlan
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.randomness.streams import agent_key, derive_key
 
 INPUTS, CERTAIN = 32, 500.0
 WEIGHTS = 2 * INPUTS

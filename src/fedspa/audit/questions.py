@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedspa.audit.bounds import cosine_limit, variance_limits
 from fedspa.audit.result import UNBOUNDED, Finding, Question, Unit, certain
-from fedspa.privacy.binomial_plan import AnyPlan
+from fedspa.mechanisms.binomial.plan import AnyPlan
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedspa.privacy.binomial_plan import AnyPlan
+from fedspa.mechanisms.binomial.plan import AnyPlan
 
 HUGE = 1e30
 

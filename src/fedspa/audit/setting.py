@@ -11,7 +11,7 @@ from torch import nn
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
-from fedspa.mechanism.streams import NoiseMode, Stream, derive_key, root_key
+from fedspa.randomness.streams import NoiseMode, Stream, derive_key, root_key
 
 FALSE_ALARM = 1e-4
 DRAWS = 5000

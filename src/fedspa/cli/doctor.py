@@ -16,7 +16,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
     Example: fedspa doctor
     """
-    from fedspa.runs.environment import examine, ready
+    from fedspa.cli.environment import examine, ready
 
     answers = examine()
     good = ready(answers)

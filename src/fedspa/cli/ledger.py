@@ -14,8 +14,8 @@ import typer
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedspa.agent.ledger.report import AgentSummary, LedgerSummary
     from fedspa.privacy.event import Event
-    from fedspa.privacy.ledger_report import AgentSummary, LedgerSummary
     from fedspa.runs.config import Privacy
 
 app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
@@ -43,8 +43,8 @@ def show(
 
     Of many agents, those that spent most. Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
     """
-    from fedspa.privacy import ledger_report
-    from fedspa.privacy.policy import Policy
+    from fedspa.agent.ledger import report as ledger_report
+    from fedspa.agent.policy import Policy
     from fedspa.runs.plans import relation
 
     if policy is not None:
@@ -104,7 +104,7 @@ def verify(file: File, as_json: AsJson = False) -> None:
 
     Example: fedspa ledger verify ledger.sqlite
     """
-    from fedspa.privacy import ledger_report
+    from fedspa.agent.ledger import report as ledger_report
     from fedspa.privacy.event import seeded_words
 
     problems = ledger_report.verify(file)
@@ -127,7 +127,7 @@ def export(file: File) -> None:
 
     Example: fedspa ledger export ledger.sqlite > ledger.json
     """
-    from fedspa.privacy import ledger_report
+    from fedspa.agent.ledger import report as ledger_report
 
     print(json.dumps(ledger_report.export(file), allow_nan=False))
 
@@ -145,7 +145,7 @@ def accept_loss(
 
     Example: fedspa ledger accept-loss ledger.sqlite --entries 60
     """
-    from fedspa.privacy import ledger_loss
+    from fedspa.agent.ledger import loss as ledger_loss
 
     print(f"{file}: {ledger_loss.accept(file, entries)}")
 

@@ -18,7 +18,7 @@ def report(
 
     Example: fedspa report runs/my-run runs/another --out comparison.html
     """
-    from fedspa.runs.report import write
+    from fedspa.report import write
 
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     write(runs, path)

@@ -70,8 +70,8 @@ def run(
 def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -> RunResult:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from fedspa.report.read import read_metrics
     from fedspa.runs.metrics import RoundMetrics
-    from fedspa.runs.report.read import read_metrics
     from fedspa.runs.simulate import Stopped, simulate
     from fedspa.runs.statement import shown, shown_bytes
 

@@ -54,7 +54,7 @@ def machine_overrides(device: str, jobs: int) -> list[str]:
 
 def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list[str]:
     """The keys of [data], after a look whether the files are there; where not, `stand_in` serves, which is said."""
-    from fedspa.federation.datasets import files
+    from fedspa.data.datasets import files
 
     where = folder if folder is not None else Path("data")
     try:

@@ -39,9 +39,9 @@ def table(
 
     Stopped by Ctrl-C or by a crash, the same command goes on: runs that ended are kept.
     """
+    from fedspa import durable
     from fedspa.paper import rows as specs
     from fedspa.paper import table as tables
-    from fedspa.runs import durable
 
     path = specs.find(name)
     spec = specs.read(path)

@@ -91,8 +91,8 @@ def tradeoff(
 
 def _write(out: Path, found: Mapping[str, Any]) -> None:
     """The curves are whole on the disk after every run."""
+    from fedspa import durable
     from fedspa.paper import tradeoff
-    from fedspa.runs import durable
 
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)

@@ -16,7 +16,7 @@ from fedspa.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedspa.runs.watch import Snapshot
+    from fedspa.report.progress import Snapshot
 
 
 def watch(
@@ -34,7 +34,7 @@ def watch(
     from rich.console import Console
     from rich.live import Live
 
-    from fedspa.runs.watch import snapshot
+    from fedspa.report.progress import snapshot
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the terminal's cursor is to come back
     screen = Console()
@@ -58,8 +58,8 @@ def watch(
 
 def _follow(folder: Path, every: float) -> None:
     """A line a round, for what is no terminal."""
+    from fedspa.report.progress import snapshot
     from fedspa.runs.statement import shown, shown_bytes
-    from fedspa.runs.watch import snapshot
 
     seen = 0
     while True:
@@ -97,8 +97,8 @@ def view(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from fedspa.report.progress import sparkline
     from fedspa.runs.statement import shown, shown_bytes, warnings
-    from fedspa.runs.watch import sparkline
 
     rounds, done = now.config.federation.rounds, len(now.metrics)
     table = Table(box=None, show_header=False, title=Text(folder.resolve().name), title_justify="left")

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from fedspa.engine import native, stacked
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
-from fedspa.engine.trial import try_gradients
 from fedspa.errors import ConfigError
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.trial import try_gradients
 
 EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fedspa.engine.flat import copied
 from fedspa.engine.layers import (
     Activation,
     Embedding,
@@ -28,6 +27,7 @@ from fedspa.engine.layers import (
     Unsupported,
     Weighted,
 )
+from fedspa.learning.flat import copied
 
 
 def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.task import LocalResult, LocalTask, strange_labels
+from fedspa.learning.flat import FlatModel
 
 
 class GenericEngine:

@@ -11,13 +11,13 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedspa.engine.task import LocalResult, LocalTask, first_line
-from fedspa.errors import DataError
-from fedspa.mechanism.clipping import count_not_finite
-from fedspa.mechanism.release import noisy_mean
-from fedspa.mechanism.sampling import draw_batch
-from fedspa.mechanism.streams import Stream, derive_key
-from fedspa.privacy.plan import Clipping
+from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.errors import DataError, first_line
+from fedspa.mechanisms.clipping import count_not_finite
+from fedspa.mechanisms.gaussian.plan import Clipping
+from fedspa.mechanisms.gaussian.release import noisy_mean
+from fedspa.randomness.sampling import draw_batch
+from fedspa.randomness.streams import Stream, derive_key
 
 CLIP_UNITS = 2**24  # as fine as float32 is at the clip value
 # Bytes of per-example gradients at a time. On a CPU more would be slower, since they leave its caches, and a step would

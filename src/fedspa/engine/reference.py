@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel, copied
 from fedspa.engine.local import local_steps
 from fedspa.engine.task import LocalResult, LocalTask
-from fedspa.engine.threads import one_example_a_time
+from fedspa.learning.flat import FlatModel, copied
+from fedspa.learning.threads import one_example_a_time
 
 
 class ReferenceEngine:

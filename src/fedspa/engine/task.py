@@ -9,8 +9,8 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from fedspa.errors import ConfigError, DataError
+from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.privacy.event import Sampling
-from fedspa.privacy.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,6 @@ class LocalResult:
     delta: Tensor
     clip_value: float
     zeroed: int = 0
-
-
-def first_line(error: Exception) -> str:
-    """What an error of somebody else's code says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def strange_labels(y: Tensor, classes: int) -> Tensor:

@@ -24,18 +24,18 @@ from typing import Final, get_args
 import torch
 from torch import Tensor
 
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.outbox import Outbox, Sent
+from fedspa.agent.policy import Code, PolicyRefusal
 from fedspa.algorithms import ALGORITHMS, Agent
 from fedspa.algorithms.base import Answer, finite
 from fedspa.engine.task import Engine
 from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError
-from fedspa.flower.outbox import Outbox, Sent
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
-from fedspa.mechanism.streams import agent_key, root_key
-from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
+from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
 from fedspa.privacy.event import Event
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.policy import Code, PolicyRefusal
+from fedspa.randomness.streams import agent_key, root_key
 
 logger = logging.getLogger("fedspa.agent")
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedspa import durable
 from fedspa.errors import FedspaError
-from fedspa.runs import durable
 
 
 class Asked:

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedspa.data import plugin
+from fedspa.data.datasets import Dataset
 from fedspa.errors import DataError
-from fedspa.federation import plugin
-from fedspa.federation.datasets import Dataset
 
 
 @dataclass(frozen=True, eq=False)

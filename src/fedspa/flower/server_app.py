@@ -19,12 +19,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.data.datasets import Dataset
 from fedspa.errors import ConfigError, FedspaError
-from fedspa.federation.datasets import Dataset
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
-from fedspa.privacy.ledger import Ledger
 from fedspa.runs.books import Books, Total, agent_name, largest_total, no_total, open_ledger, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.config import Config

@@ -26,16 +26,16 @@ from typing import Any
 
 from torch import Tensor
 
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.policy import Policy
+from fedspa.data.features import NAMES, Features, transform
 from fedspa.engine.choose import EngineName, choose
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
-from fedspa.federation import models
-from fedspa.federation.features import NAMES, Features, transform
 from fedspa.flower.records import Records, load
 from fedspa.flower.settings import read_config
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.policy import Policy
+from fedspa.learning import models
+from fedspa.learning.flat import FlatModel
 from fedspa.runs.config import Config
 
 logger = logging.getLogger("fedspa.agent")
@@ -182,7 +182,7 @@ def _bad_records(own: Records, classes: int) -> str:
 
 @lru_cache(maxsize=2)
 def _federation(config_json: str) -> tuple[Any, Any]:
-    from fedspa.federation.partition import partition
+    from fedspa.data.partition import partition
     from fedspa.runs.setup import records_of
 
     config = Config.model_validate_json(config_json)

@@ -23,14 +23,14 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from fedspa.algorithms import Terms
+from fedspa.data.participation import schedule
 from fedspa.errors import FedspaError, PayloadError
-from fedspa.federation.participation import schedule
 from fedspa.flower.agent import CODES, FINAL_CODES
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
-from fedspa.mechanism.streams import mask_seed
+from fedspa.randomness.streams import mask_seed
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.coordinator import Coordinator, Intake
 from fedspa.runs.folder import RunFolder

@@ -14,17 +14,17 @@ from typing import Any, Final, cast, get_args
 
 from flwr.app import ConfigRecord
 
+from fedspa.agent.limits import LIMITS, MOST_LAYERS
 from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.algorithms.base import require_sendable
+from fedspa.data.features import NAMES
 from fedspa.errors import FedspaError, PayloadError, PrivacyError
-from fedspa.federation.features import NAMES
-from fedspa.mechanism.philox import SEED_BYTES
-from fedspa.mechanism.sparsify import MaskMode
-from fedspa.mechanism.streams import NoiseMode
-from fedspa.privacy.binomial_plan import Adversary, AnyPlan, BinomialPlan
+from fedspa.mechanisms.binomial.plan import Adversary, AnyPlan, BinomialPlan
+from fedspa.mechanisms.gaussian.plan import Clipping, ClipRule, Plan
 from fedspa.privacy.event import Neighbours, Sampling
-from fedspa.privacy.limits import LIMITS, MOST_LAYERS
-from fedspa.privacy.plan import Clipping, ClipRule, Plan
+from fedspa.randomness.philox import SEED_BYTES
+from fedspa.randomness.sparsify import MaskMode
+from fedspa.randomness.streams import NoiseMode
 from fedspa.wire.payload import Coding
 
 VERSION: Final = 2  # one more with every change of the keys below: else an agent of before calls them unknown

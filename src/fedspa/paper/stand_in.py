@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from fedspa.federation.datasets import Dataset
+from fedspa.data.datasets import Dataset
 
 TRAIN, TEST = 6_000, 500
 

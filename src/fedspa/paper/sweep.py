@@ -23,9 +23,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedspa import durable
 from fedspa.errors import ConfigError, FedspaError, PrivacyError, SeededNoiseWarning
 from fedspa.paper import provenance
-from fedspa.runs import durable
 from fedspa.runs.config import Config, load
 from fedspa.runs.coordinator import Diverged
 from fedspa.runs.setup import Job

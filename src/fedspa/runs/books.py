@@ -25,14 +25,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fedspa import durable
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.witness import path_of
+from fedspa.agent.policy import Policy
 from fedspa.errors import BudgetError, FedspaError, LedgerError
-from fedspa.privacy.binomial_plan import AnyPlan
+from fedspa.mechanisms.binomial.plan import AnyPlan
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
-from fedspa.privacy.ledger import Ledger
-from fedspa.privacy.ledger_witness import path_of
-from fedspa.privacy.policy import Policy
-from fedspa.runs import durable
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.setup import Job

@@ -24,8 +24,8 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
+from fedspa import durable
 from fedspa.errors import FedspaError
-from fedspa.runs import durable
 from fedspa.runs.config import Config, Section
 from fedspa.runs.journal import Mark
 from fedspa.server.optimizers import ServerState

@@ -16,10 +16,10 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedspa import toml
+from fedspa.data.partition import ALPHA_RANGE
 from fedspa.errors import ConfigError, quoted
-from fedspa.federation.partition import ALPHA_RANGE
+from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.privacy.calibrate import LEAST_NOISE, MOST_NOISE
-from fedspa.privacy.plan import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.runs import combinations
 
 AlgorithmName = Literal["fedspa", "fedavg", "dp-fed", "cpsgd"]

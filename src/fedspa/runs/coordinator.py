@@ -16,10 +16,10 @@ import torch
 
 from fedspa.algorithms import Algorithm, Terms
 from fedspa.errors import FedspaError
-from fedspa.mechanism.release import largest_clip_growth
-from fedspa.mechanism.sparsify import MaskMode
-from fedspa.mechanism.streams import derive_key, mask_seed, root_key
-from fedspa.privacy.plan import Plan
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.release import largest_clip_growth
+from fedspa.randomness.sparsify import MaskMode
+from fedspa.randomness.streams import derive_key, mask_seed, root_key
 from fedspa.runs.evaluation import Evaluation
 from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.setup import Job

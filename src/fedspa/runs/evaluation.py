@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedspa.engine.task import Predicts
-from fedspa.engine.threads import torch_threads
+from fedspa.learning.threads import torch_threads
 from fedspa.runs.setup import Job
 
 Part = tuple[Tensor, Tensor]

@@ -22,15 +22,16 @@ from typing import Any, Self
 
 from torch import nn
 
+from fedspa import durable
+from fedspa.agent.ledger import report as ledger_report
 from fedspa.errors import ConfigError, FedspaError
-from fedspa.privacy import ledger_report
-from fedspa.runs import checkpoint, durable
+from fedspa.runs import checkpoint
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
 from fedspa.runs.journal import Journal
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import to_go_on
-from fedspa.runs.track import Tracking
+from fedspa.track import Tracking
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class RunFolder:
         """The model, then the summary: where there is one, the run is done. Last a report, which can be made again."""
         from safetensors.torch import save_model
 
-        from fedspa.runs import report
+        from fedspa import report
 
         with self._writing():
             durable.replace_tensors(self.path / "model.safetensors", lambda draft: save_model(module, str(draft)))

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
 from fedspa.privacy import binomial
 from fedspa.privacy.accounting import SOUND, Accountant, epsilon, priced_by
-from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan
 from fedspa.privacy.event import Event, GaussianEvent, Neighbours
 from fedspa.privacy.published import published_epsilon
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from fedspa import durable
 from fedspa.errors import FedspaError
-from fedspa.runs import durable
 from fedspa.runs.config import Section
 from fedspa.runs.metrics import RoundMetrics
 

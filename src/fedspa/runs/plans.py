@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fedspa.federation.participation import cap_for
-from fedspa.privacy.binomial_plan import AnyPlan, BinomialPlan, calibrated, trials_for_compression
+from fedspa.data.participation import cap_for
+from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan, calibrated, trials_for_compression
+from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.privacy.calibrate import noise_multiplier
 from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours, Sampling
-from fedspa.privacy.plan import Plan
 from fedspa.privacy.published import published_noise
 from fedspa.runs.config import Config, Privacy
 

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from fedspa import __version__
+from fedspa.data.datasets import Dataset
+from fedspa.data.plugin import GIVEN
 from fedspa.engine.native import library
 from fedspa.errors import ConfigError
-from fedspa.federation.datasets import Dataset
-from fedspa.federation.plugin import GIVEN
 from fedspa.runs import digest
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, Section

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedspa.algorithms import ALGORITHMS, Algorithm
+from fedspa.data.datasets import Dataset, load
+from fedspa.data.features import Features
+from fedspa.data.partition import partition
+from fedspa.data.view import view
 from fedspa.engine.choose import choose, reason
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
-from fedspa.federation import models
-from fedspa.federation.datasets import Dataset, load
-from fedspa.federation.features import Features
-from fedspa.federation.initial import oriented
-from fedspa.federation.partition import partition
-from fedspa.federation.view import view
-from fedspa.privacy.binomial_plan import AnyPlan
+from fedspa.learning import models
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.initial import oriented
+from fedspa.mechanisms.binomial.plan import AnyPlan
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.plans import calibrated_plan, cap_of

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import finite
+from fedspa.data.datasets import Dataset
+from fedspa.data.participation import schedule
 from fedspa.engine.task import ReadsRows
-from fedspa.engine.threads import torch_threads
 from fedspa.errors import ConfigError, FedspaError, PayloadError, SeededNoiseWarning, quoted
-from fedspa.federation.datasets import Dataset
-from fedspa.federation.participation import schedule
-from fedspa.mechanism.streams import agent_key, mask_seed, root_key
+from fedspa.learning.threads import torch_threads
+from fedspa.randomness.streams import agent_key, mask_seed, root_key
 from fedspa.runs import config as configs
 from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact

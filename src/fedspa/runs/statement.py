@@ -10,7 +10,7 @@ from fedspa.privacy.accounting import priced_by
 from fedspa.runs.guarantee import CLIP_OFF_DATA
 
 if TYPE_CHECKING:
-    from fedspa.privacy.binomial_plan import AnyPlan
+    from fedspa.mechanisms.binomial.plan import AnyPlan
     from fedspa.runs.config import Config
 
 

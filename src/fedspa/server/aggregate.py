@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.errors import PayloadError
-from fedspa.mechanism.mask import active_coordinates
+from fedspa.randomness.mask import active_coordinates
 from fedspa.wire.payload import FLOAT32_MAX, Update
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.errors import PayloadError
-from fedspa.mechanism.philox import dither_domain, words
-from fedspa.wire.model import SCALES, best_scale, entropy_model, radius
+from fedspa.randomness.philox import dither_domain, words
+from fedspa.wire.probabilities import SCALES, best_scale, entropy_model, radius
 
 Values = NDArray[np.float32]
 INTEGER_LIMIT = 2**31

@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.errors import PayloadError
-from fedspa.mechanism.mask import DIMENSION_LIMIT
-from fedspa.mechanism.philox import SEED_BYTES
+from fedspa.randomness.mask import DIMENSION_LIMIT
+from fedspa.randomness.philox import SEED_BYTES
 from fedspa.wire import coding as codings
 
 Coding = Literal["f32", "f16", "int"]

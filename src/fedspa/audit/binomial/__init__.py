@@ -15,7 +15,7 @@ from fedspa.audit.binomial.target import PLANTS, Target, of_plan, synthetic
 from fedspa.audit.result import Question
 from fedspa.audit.run import Audited
 from fedspa.audit.setting import Setting
-from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.mechanisms.binomial.plan import BinomialPlan
 
 
 def questions(setting: Setting, target: Target) -> Iterator[Question]:

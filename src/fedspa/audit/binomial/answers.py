@@ -27,10 +27,10 @@ from fedspa.audit.questions import cosines, sampler_questions
 from fedspa.audit.result import Question, certain
 from fedspa.audit.rows import HUGE
 from fedspa.audit.setting import Setting
-from fedspa.engine.flat import FlatModel
-from fedspa.mechanism.quantize import dequantized
-from fedspa.privacy.binomial_plan import BinomialPlan
-from fedspa.wire.integers import IntegerUpdate
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.binomial.codec import IntegerUpdate
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.binomial.release import dequantized
 
 SAMPLED, SILENT = 150, 200
 # The finest levels there are. Both batches divide 2^16 − 1, so that ⌈(k − 1)/B⌉ rounds nothing up, and leave a record

@@ -20,10 +20,10 @@ from fedspa.audit.questions import Floats, columns, law_question, threshold_atta
 from fedspa.audit.result import Finding, Question, certain
 from fedspa.audit.rows import row_pairs
 from fedspa.audit.setting import Setting
-from fedspa.mechanism.quantize import dequantized
-from fedspa.mechanism.streams import Stream
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.binomial.release import dequantized
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.binomial_plan import BinomialPlan
+from fedspa.randomness.streams import Stream
 
 # The attack's δ: 2·0.05, since a release is (ε, 2δ)-DP.
 STEP_DELTA = 0.05

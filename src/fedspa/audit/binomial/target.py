@@ -21,12 +21,12 @@ from fedspa.audit.setting import Setting
 from fedspa.engine.local import CLIP_UNITS, ClippedSums
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
-from fedspa.mechanism import quantize
-from fedspa.mechanism.quantize import Integers
-from fedspa.mechanism.streams import Stream
+from fedspa.mechanisms.binomial import release as quantize
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.binomial.release import Integers
+from fedspa.mechanisms.gaussian.plan import Clipping
 from fedspa.privacy.binomial import Sensitivity, sensitivity
-from fedspa.privacy.binomial_plan import BinomialPlan
-from fedspa.privacy.plan import Clipping
+from fedspa.randomness.streams import Stream
 
 Release = Callable[[list[Tensor], BinomialPlan, bytes, Stream, Stream], Integers]
 Claim = Callable[[BinomialPlan, float], Sensitivity]

@@ -10,8 +10,8 @@ from fedspa.audit.gaussian.target import PLANTS, Target, of_plan, synthetic
 from fedspa.audit.result import Question
 from fedspa.audit.run import Audited
 from fedspa.audit.setting import Setting
+from fedspa.mechanisms.gaussian.plan import Clipping, Plan
 from fedspa.privacy.event import Neighbours, Sampling
-from fedspa.privacy.plan import Clipping, Plan
 
 
 def questions(setting: Setting, target: Target) -> Iterator[Question]:

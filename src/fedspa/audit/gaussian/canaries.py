@@ -28,10 +28,10 @@ from fedspa.audit.probe import certain_model
 from fedspa.audit.questions import cosines
 from fedspa.audit.result import Finding, Question, certain
 from fedspa.audit.setting import Setting
+from fedspa.data.datasets import Dataset
 from fedspa.engine.task import Engine
-from fedspa.federation.datasets import Dataset
-from fedspa.mechanism.mask import active_coordinates
 from fedspa.privacy.event import Neighbours
+from fedspa.randomness.mask import active_coordinates
 from fedspa.runs.books import Books
 from fedspa.runs.config import Config, load
 from fedspa.runs.coordinator import Diverged

@@ -21,8 +21,8 @@ from fedspa.audit.probe import DIMENSION, INPUTS, SEED, WEIGHTS, answers, certai
 from fedspa.audit.questions import Floats, cosines, noise_size, sampler_questions, threshold_attack
 from fedspa.audit.result import UNBOUNDED, Question, certain
 from fedspa.audit.setting import Setting
-from fedspa.mechanism.mask import layered_coordinates
-from fedspa.privacy.plan import Plan
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.randomness.mask import layered_coordinates
 
 ACTIVE = 48
 # The mask is of weights only: float32 does not show small steps of a bias that is large.

@@ -27,10 +27,10 @@ from fedspa.audit.questions import Floats, columns, law_question, noise_size, sa
 from fedspa.audit.result import UNBOUNDED, Question, certain
 from fedspa.audit.rows import HUGE, row_pairs, worst_row
 from fedspa.audit.setting import Setting
-from fedspa.mechanism.clipping import CLIP_MARGIN
-from fedspa.mechanism.release import CLIP_RATE
-from fedspa.mechanism.sampling import Indices
-from fedspa.privacy.plan import Plan
+from fedspa.mechanisms.clipping import CLIP_MARGIN
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.release import CLIP_RATE
+from fedspa.randomness.sampling import Indices
 
 # Rounding of float32 gradients (6e-8), and the exact path's slack of 2⁻²⁰ in both grid and noise.
 TOLERANCE = 1e-6

@@ -20,11 +20,11 @@ from fedspa.audit.setting import Setting
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
-from fedspa.mechanism.release import noisy_mean
-from fedspa.mechanism.sampling import Indices, draw_batch
-from fedspa.mechanism.streams import Stream, derive_key
+from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.privacy.event import Neighbours, Sampling
-from fedspa.privacy.plan import Clipping, Plan
+from fedspa.randomness.sampling import Indices, draw_batch
+from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
 
 Batches = Callable[[Plan, Stream], Iterator[Indices]]

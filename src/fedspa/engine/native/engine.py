@@ -1,7 +1,7 @@
 """The native engine: one call into the library a round.
 
 It runs all local steps of all agents without Python. An agent's result depends on its own task only: the thread count
-changes the time, never a bit of the result. The streams are those of `fedspa.mechanism.streams`, word for word.
+changes the time, never a bit of the result. The streams are those of `fedspa.randomness.streams`, word for word.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fedspa.engine.native.describe import describe
 from fedspa.engine.native.library import LEVELS, Level
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
 from fedspa.errors import ConfigError, DataError, PrivacyError
-from fedspa.mechanism.release import CLIP_QUANTILE, CLIP_RATE
-from fedspa.mechanism.streams import derive_key
-from fedspa.privacy.plan import Clipping
+from fedspa.mechanisms.gaussian.plan import Clipping
+from fedspa.mechanisms.gaussian.release import CLIP_QUANTILE, CLIP_RATE
+from fedspa.randomness.streams import derive_key
 
 NOT_BUILT = "its compiled part was not built (reinstall where a C compiler is found, for example gcc)"
 

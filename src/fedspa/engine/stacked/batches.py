@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedspa.engine.task import LocalTask
-from fedspa.mechanism.sampling import Indices, draw_batch
-from fedspa.mechanism.streams import Stream, derive_key
+from fedspa.randomness.sampling import Indices, draw_batch
+from fedspa.randomness.streams import Stream, derive_key
 
 # Uniforms made at a time.
 _BLOCK = 1 << 21

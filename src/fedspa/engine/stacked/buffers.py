@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedspa.engine.stacked.batches import Batches
 from fedspa.engine.task import LocalTask
-from fedspa.mechanism.streams import derive_key
+from fedspa.randomness.streams import derive_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.flat import FlatModel
 from fedspa.engine.layers import Embedding, Unsupported
 from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.describe import Layer, describe, scores
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_labels, strange_record
-from fedspa.engine.threads import one_example_a_time
 from fedspa.errors import ConfigError, PrivacyError
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.threads import one_example_a_time
 
 if TYPE_CHECKING:
     from fedspa.engine.stacked.rounds import Rounds

@@ -23,8 +23,8 @@ from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.stacked.stack import Stack
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import ConfigError
-from fedspa.mechanism.release import noisy_mean
-from fedspa.mechanism.streams import Stream, derive_key
+from fedspa.mechanisms.gaussian.release import noisy_mean
+from fedspa.randomness.streams import Stream, derive_key
 
 # Bytes of activations and sums that a stack may take; more agents than fit run as several stacks.
 STACK_BUDGET = 8 * 2**30

@@ -1,0 +1,1 @@
+"""What an agent spent, over all runs, restarts and crashes."""

@@ -1,0 +1,371 @@
+"""An agent's durable record of what it spent, over all runs, restarts and crashes.
+
+Local DP does not trust the server, so the agent keeps its own books: `reserve` writes a participation down *before*
+training, `release` marks it just before the update leaves. A crash in between wastes budget and hides nothing. What
+the stored events cost together is for `cap` to say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fedspa.agent.ledger import schema as ledger_schema
+from fedspa.agent.ledger import witness as ledger_witness
+from fedspa.agent.ledger.errors import damaged, explained
+from fedspa.agent.ledger.witness import Witness
+from fedspa.errors import BudgetError, LedgerError, PrivacyError
+from fedspa.privacy.cap import Cap, FirstPlan, Total, admits, total
+from fedspa.privacy.event import MOST, Event, Neighbours, UnknownKind, from_json, same_event, told
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One entry. `fresh` is False where an earlier call had made it; `digest` is what was released under it, if any."""
+
+    sequence: int
+    agent: str
+    run: str
+    message: str
+    event: Event
+    reserved_at: str
+    fresh: bool
+    digest: str | None
+
+
+class Ledger:
+    """An open ledger file. One per process and thread; any number of processes may share the file."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, name: str, simulated: bool) -> None:
+        self.path = path
+        self.name = name  # drawn when it was made: another file under the same path has another
+        self._connection = connection
+        self._simulated = simulated
+        self._process = os.getpid()
+        self._file = ledger_schema.identity(path)
+
+    @classmethod
+    def open(cls, path: str | Path, *, create: bool = True, simulated: bool = False) -> Self:
+        """Open the ledger at `path`; with `create`, make it where there is no file. A bad file is never replaced, and
+        one with an event that cannot be priced here is refused: what comes of it would be known after training only.
+
+        A deployment creates its ledger once and from then on opens it with `create=False`: a ledger that went missing
+        is then an error and not a fresh budget. `simulated` books survive a killed process but not a power loss: they
+        wait for no disk, since nothing leaves a simulation.
+
+        Beside it lies its witness. A ledger that is behind it has lost what it acknowledged and is refused.
+        """
+        path = Path(path)
+        if create and not path.exists():
+            ledger_schema.create(path)
+        connection = ledger_schema.connect(path, "rw")
+        try:
+            with explained(path):
+                for (text,) in connection.execute("SELECT text FROM event"):
+                    parsed(path, text)
+                if simulated:
+                    connection.execute("PRAGMA synchronous=NORMAL")
+                name = ledger_witness.name(connection)
+                assert name is not None  # whoever opens it to write has made sure of that
+        except LedgerError:
+            connection.close()
+            raise
+        return cls(path, connection, name=name, simulated=simulated)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reserve(
+        self,
+        agent: str,
+        event: Event,
+        run: str,
+        message: str,
+        *,
+        cap: Cap | None = None,
+        announced: int | None = None,
+    ) -> Reservation:
+        """Record that `agent` takes part: durable on return, and counted once per (agent, run, message).
+
+        With a `cap`, check and record are one step: of two processes that both want the last of a budget, one gets a
+        BudgetError. A reservation that is not `fresh` pays for one release only: see `release`. `announced` is how
+        often the run's plan has the agent take part, in all; kept with the agent's first entry, it makes that plan the
+        one that is priced as a whole (`cap.admits`).
+        """
+        return self.reserve_many({agent: event}, run, message, cap=cap, announced=announced)[0]
+
+    def reserve_many(
+        self,
+        events: Mapping[str, Event],
+        run: str,
+        message: str,
+        *,
+        cap: Cap | None = None,
+        announced: int | None = None,
+    ) -> list[Reservation]:
+        """`reserve` for all agents of a round in one durable write: all of them, or (on any error) none."""
+        for name, value in (("run", run), ("message", message), *(("agent", agent) for agent in events)):
+            _check_name(name, value)
+        if announced is not None and not 1 <= announced <= MOST:
+            raise LedgerError(f"announced is {told(announced)}; it must lie between 1 and {MOST:g}")
+        if cap is not None:
+            # ε takes a fraction of a second. Evaluated here first, it is remembered, so that the lock below is held for
+            # that long only where another process changed the total in between.
+            for agent, event in events.items():
+                self.would_exceed(agent, event, cap, announced=announced)
+        with self._write():
+            return self._reserve(events, run, message, cap, announced)
+
+    def _reserve(
+        self, events: Mapping[str, Event], run: str, message: str, cap: Cap | None, announced: int | None = None
+    ) -> list[Reservation]:
+        """Within a transaction. A simulated round is ten agents: what they share is read and written once for all."""
+        reserved: list[Reservation] = []
+        rows: list[tuple[int | str, ...]] = []
+        ids = {event: self._event_id(event.to_json()) for event in dict.fromkeys(events.values())}
+        entries, link = self._connection.execute("SELECT entries, hash FROM head").fetchone()
+        now = _now()
+        beginners = set() if announced is None else set(events) - self._known(events)
+        plans: list[tuple[str, int, int | None]] = []
+        for agent, event in events.items():
+            found = self._find(agent, run, message)
+            if found is None:
+                if cap is not None:
+                    self.require(agent, event, cap, announced=announced)
+                event_id, text = ids[event]
+                sequence = entries + 1 + len(rows)
+                plan = announced if agent in beginners else None
+                plans += [] if plan is None else [(agent, sequence, plan)]
+                link = ledger_schema.entry_hash(link, sequence, agent, run, message, text, now, plan)
+                rows.append((sequence, agent, run, message, event_id, now, link))
+                found = Reservation(sequence, agent, run, message, event, now, fresh=True, digest=None)
+            elif not same_event(found.event, event):
+                raise LedgerError(
+                    f"agent {agent!r}, run {run!r}, message {message!r} is recorded with another event "
+                    f"({found.event.to_json()}, now {event.to_json()}); use a new message name"
+                )
+            reserved.append(found)
+        self._connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("INSERT INTO plan VALUES (?, ?, ?)", plans)
+        return reserved
+
+    def _known(self, agents: Iterable[str]) -> set[str]:
+        """Those of `agents` that have entries."""
+        wanted = json.dumps(list(agents))
+        query = "SELECT DISTINCT agent FROM total WHERE agent IN (SELECT value FROM json_each(?))"
+        return {agent for (agent,) in self._connection.execute(query, (wanted,))}
+
+    def _event_id(self, text: str) -> tuple[int, str]:
+        """The number under which this event is kept, from now on if it was not known; and its text."""
+        known = self._connection.execute("SELECT id FROM event WHERE text = ?", (text,)).fetchone()
+        if known is None:
+            self._connection.execute("INSERT INTO event (text) VALUES (?)", (text,))
+            known = self._connection.execute("SELECT id FROM event WHERE text = ?", (text,)).fetchone()
+        return known[0], text
+
+    def release(self, agent: str, run: str, message: str, digest: str) -> None:
+        """Mark that the update named by `digest` is about to be sent: call it after training and *before* sending.
+
+        An entry pays for one release. The same digest again (the same bytes, sent twice) costs nothing and is allowed;
+        another one is a LedgerError, because noise drawn anew is a new spend and needs a reservation of its own.
+        """
+        self.release_many({agent: digest}, run, message)
+
+    def release_many(self, digests: Mapping[str, str], run: str, message: str) -> None:
+        """`release` for all agents of a round in one durable write."""
+        for digest in digests.values():
+            _check_name("digest", digest)
+        with self._write():
+            rows, now = [], _now()
+            for agent, digest in digests.items():
+                found = self._connection.execute(
+                    "SELECT sequence, digest FROM entry LEFT JOIN release USING (sequence) "
+                    "WHERE agent = ? AND run = ? AND message = ?",
+                    (agent, run, message),
+                ).fetchone()
+                if found is None:
+                    raise LedgerError(
+                        f"agent {agent!r}, run {run!r}, message {message!r} was never reserved; reserve before training"
+                    )
+                sequence, released = found
+                if released is None:
+                    rows.append((sequence, digest, now))
+                elif released != digest:
+                    raise LedgerError(
+                        f"agent {agent!r}, run {run!r}, message {message!r} has already released another update; "
+                        "send that one again or reserve under a new message name"
+                    )
+            self._connection.executemany("INSERT INTO release VALUES (?, ?, ?)", rows)
+
+    def find(self, agent: str, run: str, message: str) -> Reservation | None:
+        """The entry of this triple, if there is one."""
+        with explained(self.path):
+            return self._find(agent, run, message)
+
+    def _find(self, agent: str, run: str, message: str) -> Reservation | None:
+        row = self._connection.execute(
+            "SELECT sequence, event.text, reserved_at, release.digest FROM entry "
+            "JOIN event ON event.id = entry.event LEFT JOIN release USING (sequence) "
+            "WHERE agent = ? AND run = ? AND message = ?",
+            (agent, run, message),
+        ).fetchone()
+        if row is None:
+            return None
+        sequence, text, reserved_at, digest = row
+        return Reservation(
+            sequence, agent, run, message, parsed(self.path, text), reserved_at, fresh=False, digest=digest
+        )
+
+    def participations(self, agent: str, run: str) -> int:
+        """How many entries `agent` has in `run`."""
+        with explained(self.path):
+            query = "SELECT count(*) FROM entry WHERE agent = ? AND run = ?"
+            count: int = self._connection.execute(query, (agent, run)).fetchone()[0]
+        return count
+
+    def events(self, run: str) -> set[Event]:
+        """The distinct events of `run`, of all its agents."""
+        with explained(self.path):
+            query = "SELECT DISTINCT text FROM entry JOIN event ON event.id = entry.event WHERE run = ?"
+            return {parsed(self.path, text) for (text,) in self._connection.execute(query, (run,))}
+
+    def spent(self, agent: str) -> Mapping[Event, int]:
+        """What `agent` spent in all its runs: distinct events and how often each (read from the kept totals)."""
+        with explained(self.path):
+            return spent(self.path, self._connection, agent)
+
+    def first_plan(self, agent: str) -> FirstPlan | None:
+        """What was announced with the first entry of `agent`, if anything was."""
+        with explained(self.path):
+            return first_plan(self.path, self._connection, agent)
+
+    def total(self, agent: str, delta: float, neighbours: Neighbours) -> Total:
+        """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`, and what shows it."""
+        return total(self.spent(agent), delta, neighbours, self.first_plan(agent))
+
+    def epsilon(self, agent: str, delta: float, neighbours: Neighbours) -> float:
+        """`total`, the number alone."""
+        return self.total(agent, delta, neighbours).epsilon
+
+    def would_exceed(
+        self, agent: str, event: Event, cap: Cap, *, participations: int = 1, announced: int | None = None
+    ) -> bool:
+        """Whether that many more `event`s would bring `agent` above its cap. Advice: `reserve(cap=...)` decides.
+
+        An agent without entries has `announced` of them as its first plan (if that is not given: `participations`).
+        """
+        after = self._after(agent, event, participations)
+        return not admits(after, cap, self._plan(agent, event, announced or participations))
+
+    def require(
+        self, agent: str, event: Event, cap: Cap, *, participations: int = 1, announced: int | None = None
+    ) -> None:
+        """Raise a BudgetError, with the budget that remains, where `would_exceed` is true."""
+        if not self.would_exceed(agent, event, cap, participations=participations, announced=announced):
+            return
+        spent = self.epsilon(agent, cap.delta, cap.neighbours)
+        plan = self._plan(agent, event, announced or participations)
+        after = total(self._after(agent, event, participations), cap.delta, cap.neighbours, plan)
+        raise BudgetError(
+            f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent):.4g} left: {spent:.4g} of its cap "
+            f"{cap.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
+            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {after.by}); "
+            "ask for fewer or noisier participations"
+        )
+
+    def _plan(self, agent: str, event: Event, announced: int) -> FirstPlan | None:
+        """The agent's first plan: what it began with, or what it would begin with now."""
+        return self.first_plan(agent) if self.spent(agent) else FirstPlan(event, announced)
+
+    def _after(self, agent: str, event: Event, participations: int) -> Mapping[Event, int]:
+        if participations < 1:
+            raise LedgerError(f"participations is {participations}; it must be at least 1")
+        return Counter(self.spent(agent)) + Counter({event: participations})
+
+    @contextmanager
+    def _write(self) -> Iterator[None]:
+        """One durable transaction that no other process's write can come between, and its witness."""
+        if os.getpid() != self._process:
+            # SQLite's locks do not survive a fork: two processes on one connection can damage the file.
+            raise LedgerError(f"the ledger {self.path} was opened before a fork; open it in the process that uses it")
+        with explained(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                if ledger_schema.identity(self.path) != self._file:
+                    raise LedgerError(
+                        f"{self.path} was removed or replaced while in use; put the ledger back and start again"
+                    )
+                ledger_witness.require(self.path, self._connection, self.name, ledger_witness.read(self.path))
+                yield
+                head = ledger_witness.head(self._connection)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        ledger_witness.advance(self.path, Witness(self.name, head), force=not self._simulated)
+
+
+def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Event]:
+    """Distinct events of `agent` with their counts."""
+    counts: Counter[Event] = Counter()
+    query = "SELECT text, count FROM total JOIN event ON event.id = total.event WHERE agent = ?"
+    for text, count in connection.execute(query, (agent,)):
+        counts[parsed(path, text)] += count
+    return counts
+
+
+def first_plan(path: Path, connection: sqlite3.Connection, agent: str) -> FirstPlan | None:
+    """What was announced with the first entry of `agent`, if anything was."""
+    if not ledger_schema.knows_plans(connection):
+        return None
+    found = connection.execute(
+        "SELECT text, participations FROM plan JOIN entry USING (sequence) JOIN event ON event.id = entry.event "
+        "WHERE plan.agent = ?",
+        (agent,),
+    ).fetchone()
+    return None if found is None else announced_plan(path, parsed(path, found[0]), found[1])
+
+
+def announced_plan(path: Path, event: Event, participations: object) -> FirstPlan:
+    """A first plan as the ledger's columns have it, which damage may have changed."""
+    if not (isinstance(participations, int) and participations >= 1):
+        raise LedgerError(damaged(path, "a first plan has no whole number of participations"))
+    return FirstPlan(event, participations)
+
+
+def parsed(path: Path, text: str) -> Event:
+    """The event that a ledger stores as `text`."""
+    try:
+        return from_json(text)
+    except UnknownKind as error:  # a backup would know nothing of what was spent since
+        raise LedgerError(f"{path} was written by a newer fedspa ({error}); upgrade fedspa here") from error
+    except PrivacyError as error:
+        raise LedgerError(f"{path} holds what is no event: {error}; restore it from a backup") from error
+
+
+def _check_name(name: str, value: str) -> None:
+    if not (isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()):
+        raise LedgerError(f"{name} is {str(value)[:50]!r}; it must be 1 to 200 printable characters")
+
+
+def _now() -> str:
+    """For the reader only; entries are ordered by their number, so a clock that jumps does no harm."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,425 @@
+"""What a ledger says to its reader: `summary` (what is spent and left), `verify` (can it be trusted), `export` (all).
+
+These open the file read-only and change nothing in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedspa.agent.ledger import schema as ledger_schema
+from fedspa.agent.ledger import witness as ledger_witness
+from fedspa.agent.ledger.errors import damaged, explain, explained
+from fedspa.agent.ledger.ledger import announced_plan, parsed
+from fedspa.agent.ledger.loss import Loss, losses
+from fedspa.agent.ledger.witness import GENESIS, Witness
+from fedspa.errors import LedgerError, PrivacyError
+from fedspa.privacy.cap import Cap, FirstPlan, total
+from fedspa.privacy.event import Event, Neighbours, from_json, noise_modes
+
+MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
+
+_ENTRIES = (
+    "SELECT sequence, agent, run, message, event.text, reserved_at, hash, digest, released_at FROM entry "
+    "LEFT JOIN event ON event.id = entry.event LEFT JOIN release USING (sequence) ORDER BY sequence"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One agent's entries in one run; times are UTC, of its first and last entry in the order of writing."""
+
+    run: str
+    participations: int
+    released: int
+    first_at: str
+    last_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSummary:
+    """What one agent spent over all runs. The last two are None without a cap.
+
+    `epsilon` is the smallest cap that would have admitted all of it, `accountant` what shows that (`cap.total`).
+    `noise` counts its participations by where the noise came from: ε is of `secure` and `exact` noise alone a
+    guarantee. `epsilon_left` is the cap less ε; as ε grows more slowly than in proportion, `participations_left` (of
+    `last_event`) is the number to plan with.
+    """
+
+    agent: str
+    runs: tuple[RunSummary, ...]
+    spent: Mapping[Event, int]
+    last_event: Event
+    epsilon: float
+    delta: float
+    neighbours: Neighbours
+    accountant: str
+    noise: Mapping[str, int]
+    cap: Cap | None
+    epsilon_left: float | None
+    participations_left: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """A ledger's agents, and its head: written down elsewhere, `entries` and `head` show later whether this file is
+    the same ledger or an older copy. `known_agents` is how many it has, `epsilon_least` and `epsilon_most` are over all
+    of them, `agents` are those that were asked for, `noise` counts all participations."""
+
+    path: str
+    entries: int
+    releases: int
+    head: str
+    losses: tuple[Loss, ...]
+    noise: Mapping[str, int]
+    known_agents: int
+    epsilon_least: float
+    epsilon_most: float
+    agents: tuple[AgentSummary, ...]
+
+
+def summary(
+    path: str | Path,
+    *,
+    delta: float,
+    neighbours: Neighbours,
+    cap: float | None = None,
+    agent: str | None = None,
+    most: int | None = None,
+) -> LedgerSummary:
+    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more of the last fit.
+
+    Of one `agent`, of the `most` that spent most, or of all, by name. Each distinct total is priced once, however many
+    agents have it.
+    """
+    with _reading(path) as (path, connection):
+        prices = _Prices(path, connection, delta, neighbours, cap)
+        tally: Counter[_Spent] = Counter()
+        for _, spent in _totals(connection, agent):
+            tally[spent] += 1
+        if agent is not None and not tally:
+            known = [row[0] for row in connection.execute("SELECT DISTINCT agent FROM total ORDER BY agent LIMIT 20")]
+            raise LedgerError(f"{path} has no entries of agent {agent!r}; it knows: {', '.join(known) or 'none'}")
+        costs = [prices.of(spent).epsilon for spent in tally] or [0.0]
+        chosen: Iterable[tuple[str, _Spent]] = _totals(connection, agent)
+        if most is not None:
+            chosen = heapq.nsmallest(most, chosen, key=lambda one: (-prices.of(one[1]).epsilon, one[0]))
+        head = ledger_witness.head(connection)
+        return LedgerSummary(
+            path=str(path),
+            entries=head.entries,
+            releases=head.releases,
+            head=head.hash,
+            losses=tuple(losses(connection)),
+            noise=_noise(path, connection),
+            known_agents=sum(tally.values()),
+            epsilon_least=min(costs),
+            epsilon_most=max(costs),
+            agents=tuple(_agent(path, connection, name, spent, prices) for name, spent in chosen),
+        )
+
+
+def each_agent(
+    path: str | Path, *, delta: float, neighbours: Neighbours, cap: float | None = None
+) -> Iterator[AgentSummary]:
+    """All of `summary`'s agents, by name, one at a time: a ledger may have more than anyone wants in memory."""
+    with _reading(path) as (path, connection):
+        prices = _Prices(path, connection, delta, neighbours, cap)
+        for name, spent in _totals(connection):
+            yield _agent(path, connection, name, spent, prices)
+
+
+class _Spent(NamedTuple):
+    """(number of the event, how often), by number; and likewise what was announced first, if anything was."""
+
+    counts: tuple[tuple[int, int], ...]
+    first: tuple[int, int] | None
+
+
+def _totals(connection: sqlite3.Connection, agent: str | None = None) -> Iterator[tuple[str, _Spent]]:
+    """Agents by name, with what they spent as the ledger counts it."""
+    only, values = ("", ()) if agent is None else (" WHERE total.agent = ?", (agent,))
+    announced, plans = "NULL, NULL", ""
+    if ledger_schema.knows_plans(connection):
+        announced = "entry.event, plan.participations"
+        plans = " LEFT JOIN plan ON plan.agent = total.agent LEFT JOIN entry ON entry.sequence = plan.sequence"
+    rows = connection.execute(
+        f"SELECT total.agent, total.event, total.count, {announced} FROM total{plans}{only} "
+        "ORDER BY total.agent, total.event",
+        values,
+    )
+    for name, of_one in groupby(rows, key=itemgetter(0)):
+        held = list(of_one)
+        event, participations = held[0][3:]
+        first = None if event is None else (event, participations)
+        yield name, _Spent(tuple((row[1], row[2]) for row in held), first)
+
+
+def _noise(path: Path, connection: sqlite3.Connection) -> dict[str, int]:
+    query = "SELECT text, sum(count) FROM total JOIN event ON event.id = total.event GROUP BY event"
+    return noise_modes({parsed(path, text): count for text, count in connection.execute(query)})
+
+
+class _Price(NamedTuple):
+    events: Mapping[Event, int]
+    first: FirstPlan | None
+    epsilon: float
+    accountant: str
+
+
+class _Prices:
+    """ε of what agents spent: many spent the same, and pricing takes milliseconds."""
+
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, delta: float, neighbours: Neighbours, cap: float | None
+    ) -> None:
+        self.delta, self.neighbours = delta, neighbours
+        self.cap = None if cap is None else Cap(cap, delta, neighbours)
+        self._events = {number: parsed(path, text) for number, text in connection.execute("SELECT id, text FROM event")}
+        self._path = path
+        self._known: dict[_Spent, _Price] = {}
+        self._left: dict[tuple[_Spent, Event], int] = {}
+
+    def of(self, spent: _Spent) -> _Price:
+        if spent not in self._known:
+            try:
+                events = Counter({self._events[number]: count for number, count in spent.counts})
+                first = None
+                if spent.first is not None:
+                    first = announced_plan(self._path, self._events[spent.first[0]], spent.first[1])
+            except KeyError as error:
+                raise LedgerError(damaged(self._path, f"a total counts event {error}, which is missing")) from None
+            cost, by = total(events, self.delta, self.neighbours, first)
+            self._known[spent] = _Price(events, first, cost, by)
+        return self._known[spent]
+
+    def left(self, spent: _Spent, event: Event) -> int | None:
+        """How many more of `event` fit under the cap."""
+        if self.cap is None:
+            return None
+        if (spent, event) not in self._left:
+            from fedspa.privacy import calibrate  # slow to import
+
+            price = self.of(spent)
+            self._left[spent, event] = calibrate.participations_within(event, self.cap, price.events, price.first)
+        return self._left[spent, event]
+
+
+def _agent(path: Path, connection: sqlite3.Connection, agent: str, spent: _Spent, prices: _Prices) -> AgentSummary:
+    runs = tuple(
+        RunSummary(run, participations, released, _time(path, connection, first), _time(path, connection, last))
+        for run, participations, released, first, last in connection.execute(
+            "SELECT run, count(*), count(digest), min(sequence), max(sequence) FROM entry "
+            "LEFT JOIN release USING (sequence) WHERE agent = ? GROUP BY run ORDER BY min(sequence)",
+            (agent,),
+        )
+    )
+    last_text = _value(
+        path,
+        connection,
+        "SELECT text FROM entry JOIN event ON event.id = entry.event WHERE sequence = "
+        "(SELECT max(sequence) FROM entry WHERE agent = ?)",
+        agent,
+    )
+    last_event, price, cap = parsed(path, last_text), prices.of(spent), prices.cap
+    return AgentSummary(
+        agent=agent,
+        runs=runs,
+        spent=price.events,
+        last_event=last_event,
+        epsilon=price.epsilon,
+        delta=prices.delta,
+        neighbours=prices.neighbours,
+        accountant=price.accountant,
+        noise=noise_modes(price.events),
+        cap=cap,
+        epsilon_left=None if cap is None else max(0.0, cap.epsilon - price.epsilon),
+        participations_left=prices.left(spent, last_event),
+    )
+
+
+def _time(path: Path, connection: sqlite3.Connection, sequence: int) -> str:
+    return _value(path, connection, "SELECT reserved_at FROM entry WHERE sequence = ?", sequence)
+
+
+def _value(path: Path, connection: sqlite3.Connection, query: str, key: str | int) -> str:
+    """The text that `query` finds. Opening checks the totals, not the entries behind them, so it may be missing."""
+    row = connection.execute(query, (key,)).fetchone()
+    if row is None:
+        raise LedgerError(damaged(path, "entries are missing that its totals count"))
+    return str(row[0])
+
+
+class Remarks(NamedTuple):
+    """What a reader of a ledger must know though nothing is wrong with the file."""
+
+    noise: Mapping[str, int]
+    losses: tuple[Loss, ...]
+
+
+def remarks(path: str | Path) -> Remarks:
+    with _reading(path) as (path, connection):
+        return Remarks(_noise(path, connection), tuple(losses(connection)))
+
+
+def has_entries(path: Path) -> bool:
+    """Whether a ledger there holds any, or held any: its witness outlives it."""
+    if not path.exists():
+        seen = ledger_witness.read(path)
+        return seen is not None and seen.head.entries > 0
+    with _reading(path) as (path, connection):
+        return ledger_witness.head(connection).entries > 0
+
+
+def export(path: str | Path) -> dict[str, Any]:
+    """Everything in the ledger, as JSON's own types: entries in the order of writing, totals and head."""
+    with _reading(path) as (path, connection):
+        entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone()
+        content = {
+            "kind": "fedspa-ledger",
+            "version": ledger_schema.SCHEMA_VERSION,
+            "head": {"entries": entries, "releases": releases, "hash": head},
+            "noise": _noise(path, connection),
+            "losses": [asdict(loss) for loss in losses(connection)],
+            "totals": [
+                {"agent": agent, "event": _json(path, text), "count": count}
+                for agent, text, count in connection.execute(
+                    "SELECT agent, text, count FROM total JOIN event ON event.id = total.event ORDER BY agent, event"
+                )
+            ],
+            "plans": [
+                {"agent": agent, "sequence": sequence, "participations": participations}
+                for agent, sequence, participations in _plans(connection)
+            ],
+            "entries": [
+                {
+                    "sequence": sequence,
+                    "agent": agent,
+                    "run": run,
+                    "message": message,
+                    "event": _json(path, text),
+                    "reserved_at": reserved_at,
+                    "released_at": released_at,
+                    "digest": digest,
+                    "hash": link,
+                }
+                for sequence, agent, run, message, text, reserved_at, link, digest, released_at in connection.execute(
+                    _ENTRIES
+                )
+            ],
+        }
+    try:
+        json.dumps(content)
+    except TypeError:  # a column was edited into bytes
+        raise LedgerError(damaged(path, "bytes that are no text where text belongs")) from None
+    return content
+
+
+def _plans(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
+    """First plans: of which agent, with which entry, how many participations were announced."""
+    if not ledger_schema.knows_plans(connection):
+        return []
+    return connection.execute("SELECT agent, sequence, participations FROM plan ORDER BY sequence").fetchall()
+
+
+def lines(path: str | Path) -> tuple[str, list[tuple[Any, ...]]]:
+    """The head's hash, and the entries as they are stored: sequence, agent, run, message, the event's text, when it was
+    reserved, hash, digest, when it was released. For who reads many: nothing is parsed."""
+    with _reading(path) as (path, connection):
+        (head,) = connection.execute("SELECT hash FROM head").fetchone()
+        found = connection.execute(_ENTRIES).fetchall()
+    # The last two are of a release, which there may not be.
+    if not all(isinstance(text, str) or (text is None and i > 5) for line in found for i, text in enumerate(line[1:])):
+        raise LedgerError(damaged(path, "no text where text belongs"))
+    return head, found
+
+
+def _json(path: Path, text: str) -> Any:
+    return json.loads(parsed(path, text).to_json())
+
+
+def verify(path: str | Path) -> list[str]:
+    """Read the whole ledger and list what is wrong with it, at most `MOST_PROBLEMS`; empty means that it is sound.
+
+    A file that cannot even be opened as a ledger is a LedgerError. The chain is not keyed: it shows damage and edits,
+    not the work of someone who rebuilds the file from the first entry on.
+    """
+    problems: list[str] = []
+    try:
+        seen = ledger_witness.read(Path(path))  # before the view of the ledger that is held against it
+    except LedgerError as error:
+        seen = None
+        problems.append(str(error))
+    with _reading(path, check=False) as (path, connection):
+        try:
+            for problem in _problems(path, connection, seen):
+                problems.append(" ".join(problem.split()))  # what it quotes may have several lines
+                if len(problems) == MOST_PROBLEMS:
+                    problems.append("... and perhaps more")
+                    break
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            problems.append(explain(path, error))
+    return problems
+
+
+def _problems(path: Path, connection: sqlite3.Connection, seen: Witness | None) -> Iterator[str]:
+    if (gone := ledger_witness.lost(path, connection, ledger_witness.name(connection), seen)) is not None:
+        yield f"{gone}; {ledger_witness.REMEDY}"
+    yield from ledger_schema.alterations(connection)
+    for (line,) in connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})"):
+        if line != "ok":
+            yield f"SQLite: {line}"
+    for table, row, other, _ in connection.execute("PRAGMA foreign_key_check"):
+        yield f"{table} {row} refers to a missing {other}"
+    for number, text in connection.execute("SELECT id, text FROM event"):
+        try:
+            from_json(text)
+        except PrivacyError as error:
+            yield f"event {number}: {error}"
+    for agent, event, kept, counted in connection.execute(
+        "SELECT agent, event, sum(kept), sum(counted) FROM "
+        "(SELECT agent, event, count AS kept, 0 AS counted FROM total "
+        "UNION ALL SELECT agent, event, 0, count(*) FROM entry GROUP BY agent, event) "
+        "GROUP BY agent, event HAVING sum(kept) <> sum(counted)"
+    ):
+        yield f"total of agent {agent!r}, event {event} says {kept}, its entries are {counted}"
+    announced = {sequence: participations for _, sequence, participations in _plans(connection)}
+    previous, last = GENESIS, 0
+    for sequence, agent, run, message, text, reserved_at, link, _, _ in connection.execute(_ENTRIES):
+        if sequence != last + 1:
+            yield f"entries {last + 1} to {sequence - 1} are missing"
+        if link != _hash(previous, sequence, agent, run, message, text, reserved_at, announced.get(sequence)):
+            yield f"entry {sequence}: its hash does not fit its content and the entry before it"
+        previous, last = link, sequence
+    entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone() or (0, 0, None)
+    if (entries, head) != (last, previous):
+        yield f"the head says {entries} entries ending in hash {head}, found {last} ending in {previous}"
+    marked = connection.execute("SELECT count(*) FROM release").fetchone()[0]
+    if releases != marked:
+        yield f"the head says {releases} releases, found {marked}"
+
+
+def _hash(previous: str, sequence: int, *content: Any) -> str | None:
+    try:
+        return ledger_schema.entry_hash(previous, sequence, *content)
+    except TypeError:  # a column was edited into bytes
+        return None
+
+
+@contextmanager
+def _reading(path: str | Path, *, check: bool = True) -> Iterator[tuple[Path, sqlite3.Connection]]:
+    """A read-only view of one moment, whatever other processes write meanwhile."""
+    path = Path(path)
+    with explained(path), closing(ledger_schema.connect(path, "ro", check=check)) as connection:
+        connection.execute("BEGIN")
+        yield path, connection

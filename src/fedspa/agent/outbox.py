@@ -1,0 +1,91 @@
+"""The last payload that an agent made in each run, kept until the next one takes its place.
+
+A server that was restored from its checkpoint asks again for the round it had been in. Its agents have already paid for
+that round, and may send the same bytes again at no cost, if they still have them. Drawing noise anew would be a new
+spend. One file a run and agent, beside the ledger; it holds nothing but what was about to leave anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedspa import durable
+from fedspa.errors import LedgerError
+
+_HEADER = struct.Struct("<4sI")
+_MAGIC = b"FSPO"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was made for `round`."""
+
+    round: int
+    payload: bytes
+
+
+class Outbox:
+    """The folder `<ledger>.outbox`. Agents that share a ledger share it, apart by name."""
+
+    def __init__(self, ledger: Path, agent: str) -> None:
+        self._folder = ledger.with_name(ledger.name + ".outbox")
+        self._agent = hashlib.blake2b(agent.encode(), digest_size=8).hexdigest()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process is inside, and keep the others out. The lock is the kernel's, on the folder: it
+        ends with the process, however that ends."""
+        with self._one_line_errors("use"):
+            if not self._folder.exists():
+                self._folder.mkdir(exist_ok=True)
+                durable.force_folder(self._folder.parent)
+            folder = os.open(self._folder, os.O_RDONLY) if os.name == "posix" else -1
+        try:
+            if folder >= 0:
+                import fcntl
+
+                with self._one_line_errors("lock"):
+                    fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            if folder >= 0:
+                os.close(folder)
+
+    def last(self, run: str) -> Sent | None:
+        """The newest of `run`, or None where there is none that can be read."""
+        with self._one_line_errors("read"):
+            try:
+                data = self._path(run).read_bytes()
+            except FileNotFoundError:
+                return None
+        if len(data) < _HEADER.size or data[:4] != _MAGIC:
+            return None
+        return Sent(_HEADER.unpack_from(data)[1], data[_HEADER.size :])
+
+    def put(self, run: str, sent: Sent) -> None:
+        """Durable on return, and whole or absent whatever happens in between. Only inside `alone`."""
+        data = _HEADER.pack(_MAGIC, sent.round) + sent.payload
+
+        def write(draft: Path) -> None:
+            draft.write_bytes(data)
+
+        with self._one_line_errors("write"):
+            durable.replace(self._path(run), write)
+
+    @contextmanager
+    def _one_line_errors(self, do: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LedgerError(
+                f"cannot {do} {error.filename or self._folder}: {error.strerror or error}; make room or mend rights"
+            ) from error
+
+    def _path(self, run: str) -> Path:
+        return self._folder / f"{self._agent}-{run}.payload"

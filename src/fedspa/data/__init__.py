@@ -1,0 +1,1 @@
+"""Records: where they come from, who holds them, who takes part."""

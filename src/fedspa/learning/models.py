@@ -1,0 +1,160 @@
+"""Models by name: the two CNNs of Fed-SPA (Hu, Gong and Guo, IJCAI 2021, section 5), three small ones, or the user's.
+
+Every built-in model is a plain ``nn.Sequential`` of standard layers, so that an engine can read its structure. None has
+batch normalisation or dropout: the first mixes examples, so that a per-example gradient would not exist.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.data import plugin
+from fedspa.errors import ConfigError
+
+
+def _mnist_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    channels, height, width = shape
+    flat = 20 * _after(height, 5, 2) * _after(width, 5, 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU()),
+        nn.Flatten(),
+        *(nn.Linear(flat, 50), nn.ReLU()),
+        nn.Linear(50, classes),
+    )
+
+
+def _cifar10_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    # The paper names no padding: without any d = 537,610, and with 1 everywhere it would be 930,826.
+    channels, height, width = shape
+    flat = 256 * _after(height, 3, 3) * _after(width, 3, 3)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 64, 3), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(64, 128, 3), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(128, 256, 3), nn.MaxPool2d(2), nn.ReLU()),
+        nn.Flatten(),
+        *(nn.Linear(flat, 128), nn.ReLU()),
+        *(nn.Linear(128, 256), nn.ReLU()),
+        nn.Linear(256, classes),
+    )
+
+
+def _small_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    channels, height, width = shape
+    flat = 20 * _after(height, 5, 2) * _after(width, 5, 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU()),
+        nn.Flatten(),
+        nn.Linear(flat, classes),
+    )
+
+
+def _logistic(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def _mlp(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.Tanh(), nn.Linear(64, classes))
+
+
+def _after(side: int, kernel: int, blocks: int) -> int:
+    """An image's side after ``blocks`` of an unpadded convolution and a 2×2 pooling."""
+    for _ in range(blocks):
+        side = (side - kernel + 1) // 2
+    return side
+
+
+_BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
+    "mnist-cnn": _mnist_cnn,
+    "cifar10-cnn": _cifar10_cnn,
+    "small-cnn": _small_cnn,
+    "logistic": _logistic,
+    "mlp": _mlp,
+}
+# The smallest height and width that leave a CNN one pixel before its first linear layer.
+_SMALLEST_SIDE = {"mnist-cnn": 16, "cifar10-cnn": 22, "small-cnn": 16}
+
+NAMES = tuple(_BUILDERS)
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """The model ``name`` for records of ``input_shape``, drawn from ``seed``; the global random state is untouched.
+
+    A user's ``package.module:function`` is called with (input_shape, classes) if it takes two arguments, else without.
+    The initialisation is public (the server sends it), so its seed has no privacy consequence.
+    """
+    shape = tuple(int(side) for side in input_shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every accelerator
+        model = _users(name, shape, classes) if plugin.is_plugin(name) else _built_in(name, shape, classes)
+        _check(model, name, shape, classes)
+    return model
+
+
+def _built_in(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if name not in _BUILDERS:
+        allowed = ", ".join(NAMES)
+        raise ConfigError(f"model.name = {name!r} is unknown: choose one of {allowed}, or 'package.module:function'")
+    side = _SMALLEST_SIDE.get(name)
+    if side is not None and (len(shape) != 3 or min(shape[1:]) < side):
+        raise ConfigError(
+            f"model.name = {name!r} does not fit the data of data.name, whose records have shape {shape}: it needs "
+            f"(channels, height, width) with height and width of at least {side}; logistic and mlp fit any shape"
+        )
+    return _BUILDERS[name](shape, classes)
+
+
+def _users(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    function = plugin.resolve(name, key="model.name", error=ConfigError)
+    takes_two = _accepts(function, shape, classes)
+    if not takes_two and not _accepts(function):
+        raise ConfigError(f"model.name = {name!r} must take (input_shape, classes) or no arguments")
+    try:
+        model = function(shape, classes) if takes_two else function()
+    except (Exception, SystemExit) as cause:  # the user's code may raise anything
+        raise ConfigError(f"model.name = {name!r} failed in its own code ({plugin.one_line(cause)})") from cause
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model.name = {name!r} returned a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _accepts(function: Callable[..., object], *arguments: object) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except ValueError:  # no signature to read: some builtins
+        return not arguments
+    except TypeError:
+        return False
+    return True
+
+
+def _check(model: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
+    if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
+        raise ConfigError(f"model.name = {name!r} has no trainable parameters: there is nothing to learn")
+    training = model.training
+    model.eval()
+    try:
+        check_scores(model, torch.zeros(3, *shape), classes, f"model.name = {name!r}")
+    finally:
+        model.train(training)
+
+
+def check_scores(forward: Callable[[Tensor], object], x: Tensor, classes: int, what: str) -> None:
+    """Raise where `forward` does not give each of the records x a score a class; `what` names the model."""
+    try:
+        with torch.no_grad():
+            output = forward(x)
+    except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
+        shape = tuple(x.shape[1:])
+        raise ConfigError(
+            f"{what} cannot take the data's records, of shape {shape} ({plugin.one_line(cause)})"
+        ) from cause
+    if not isinstance(output, Tensor) or output.shape != (len(x), classes):
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(
+            f"{what} must give one score a class, shape (batch, {classes}): for a batch of {len(x)} it gave {got}"
+        )

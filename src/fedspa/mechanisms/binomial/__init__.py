@@ -1,0 +1,1 @@
+"""Binomial noise on rounded sums: cpSGD."""

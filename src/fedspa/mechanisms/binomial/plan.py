@@ -1,0 +1,243 @@
+"""The plan of cpSGD: everything that decides an agent's guarantee, in one frozen object, as `plan.Plan` for Gaussians.
+
+Quantisation, noise, wire and accountant all read it; the levels' step, the noise and the event are derived from it.
+cpSGD is one release a round, of a batch of exactly B records, so sampling, relation and steps are no choices here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, get_args
+
+from fedspa.errors import PrivacyError
+from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule, Plan
+from fedspa.privacy import accounting
+from fedspa.privacy.binomial import composed_epsilon, spread
+from fedspa.privacy.event import MOST, BinomialEvent, Neighbours, Sampling, told
+
+Adversary = Literal["local", "secure-aggregation"]
+MOST_TRIALS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BinomialPlan:
+    """The terms of every agent. `clip_value` is X = G/√d (`coordinate`) or G (`l2`, with rotation), of an example.
+
+    `agents` is n, all of whom take part in every round; under `secure-aggregation` their noise adds up before anyone
+    sees it. `records` is a public number m, the fewest that an agent holds.
+    """
+
+    dimension: int
+    clip: Clipping
+    clip_value: float
+    bits: int
+    trials: int
+    rotation: bool
+    adversary: Adversary
+    agents: int
+    batch: int
+    records: int
+    participations: int
+    delta: float
+
+    def __post_init__(self) -> None:
+        if self.clip not in get_args(Clipping):
+            raise PrivacyError(f"clip is {self.clip!r}; allowed: {', '.join(get_args(Clipping))}")
+        if self.clip == "l2" and not self.rotation:
+            raise PrivacyError("clip is 'l2'; without rotation the levels span one coordinate: it must be 'coordinate'")
+        if not SMALLEST_CLIP <= self.clip_value <= LARGEST_CLIP:
+            raise PrivacyError(
+                f"clip value is {self.clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}"
+            )
+        if self.adversary not in get_args(Adversary):
+            raise PrivacyError(f"adversary is {self.adversary!r}; allowed: {', '.join(get_args(Adversary))}")
+        if not (1 <= self.agents <= MOST and 1 <= self.participations <= MOST):
+            raise PrivacyError(
+                f"agents is {told(self.agents)}, participations {told(self.participations)}; both must lie between 1 "
+                f"and {MOST:g}"
+            )
+        _ = self.event  # checks batch, records, dimension, bits and trials
+        if not 0 < self.delta < 1 / self.records:
+            raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records")
+
+    @property
+    def levels(self) -> int:
+        """k = 2^b."""
+        return 1 << self.bits
+
+    @property
+    def active(self) -> int:
+        return self.dimension
+
+    @property
+    def coordinates(self) -> int:
+        """How many numbers travel: d, or the power of two that a rotation pads it to."""
+        return self.event.coordinates
+
+    @property
+    def compression(self) -> float:
+        """p = log2(m + 2^b)/32: bits of a value, uncoded, over those of a float32."""
+        return math.log2(self.trials + self.levels) / 32
+
+    @property
+    def sampling(self) -> Sampling:
+        return "fixed"
+
+    @property
+    def neighbours(self) -> Neighbours:
+        return "replace-one"
+
+    @property
+    def local_steps(self) -> int:
+        return 1
+
+    @property
+    def clip_rule(self) -> ClipRule:
+        return "given"
+
+    @property
+    def clip_norm(self) -> float:
+        """G: the most that one example's clipped gradient can weigh in L2."""
+        return math.sqrt(self.dimension) * self.clip_value if self.clip == "coordinate" else self.clip_value
+
+    @property
+    def reach(self) -> float:
+        """X: the levels span ±X. With rotation wider than G/√d, as a rotated coordinate may pass that."""
+        if not self.rotation:
+            return self.clip_value
+        return spread(self.event) * self.clip_norm / math.sqrt(self.coordinates)
+
+    @property
+    def step(self) -> float:
+        """s = 2X/(k − 1), from a level to the next, in gradient units."""
+        return 2 * self.reach / (self.levels - 1)
+
+    @property
+    def sigma(self) -> float:
+        """Noise per coordinate of the mean gradient: s·√m/2, rounding aside."""
+        return self.step * math.sqrt(self.trials) / 2
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The Binomial noise in the unit of Gaussian plans: on the sum of gradients, over the bound on one."""
+        return self.sigma * self.batch / self.clip_norm
+
+    @property
+    def event(self) -> BinomialEvent:
+        """What one participation does."""
+        aggregated = 1 if self.adversary == "local" else self.agents
+        return BinomialEvent(
+            self.batch, self.records, 1, self.dimension, self.bits, self.trials, self.rotation, aggregated
+        )
+
+    @property
+    def has_guarantee(self) -> bool:
+        """Whether any ε is known: not where noise can run out."""
+        return _cost(self) < math.inf
+
+    @property
+    def beyond_theorem(self) -> bool:
+        """Whether there is an ε, but not by cpSGD's own theorem: its condition on the variance does not hold."""
+        spent = {self.event: self.participations}
+        return self.has_guarantee and composed_epsilon(spent, self.delta, published=True) == math.inf
+
+    @property
+    def is_private(self) -> bool:
+        """False without a guarantee, and where it needs secure aggregation: the server sees each agent's update."""
+        return self.adversary == "local" and self.has_guarantee
+
+    @property
+    def flaw(self) -> str | None:
+        """Why `is_private` is False, in a sentence for the reader of ε."""
+        if not self.has_guarantee:
+            enough = least_trials(self)
+            way_out = (
+                f"it takes {enough:,} trials here"
+                if enough is not None
+                else f"no number of trials up to {MOST_TRIALS:,} has one here: take fewer bits, a larger batch or "
+                "delta, or fewer rounds"
+            )
+            noise = f"Binomial({self.trials}, 1/2) noise"
+            return f"no guarantee: {noise} has no ε at δ = {self.delta:g}; {way_out}"
+        if self.adversary != "local":
+            return (
+                f"not private against the server: ε counts the noise of all {self.agents} agents and holds only if "
+                "secure aggregation, which fedspa does not run, hides each agent's update"
+            )
+        return None
+
+    def with_clip_value(self, clip_value: float) -> BinomialPlan:
+        """The same guarantee at another clip: levels and noise scale along."""
+        return replace(self, clip_value=clip_value)
+
+
+AnyPlan = Plan | BinomialPlan
+
+
+def trials_for_compression(compression: float, bits: int) -> int:
+    """The m at which p = log2(m + 2^b)/32 comes nearest to `compression`."""
+    trials = round(2 ** (32 * compression)) - 2**bits if compression <= 1 else 0
+    if not 1 <= trials <= MOST_TRIALS:
+        raise PrivacyError(
+            f"compression {compression} leaves {trials:,} trials beside 2^{bits} levels; it must lie between "
+            f"{math.log2(1 + 2**bits) / 32:.4g} and {math.log2(MOST_TRIALS) / 32:.4g}"
+        )
+    return trials
+
+
+def calibrated(plan: BinomialPlan, epsilon: float) -> BinomialPlan:
+    """The plan with the fewest trials at which all its participations cost at most `epsilon`."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise PrivacyError(f"epsilon is {epsilon}; it must be positive and finite")
+    trials = _fewest(plan, epsilon)
+    if trials is None:
+        raise PrivacyError(
+            f"no Binomial noise of up to {MOST_TRIALS:,} trials keeps epsilon at {epsilon}; take fewer bits, a larger "
+            "batch, a larger epsilon or delta, or fewer rounds"
+        )
+    return replace(plan, trials=trials)
+
+
+def least_trials(plan: BinomialPlan) -> int | None:
+    """The fewest trials at which there is an ε at all; None where none are enough."""
+    return _fewest(plan, math.inf)
+
+
+def _cost(plan: BinomialPlan) -> float:
+    return accounting.epsilon({plan.event: plan.participations}, plan.delta, neighbours="replace-one")
+
+
+@lru_cache(maxsize=256)
+def _fewest(plan: BinomialPlan, epsilon: float) -> int | None:
+    """ε falls as trials grow: bisection. An `epsilon` of ∞ asks for any finite one.
+
+    Near the fewest that have any ε it is huge and takes long to tell, and so it does at far too many: both are avoided.
+    """
+    from fedspa.privacy.rounded import surely_infinite  # slow to import
+
+    def fits(trials: int) -> bool:
+        cost = _cost(replace(plan, trials=trials))
+        return cost < math.inf and cost <= epsilon
+
+    def has_any(trials: int) -> bool:
+        event = replace(plan, trials=trials).event
+        return plan.rotation or not surely_infinite(event, plan.participations, plan.delta)
+
+    least = _first(has_any, 1)
+    return None if least is None else _first(fits, least)
+
+
+def _first(holds: Callable[[int], bool], start: int) -> int | None:
+    """The first number of trials from `start` on of which `holds` is true, as it then stays; None up to the most."""
+    short, enough = start - 1, start
+    while not holds(enough):
+        if enough == MOST_TRIALS:
+            return None
+        short, enough = enough, min(64 * enough, MOST_TRIALS)
+    while enough - short > 1:
+        middle = (short + enough) // 2
+        short, enough = (short, middle) if holds(middle) else (middle, enough)
+    return enough

@@ -1,0 +1,131 @@
+"""cpSGD's release: a mean of clipped gradients, rounded at random onto 2^b levels, plus Binomial noise. Integers only.
+
+From an example's clipped gradient on, everything is a whole number: the sum over the batch, the rotation (signs and a
+Hadamard matrix without its 1/√d), the rounding, which compares with a uniform integer, and the noise. So the rounding
+is unbiased to the last bit, the distances that docs/cpsgd.md bounds are distances of integers, and floating point has
+no say in what leaves. An engine that clips and adds up by itself hands its sum to `noised`; the others' gradients pass
+through `summed` first. `release` is the two together, as the audit attacks them; no run calls it, so the audit attacks
+whole answers too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial.noise import binomial
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.clipping import clip_rows
+from fedspa.mechanisms.gaussian.exact import Grid, integer_sum
+from fedspa.privacy.binomial import spread
+from fedspa.randomness.philox import ROTATION_DOMAIN, words
+from fedspa.randomness.streams import Stream
+
+Integers = NDArray[np.int64]
+_Numbers = TypeVar("_Numbers", NDArray[np.int64], NDArray[np.float64])
+# An example's bound (of a coordinate, or of the norm) in grid units: float32 knows no more digits of a gradient.
+_COORDINATE_BITS, _NORM_BITS = 24, 28
+_ROOM = 2**62
+
+
+def release(rows: Iterable[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stream, noise: Stream) -> Integers:
+    """The numbers that may leave: levels 0 … 2^b − 1 plus Binomial(m, ½), one for each (rotated) coordinate.
+
+    `rows` are the gradients of the batch's examples in blocks [b, d]; `seed` is public and decides a rotation's signs.
+    """
+    return noised(summed(rows, plan), plan, seed, rounding, noise)
+
+
+def summed(rows: Iterable[Tensor], plan: BinomialPlan) -> Integers:
+    """The batch's sum of clipped gradients on the grid of `example_grid`."""
+    grid = example_grid(plan)
+    total = torch.zeros(plan.dimension, dtype=torch.int64)
+    for block in rows:
+        total += integer_sum(clip_rows(block, plan.clip, plan.clip_value), grid).cpu()
+    return total.numpy()
+
+
+def noised(total: Integers, plan: BinomialPlan, seed: bytes, rounding: Stream, noise: Stream) -> Integers:
+    """What may leave, of a sum in which an example stays within the limits of `example_grid`."""
+    return quantized(total, plan, seed, rounding) + binomial(plan.coordinates, plan.trials, noise)
+
+
+def example_grid(plan: BinomialPlan) -> Grid:
+    """One example's integers: a coordinate within ±2^24, or a row of norm up to 2^28."""
+    if plan.clip == "coordinate":
+        limit = 1 << _COORDINATE_BITS
+        return Grid("coordinate", plan.clip_value / limit, 0, limit, plan.dimension * limit**2)
+    limit = 1 << _NORM_BITS
+    return Grid("l2", plan.clip_value / limit, 0, limit, limit**2)
+
+
+def quantized(total: Integers, plan: BinomialPlan, seed: bytes, rounding: Stream) -> Integers:
+    """The levels of a batch's sum: rounded up or down at random, so that the mean is the value itself."""
+    half, top = reach(plan), plan.levels - 1
+    if plan.rotation:
+        total = rotate(total, plan.coordinates, seed)
+    # A rotated coordinate may lie beyond the levels and is brought back to the last: that moves no two apart.
+    inside = np.clip(total, -half, half)
+    levels: Integers = ((inside + half) * top + rounding.integers_below(len(inside), 2 * half)) // (2 * half)
+    return levels
+
+
+def reach(plan: BinomialPlan) -> int:
+    """What the levels span, in integers of the batch's (rotated) sum: ±B times an example's bound, times κ."""
+    grid = example_grid(plan)
+    most = plan.batch * grid.limit
+    half = most
+    if plan.rotation:
+        norm = math.isqrt(grid.limit_square) + 1
+        half = math.ceil(plan.batch * norm * spread(plan.event) * (1 + 1e-12))
+        most *= plan.coordinates
+    if max(most, 2 * half * plan.levels) >= _ROOM:
+        raise PrivacyError(
+            f"2^{plan.bits} levels of {plan.coordinates} coordinates over a batch of {plan.batch} pass 64-bit "
+            "integers; take fewer bits or a smaller batch"
+        )
+    return half
+
+
+def dequantized(numbers: Integers, plan: BinomialPlan, seed: bytes) -> NDArray[np.float64]:
+    """The server's unbiased estimate of the mean gradient: −X + s·(Y − m/2), rotated back."""
+    values: NDArray[np.float64] = (numbers.astype(np.float64) - plan.trials / 2) * plan.step - plan.reach
+    return unrotate(values, plan.dimension, seed) if plan.rotation else values
+
+
+def rotate(vector: Integers, size: int, seed: bytes) -> Integers:
+    """H·D·x without the 1/√size: signs, zeros up to `size` (a power of two), Walsh–Hadamard transform."""
+    padded = np.zeros(size, dtype=np.int64)
+    padded[: len(vector)] = vector
+    return _hadamard(padded * _signs(size, seed))
+
+
+def unrotate(vector: NDArray[np.float64], dimension: int, seed: bytes) -> NDArray[np.float64]:
+    """D·H·x/√size: the inverse of the orthogonal rotation H·D/√size."""
+    size = len(vector)
+    back: NDArray[np.float64] = _hadamard(vector) * _signs(size, seed) / math.sqrt(size)
+    return back[:dimension]
+
+
+def _hadamard(vector: _Numbers) -> _Numbers:
+    size, width = len(vector), 1
+    while width < size:
+        pairs = vector.reshape(-1, 2, width)
+        vector = np.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), axis=1).reshape(-1)
+        width *= 2
+    return vector
+
+
+def _signs(size: int, seed: bytes) -> Integers:
+    """±1 from the public seed: bit i of its stream's words, lowest first, in the rotation's own domain."""
+    bits = np.unpackbits(
+        words(seed, ROTATION_DOMAIN, 0, -(-size // 128)).astype("<u4").view(np.uint8), bitorder="little"
+    )
+    return 1 - 2 * bits[:size].astype(np.int64)

@@ -1,0 +1,80 @@
+"""Per-example clipping on the active coordinates (design of Fed-SPA: cut to the mask first, then clip).
+
+Rows are examples, columns the k active coordinates. A row with a NaN or an infinity counts as zero: its clipped
+gradient is then defined, and the sensitivity of the sum is what the plan says for *any* data.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedspa.mechanisms.gaussian.plan import Clipping
+
+# What a clipped row stays below the bound by, relatively: more than what rounding a factor and its products to float32
+# (2⁻²⁴ each) can add, and what one row can change in the rounding of a float64 sum of B rows (2·B²·2⁻⁵³, 1.8·10⁻⁶ at
+# B = 90,000). The other back ends have the same, the native one too, whose sums are exact: all clip alike.
+CLIP_MARGIN = 2e-6
+
+
+def clip_rows(rows: Tensor, clip: Clipping, value: float) -> Tensor:
+    """Each row brought within the bound: every coordinate to ±value, or the row's L2 norm to value."""
+    rows = _zero_unless_finite(rows)
+    limit = value * (1 - CLIP_MARGIN)
+    if clip == "coordinate":
+        bound = _bound_below(limit, rows.dtype)
+        return rows.clamp(-bound, bound)
+    norms = _norms(rows)
+    factors = limit / norms.clamp(min=limit)
+    # Below the smallest normal number a factor has too few digits to keep the bound: such a row counts as zero.
+    factors = torch.where(factors >= torch.finfo(rows.dtype).tiny, factors, 0.0)
+    return rows * factors.to(rows.dtype).unsqueeze(1)
+
+
+@lru_cache(maxsize=64)  # asked for in every step; a private clip moves
+def _bound_below(value: float, dtype: torch.dtype) -> float:
+    """The greatest number of that type that is not above the bound."""
+    nearest = torch.tensor(value, dtype=dtype)
+    return float(torch.nextafter(nearest, torch.zeros_like(nearest)) if float(nearest) > value else nearest)
+
+
+def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
+    """For each row, a number in [0, 1]: how much of it the bound leaves alone (feeds the private quantile).
+
+    `l2`: 1 if the norm is within the bound, else 0. `coordinate`: the share of non-zero coordinates within it (zeros
+    say nothing about scale; half of MNIST's gradient coordinates are exactly zero); a row of zeros counts as 1.
+    """
+    rows = _zero_unless_finite(rows)
+    if clip == "l2":
+        return (_norms(rows) <= value).to(torch.float64)
+    magnitude = rows.abs()
+    alive = (magnitude > 0).sum(dim=1, dtype=torch.float64)
+    above = (magnitude > value).sum(dim=1, dtype=torch.float64)
+    return 1 - above / alive.clamp(min=1)
+
+
+def count_not_finite(rows: Tensor) -> int:
+    """How many rows count as zero for a NaN or an infinity. Depends on the data: for the agent's own eyes only."""
+    return int((~_finite(rows)).sum())
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """L2 norms of the rows in float64: float32 loses digits over 10⁵ coordinates, and they would be missing from the
+    bound. Halves are added coordinate by coordinate, which is rounded alike everywhere: torch's own sums choose their
+    order by the number of rows, and a row's last bit, hence its factor, would depend on the others."""
+    squares = rows.to(torch.float64).square()
+    while (width := squares.shape[1]) > 1:
+        half = (width + 1) // 2
+        squares[:, : width - half] += squares[:, half:]
+        squares = squares[:, :half]
+    return squares.sum(dim=1).sqrt()  # of one column, or none
+
+
+def _finite(rows: Tensor) -> Tensor:
+    return torch.isfinite(rows).all(dim=1)
+
+
+def _zero_unless_finite(rows: Tensor) -> Tensor:
+    return torch.where(_finite(rows).unsqueeze(1), rows, torch.zeros((), dtype=rows.dtype, device=rows.device))

@@ -1,0 +1,1 @@
+"""Gaussian noise on sums of clipped gradients: Fed-SPA and DP-Fed."""

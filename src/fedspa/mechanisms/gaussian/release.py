@@ -1,0 +1,80 @@
+"""One private release: the noisy mean of clipped per-example gradients (Algorithm 1, the g + b of line 9).
+
+Everything that decides privacy in a local step happens in `noisy_mean`, and nowhere else: this is the function that
+the audit attacks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fedspa.mechanisms.clipping import clip_rows, share_below
+from fedspa.mechanisms.gaussian import exact
+from fedspa.mechanisms.gaussian.noise import add_noise
+from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
+from fedspa.randomness.streams import Stream
+
+# The quantile that a private clip steers to, and how fast (Andrew et al. 2021): a step moves log C by about RATE times
+# the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 a step;
+# RATE = 0.02 averages over some hundred steps.
+CLIP_QUANTILE = 0.5
+CLIP_RATE = 0.02
+# However long and noisy a participation: a clip that moves by more than e¹⁰ in it is no honest one.
+LARGEST_LOG_GROWTH = 10.0
+
+
+def noisy_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: bool = False) -> tuple[Tensor, float]:
+    """Noisy mean gradient on the k active coordinates (float64), and the clip value for the next step.
+
+    `chunks` are the sampled examples' gradients, already cut to the mask, as [b, k] blocks: any number of blocks of any
+    size, none included. The sum is divided by the plan's public B, never by the number of rows. `on_grid` sums and
+    noises in integers (noise mode `exact`).
+    """
+    gradients = _NoisySum(plan.clip, plan.clip_value, plan.active, plan.gradient_noise_multiplier, on_grid)
+    # Each example adds its share minus ½, a number in [−½, ½]: a clipped gradient of one coordinate.
+    adaptive = plan.clip_rule == "quantile"
+    shares = _NoisySum("coordinate", 0.5, 1, 2 * plan.count_noise, on_grid) if adaptive else None
+    for rows in chunks:
+        gradients.add(clip_rows(rows, plan.clip, plan.clip_value))
+        if shares is not None:
+            shares.add((share_below(rows, plan.clip, plan.clip_value) - 0.5).unsqueeze(1))
+    mean = gradients.release(noise) / plan.batch
+    if shares is None:
+        return mean, plan.clip_value
+    share = 0.5 + float(shares.release(noise)) / plan.batch
+    # No share is so noisy that the exponential overflows: the clip is held within its limits in any case.
+    moved = plan.clip_value * math.exp(min(-CLIP_RATE * (share - CLIP_QUANTILE), 500.0))
+    return mean, min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
+
+
+def largest_clip_growth(plan: Plan) -> float:
+    """How far the clip value can plausibly rise within a participation: all examples clipped, noise at 8σ."""
+    if plan.clip_rule != "quantile":
+        return 1.0
+    noise = 8 * math.sqrt(plan.local_steps) * plan.count_noise / plan.batch
+    return math.exp(min(CLIP_RATE * (CLIP_QUANTILE * plan.local_steps + noise), LARGEST_LOG_GROWTH))
+
+
+class _NoisySum:
+    """A sum of clipped rows that can only be read with its noise on: std = multiplier × the bound on a row's norm."""
+
+    def __init__(self, clip: Clipping, clip_value: float, active: int, multiplier: float, on_grid: bool) -> None:
+        norm = math.sqrt(active) * clip_value if clip == "coordinate" else clip_value
+        self._sigma = multiplier * norm
+        self._grid = exact.make_grid(clip, clip_value, active, multiplier) if on_grid else None
+        self._total = torch.zeros(active, dtype=torch.int64 if on_grid else torch.float64)
+
+    def add(self, clipped: Tensor) -> None:
+        if self._grid is None:
+            self._total += clipped.sum(dim=0, dtype=torch.float64).cpu()
+        else:
+            self._total += exact.integer_sum(clipped, self._grid).cpu()
+
+    def release(self, noise: Stream) -> Tensor:
+        if self._grid is None:
+            return add_noise(self._total, self._sigma, noise)
+        return exact.release(self._total, self._grid, noise)

@@ -1,0 +1,77 @@
+"""report.html: a run, or several beside each other, on one page that needs no network and no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedspa import __version__, durable
+from fedspa.errors import FedspaError
+from fedspa.report.read import Run, read
+from fedspa.report.view import page
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def write(folders: Sequence[Path], path: Path) -> None:
+    """The report of the runs in `folders`, at `path`, whole or not at all. Of what is there, only another report is
+    replaced: a slip of the hand must not cost a ledger."""
+    text = render([read(folder) for folder in folders])
+    try:
+        if path.exists() and not _is_report(path):
+            raise FedspaError(f"{path} is there and is no report of fedspa; nothing was written: name another file")
+        durable.replace_text(path, text)
+    except OSError as error:
+        raise FedspaError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
+
+
+def render(runs: Sequence[Run]) -> str:
+    """The page as one text. Its own rules forbid every request, and every script and style but its own two."""
+    css, js = (resources.files(__name__).joinpath("page", name).read_text("utf-8") for name in ("page.css", "page.js"))
+    return (
+        _pages()
+        .get_template("page.html")
+        .render(
+            page=page(runs),
+            css=css,
+            js=js,
+            css_hash=_hash(css),
+            js_hash=_hash(js),
+            version=__version__,
+            made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        )
+    )
+
+
+@cache
+def _pages() -> Environment:
+    """Kept: making templates ready takes longer than filling them in."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("fedspa.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():  # a device or a pipe is not looked into
+        return False
+    with path.open("rb") as file:
+        head = file.read(16_384)
+    return head.lstrip().startswith(b"<!doctype html>") and b"fedspa report</title>" in head
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names an inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

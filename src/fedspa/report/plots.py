@@ -1,0 +1,232 @@
+"""Which figures a report has: accuracy, loss, ε and bytes by round, and ε by agent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fedspa.report.figures import Figure, Line, bars, by_round
+from fedspa.report.promise import Promise
+from fedspa.report.read import Run
+from fedspa.runs.statement import is_seeded, shown, shown_bytes
+from fedspa.wire.payload import HEADER_BYTES
+
+MOST_BARS = 200  # more than that cannot be told apart, or hit with a pointer
+PUBLISHED = "Published (not a guarantee)"
+SIMULATED = "THE NOISE WAS SEEDED: a simulation, nothing is private. "
+
+
+def style(number: int) -> str:
+    """The class of the `number`th run's colour and dash."""
+    return f"s{number % 8}"
+
+
+def fedavg_upload(dimension: int) -> int:
+    """Bytes of one FedAvg upload of the same model: every coordinate in float32, and the same header."""
+    return HEADER_BYTES + 4 * dimension
+
+
+def accuracy(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+    lines = []
+    for number, run in enumerate(runs):
+        values = [100 * metrics.accuracy for metrics in run.metrics]
+        best = values.index(max(values)) if values else None
+        label = "" if best is None else f"best {values[best]:.2f}% in round {best + 1}"
+        name = names[number] if len(runs) > 1 else "Accuracy"
+        lines.append(Line(name, values, style(number), best, label if len(runs) == 1 else ""))
+    return by_round(
+        "accuracy",
+        "Accuracy by round",
+        "On the server's held-out records, after each round. The dot is the best round: a maximum over rounds on those "
+        "same records, so somewhat too good.",
+        lines,
+        lambda value: f"{value:.2f}%",
+        tick=lambda value: f"{value:g}%",
+    )
+
+
+def loss(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+    return by_round(
+        "loss",
+        "Loss by round",
+        "Mean cross-entropy on the server's held-out records.",
+        [
+            Line(names[number] if len(runs) > 1 else "Loss", [metrics.loss for metrics in run.metrics], style(number))
+            for number, run in enumerate(runs)
+        ],
+        lambda value: f"{value:.4f}",
+        tick=lambda value: f"{value:g}",
+        scale="zero",
+    )
+
+
+def uploads(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+    """Bytes since the start, all agents together; for one run, FedAvg's for the same uploads beside it."""
+    lines = [
+        Line(names[number] if len(runs) > 1 else "This run", _summed(_sent(run)), style(number))
+        for number, run in enumerate(runs)
+    ]
+    only = runs[0] if len(runs) == 1 else None
+    if only is not None and only.dimension is not None and _private(only):
+        whole = fedavg_upload(only.dimension)
+        lines.append(
+            Line("FedAvg", _summed([whole * metrics.agents for metrics in only.metrics]), "reference", dashed=True)
+        )
+    return by_round(
+        "uploads",
+        "Bytes uploaded by all agents",
+        "Bytes since the start, as they travel, headers included; the axis is logarithmic."
+        + (" FedAvg: every coordinate in float32, for the same uploads." if len(lines) > len(runs) else ""),
+        lines,
+        shown_bytes,
+        tick=shown_bytes,
+        scale="log",
+    )
+
+
+def largest_epsilon(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+    """For a comparison: what the agent that spent most had spent after each round."""
+    return by_round(
+        "epsilon",
+        "ε of the agent that spent most",
+        SIMULATED
+        * any(run.config is not None and run.config.privacy.noise == "seeded" for run in runs)
+        + "Verified, each run under its own δ, sampling, neighbouring relation and accountant: see the table above "
+        "before comparing.",
+        [
+            Line(names[number], [metrics.epsilon for metrics in run.metrics], style(number))
+            for number, run in enumerate(runs)
+        ],
+        shown,
+        tick=lambda value: f"{value:g}",
+        scale="zero",
+    )
+
+
+def epsilon(run: Run, promise: Promise | None) -> Figure | None:
+    """Smallest, median and largest ε over agents after each round, the cap, and what the paper's theorem says."""
+    largest = [metrics.epsilon for metrics in run.metrics]
+    if promise is None or run.config is None or promise.facts["epsilon"] is None:
+        return None
+    agents = run.config.federation.agents
+    lines = [Line("Largest over agents", largest, "s0")]
+    tallies = _tallies(run, agents) if run.books.entries else []
+    lowest = [promise.verified(min(tally)) for tally in tallies]
+    middle = [promise.verified(_middle(tally)) for tally in tallies]
+    published = [promise.published(max(tally)) for tally in tallies]
+    band = None
+    if tallies and None not in (*lowest, *middle):
+        lines.append(Line("Median agent", middle, "s1", dashed=True))
+        band = ("Smallest over agents", lowest, largest)
+    if any(value for value in published):
+        lines.append(Line(PUBLISHED, published, "reference", dashed=True))
+    facts = promise.facts
+    limit = promise.epsilon_cap
+    known = [value for value in (*largest, limit) if value is not None]
+    top = 1.5 * max(known) if known else None
+    return by_round(
+        "epsilon",
+        "Privacy spent: ε by round",
+        f"{SIMULATED * is_seeded(facts)}"
+        f"At δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, accountant "
+        f"{facts['accountant']}. The shaded range holds all {agents} agents. The cap is ε after "
+        f"{promise.cap} participations, the most that the plan allows.",
+        lines,
+        shown,
+        tick=lambda value: f"{value:g}",
+        scale="zero",
+        top=top,
+        band=band,
+        limits=[(f"cap {shown(limit)}", limit)] if limit is not None else (),
+    )
+
+
+def agents(run: Run, promise: Promise | None, number: int) -> tuple[Figure | None, list[str]]:
+    """ε by agent at the end, a bar each; and the names of the bars. Those that spent most, where there are many."""
+    if promise is None or run.config is None or not promise.counts or promise.facts["epsilon"] is None:
+        return None, []
+    total = run.config.federation.agents
+    everyone = {f"agent-{i}": 0 for i in range(min(total, MOST_BARS))} if total <= MOST_BARS else {}
+    counts = {**everyone, **promise.counts}
+    names = list(counts)
+    if len(names) > MOST_BARS:
+        names = sorted(names, key=lambda name: -counts[name])[:MOST_BARS]
+    spent = {name: promise.verified(counts[name]) for name in names}
+    if any(value is None for value in spent.values()):
+        return None, []
+    values = [value for value in spent.values() if value is not None]
+    rows = []
+    for name in names:
+        published = promise.published(counts[name])
+        rows.append(
+            [
+                name,
+                str(counts[name]),
+                shown(spent[name] or 0.0),
+                "–" if published is None else shown(published),
+            ]
+        )
+    limit = promise.epsilon_cap
+    facts = promise.facts
+    some = "" if len(counts) <= MOST_BARS and total <= MOST_BARS else f" The {len(names)} that spent most of {total}."
+    return (
+        bars(
+            f"agents-{number}",
+            "ε by agent, at the end",
+            f"{SIMULATED * is_seeded(facts)}"
+            f"Verified, at δ = {facts['delta']:g}, {facts['neighbours']}.{some} Choose an agent to see its line in the "
+            + ("ledger." if run.books.source == "ledger" else "server's list of whom it asked."),
+            values,
+            ["Agent", "Participations", "ε verified", "ε published"],
+            rows,
+            tick=lambda value: f"{value:g}",
+            limits=[(f"cap {shown(limit)}", limit)] if limit is not None else (),
+            run=number,
+        ),
+        names,
+    )
+
+
+def _private(run: Run) -> bool:
+    return run.config is None or run.config.private
+
+
+def _sent(run: Run) -> list[float]:
+    return [float(metrics.uplink_bytes) for metrics in run.metrics]
+
+
+def _summed(values: Sequence[float]) -> list[float]:
+    total, sums = 0.0, []
+    for value in values:
+        total += value
+        sums.append(total)
+    return sums
+
+
+def _tallies(run: Run, agents: int) -> list[Counter[int]]:
+    """After each round that is done: how many of the agents had taken part how often."""
+    cohorts: list[list[str]] = [[] for _ in run.metrics]
+    for entry in run.books.entries:
+        if entry.round < len(cohorts):
+            cohorts[entry.round].append(entry.agent)
+    counts: Counter[str] = Counter()
+    tally = Counter({0: agents})
+    found = []
+    for cohort in cohorts:
+        for agent in cohort:
+            tally[counts[agent]] -= 1
+            counts[agent] += 1
+            tally[counts[agent]] += 1
+        tally = +tally  # drops what nobody is at any more
+        found.append(Counter(tally))
+    return found
+
+
+def _middle(tally: Counter[int]) -> int:
+    """The median's participations (of an even number of agents, the upper one's)."""
+    left = tally.total() // 2
+    for count in sorted(tally):
+        left -= tally[count]
+        if left < 0:
+            return count
+    return 0

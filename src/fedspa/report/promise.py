@@ -1,0 +1,161 @@
+"""What a run promises, computed anew: from the plan that its config and ledger give, priced by the ledger's own counts.
+
+Where the summary says something else the page must not go on as if nothing were wrong, so differences are problems.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedspa.errors import FedspaError, PrivacyError
+from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.privacy.event import GaussianEvent
+from fedspa.report.read import Run
+from fedspa.runs.config import Config
+from fedspa.runs.guarantee import Guarantee, promised
+from fedspa.runs.plans import cap_of, plan_of
+
+Price = Callable[[int], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """`facts` has the summary's keys. `epsilon_cap` is ε of an agent that takes part as often as the plan allows.
+
+    `active` is k; None where it cannot be told: what `plan` says of k, sensitivity and σ then means nothing, while ε
+    needs none of them. `verified` and `published` give ε of a number of participations; None where it cannot be told.
+    """
+
+    facts: Mapping[str, Any]
+    plan: AnyPlan | None
+    active: int | None
+    cap: int
+    epsilon_cap: float | None
+    counts: Mapping[str, int]
+    verified: Price
+    published: Price
+
+
+def promise(run: Run) -> Promise | None:
+    """None where the run promises nothing, or where too little of it is left to tell."""
+    config = run.config
+    if config is None or not config.private:
+        return None
+    cap = cap_of(config)
+    counts = Counter(entry.agent for entry in run.books.entries)
+    active = _active(run)
+    plan = _plan(run, active)
+    if plan is None:
+        if run.summary is None or run.summary["delta"] is None:
+            return None
+        return Promise(run.summary, None, None, cap, None, counts, _known(run, lambda count: None), lambda count: None)
+    guarantee = Guarantee(plan, config.privacy.accountant)
+    for number, times in enumerate(counts.values()):
+        guarantee.took_part([number], times)
+    facts = {**promised(plan, guarantee, _noise(run, config)), "epsilon_total": None, "accountant_total": None}
+    _hold_against_summary(run, facts)
+    return Promise(
+        facts=facts,
+        plan=plan,
+        active=active,
+        cap=cap,
+        epsilon_cap=_of(plan, config, cap).epsilon_max(plan.neighbours),
+        counts=counts,
+        verified=_known(run, lambda count: _of(plan, config, count).epsilon_max(plan.neighbours)),
+        published=lambda count: _of(plan, config, count).epsilon_published(),
+    )
+
+
+def _noise(run: Run, config: Config) -> str:
+    """Where the noise came from: as the config says, unless the ledger knows of a seed."""
+    asked = config.privacy.noise
+    if run.books.noise - {asked}:
+        run.problems.append(
+            f"the ledger says that the noise was {' and '.join(sorted(run.books.noise))}, the config {asked}: rely on "
+            "no ε of this page"
+        )
+    return "seeded" if "seeded" in run.books.noise else asked
+
+
+def _of(plan: AnyPlan, config: Config, count: int) -> Guarantee:
+    """What `count` participations in the plan are priced by."""
+    guarantee = Guarantee(plan, config.privacy.accountant)
+    guarantee.took_part([0], count)
+    return guarantee
+
+
+def _active(run: Run) -> int | None:
+    """k as the run's setup took it. With shares by layer that needs the layers' sizes: only the summary's k/d tells."""
+    config, dimension = run.config, run.dimension
+    if config is None or dimension is None or config.algorithm.name == "cpsgd":
+        return None
+    settings, said = config.algorithm, None if run.summary is None else run.summary["compression"]
+    by_layer = settings.layer_shares is not None
+    shares = settings.layer_shares or [settings.compression]
+    least, most = min(shares), max(shares)
+    slack = (len(shares) / 2 + 1e-6) / dimension  # k is rounded, once a layer
+    if said is not None and not least - slack <= said <= most + slack:
+        given = f"{least} to {most}" if by_layer else f"{most}"
+        run.problems.append(
+            f"summary.json says compression = {said}, but the config gives {given}: do not rely on k, sensitivity and σ"
+        )
+    share = said if by_layer else settings.compression
+    return None if share is None else round(share * dimension)
+
+
+def _plan(run: Run, active: int | None) -> AnyPlan | None:
+    """The plan of this run; None without a ledger of its own, which alone knows the public number of records."""
+    config, event = run.config, run.books.event
+    if config is None or event is None or run.dimension is None:
+        return None
+    rule = config.privacy.clip_rule
+    try:
+        if isinstance(event, GaussianEvent) and event.clip_from_data and rule != "median":
+            raise PrivacyError(
+                f"the ledger says that the clip value was read off the data, the config clip_rule = {rule!r}: rely on "
+                "no ε of this page"
+            )
+        return plan_of(config, event, run.dimension, active if active is not None else run.dimension)
+    except FedspaError as error:
+        run.problems.append(f"config and ledger do not make a plan: {error}")
+        return None
+
+
+def _known(run: Run, beyond: Price) -> Price:
+    """ε by participations, from the metrics: after each round they have the largest ε, the books the largest count.
+
+    A count that was never the largest is priced as the next one that was: too high at worst. Those `beyond` all of
+    them are of a round that is not done.
+    """
+    running: Counter[str] = Counter()
+    by_round: dict[int, list[str]] = {}
+    for entry in run.books.entries:
+        by_round.setdefault(entry.round, []).append(entry.agent)
+    prices: dict[int, float] = {}
+    for metrics in run.metrics:
+        running.update(by_round.get(metrics.round, ()))
+        if metrics.epsilon is not None and running:
+            prices.setdefault(max(running.values()), metrics.epsilon)
+    known = sorted(prices)
+
+    def price(count: int) -> float | None:
+        if count == 0:
+            return 0.0
+        place = bisect_left(known, count)
+        return prices[known[place]] if place < len(known) else beyond(count)
+
+    return price
+
+
+def _hold_against_summary(run: Run, facts: Mapping[str, Any]) -> None:
+    if run.summary is None:
+        return
+    for key in ("epsilon", "epsilon_replace_one", "participations_max"):
+        then, now = run.summary[key], facts[key]
+        if (then is None) != (now is None) or (then is not None and not math.isclose(then, now, rel_tol=1e-6)):
+            run.problems.append(f"summary.json says {key} = {then}, but the ledger gives {now}: do not rely on either")

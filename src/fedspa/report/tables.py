@@ -1,0 +1,226 @@
+"""The tables of a report: ε by relation, the plan, ledger lines, and runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.report import plots
+from fedspa.report.promise import Promise
+from fedspa.report.read import Entry, Run
+from fedspa.runs.statement import is_seeded, shown, shown_bytes
+
+MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
+
+_NOISE = {
+    "secure": "keyed by the operating system, float64",
+    "exact": "keyed by the operating system, in whole numbers",
+    "seeded": "FOR SIMULATIONS ONLY: follows from run.seed",
+}
+
+
+def epsilons(held: Promise | None) -> list[list[str]]:
+    """ε of the agent that spent most, by every relation that is stated, and as the paper has it."""
+    if held is None:
+        return []
+    facts = held.facts
+    flaw = "" if facts["private"] else "not a guarantee: see above"
+    if is_seeded(facts):
+        flaw = "A SIMULATION, the noise was seeded: not a guarantee"
+    rows = [
+        [
+            "verified",
+            facts["neighbours"],
+            facts["sampling"],
+            facts["accountant"],
+            "–" if facts["epsilon"] is None else shown(facts["epsilon"]),
+            flaw or "the guarantee",
+        ],
+    ]
+    if facts["neighbours"] != "replace-one":
+        rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
+    if facts["epsilon_total"] is not None:
+        total = shown(facts["epsilon_total"])
+        note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
+        rows.append(["verified", facts["neighbours"], facts["sampling"], facts["accountant_total"] or "–", total, note])
+    if facts["epsilon_published"] is not None:
+        by = "Theorem 1" if facts["trials"] is None else "cpSGD's, printed"
+        rows.append(["published", "replace-one", "fixed", by, shown(facts["epsilon_published"]), "not a guarantee"])
+    return rows
+
+
+def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[str, Any]]:
+    """What is known of each of the named agents, as texts."""
+    if held is None:
+        return []
+    entries: dict[str, list[Entry]] = {}
+    for entry in run.books.entries:
+        entries.setdefault(entry.agent, []).append(entry)
+    whole = len(run.books.entries) <= MOST_ENTRIES
+    found = []
+    for agent in agents:
+        lines = entries.get(agent, [])
+        epsilon, published = held.verified(len(lines)), held.published(len(lines))
+        sent = sum(line.digest is not None for line in lines)
+        found.append(
+            {
+                "agent": agent,
+                "facts": [
+                    ("participations", str(len(lines))),
+                    (
+                        f"ε verified{' (SEEDED NOISE: a simulation)' * is_seeded(held.facts)}",
+                        "–" if epsilon is None else shown(epsilon),
+                    ),
+                    ("ε published (not a guarantee)", "–" if published is None else shown(published)),
+                    ("sent", str(sent) if run.books.source == "ledger" else "–"),
+                ],
+                "entries": [_line(line) for line in (lines if whole else lines[-1:])],
+            }
+        )
+    return found
+
+
+def _line(entry: Entry) -> list[str]:
+    return [
+        "–" if entry.sequence is None else str(entry.sequence),
+        str(entry.round + 1),
+        time(entry.reserved_at),
+        time(entry.released_at),
+        (entry.digest or "–")[:16],
+        (entry.hash or "–")[:16],
+    ]
+
+
+def time(text: str | None) -> str:
+    return "–" if not text else text[:19].replace("T", " ")
+
+
+def ledger_note(run: Run) -> str:
+    count = len(run.books.entries)
+    if run.books.source == "ledger":
+        state = "its chain of hashes is whole" if run.books.sound else "ITS CHAIN OF HASHES IS BROKEN"
+        shortened = "" if count <= MOST_ENTRIES else "; of each agent only the last is listed here"
+        return f"{count:,} entries, {state}, head {run.books.head[:16]}{shortened}. Times are UTC."
+    if run.books.source == "asked":
+        return (
+            f"{count:,} questions to agents. The ledgers are the agents' own; the server only knows whom it asked in "
+            "which round, which bounds what each spent from above."
+        )
+    return ""
+
+
+def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
+    """Symbol or name, value, meaning."""
+    plan = held.plan if held is not None else None
+    if plan is None or held is None:
+        return []
+    if isinstance(plan, BinomialPlan):
+        kind = [
+            ("2^b", f"{plan.levels:,}", f"levels over ±{plan.reach:.4g}{', of the rotated gradient' * plan.rotation}"),
+            ("trials", f"{plan.trials:,}", "of the Binomial noise on each value"),
+            ("adversary", plan.adversary, "against whom ε holds"),
+        ]
+    elif held.active is None:
+        kind = [("k", "–", "active coordinates, by algorithm.layer_shares: known when the run is done")]
+    else:
+        kind = [
+            ("k", f"{plan.active:,}", "active coordinates: what an upload holds"),
+            ("p", f"{plan.compression:.4g}", "compression, k/d"),
+            ("sensitivity", f"{plan.sensitivity:.4g}", f"L2, of the sum of clipped gradients, {plan.neighbours}"),
+        ]
+    known = isinstance(plan, BinomialPlan) or held.active is not None
+    sigma = [("σ", f"{plan.sigma:.4g}", "noise on each coordinate of the mean gradient")] if known else []
+    clip = "each coordinate to ±c" if plan.clip == "coordinate" else "norm to C"
+    rule = {"given": "given", "quantile": "start of a private quantile", "median": "NOT PRIVATE: read off the data"}
+    return [
+        ("d", f"{plan.dimension:,}", "parameters of the model"),
+        *kind,
+        ("B", f"{plan.batch}", f"batch of a local step ({plan.sampling} sampling; B is its public divisor)"),
+        ("m", f"{plan.records}", "fewest records that an agent holds, a public number"),
+        ("q", f"{plan.event.rate:.4g}", "chance that a record takes part in a step, B/m"),
+        ("τ", f"{plan.local_steps}", "local steps in a round"),
+        ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
+        ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
+        ("z", f"{plan.noise_multiplier:.4g}", "noise multiplier: noise on that sum over the bound of one example"),
+        *sigma,
+        ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
+        ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
+        ("δ", f"{plan.delta:g}", "of the guarantee"),
+        ("neighbours", plan.neighbours, "neighbouring relation"),
+    ]
+
+
+def by_class(run: Run) -> tuple[list[str], list[list[str]]] | None:
+    """Header and row: the last model's accuracy on the server's records of each class. None where it is not known."""
+    found = None if run.summary is None else run.summary.get("accuracy_by_class")
+    if not isinstance(found, list) or not all(_is_share(value) for value in found):
+        return None
+    cells = ["–" if value is None else f"{value:.1%}" for value in found]
+    return ["class", *map(str, range(len(cells)))], [["accuracy", *cells]]
+
+
+def trained(run: Run) -> list[tuple[str, str]]:
+    """What the run itself found of its records, module and versions. Empty where it is not done, or older."""
+    found = None if run.summary is None else run.summary.get("provenance")
+    return [(str(key), str(value)) for key, value in found.items()] if isinstance(found, dict) else []
+
+
+def _is_share(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and 0 <= value <= 1)
+
+
+def _arithmetic(run: Run) -> str:
+    if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an older or unfinished run
+        return "–"
+    return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
+
+
+def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:
+    facts = held.facts if held is not None else None
+    guarantee = "none" if run.config is not None and not run.config.private else "–"
+    terms = "–"
+    if facts is not None:
+        guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
+        guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
+        terms = f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']}, {facts['accountant']}"
+    accuracies = [metrics.accuracy for metrics in run.metrics]
+    sent = sum(metrics.uplink_bytes for metrics in run.metrics)
+    uploads = sum(metrics.agents for metrics in run.metrics)
+    each = sent / max(1, uploads)
+    fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
+    return [
+        name,
+        "–" if run.config is None else run.config.algorithm.name,
+        f"{accuracies[-1]:.2%}" if accuracies else "–",
+        f"{max(accuracies):.2%}" if accuracies else "–",
+        guarantee,
+        terms,
+        "–" if facts is None or facts["epsilon_replace_one"] is None else shown(facts["epsilon_replace_one"]),
+        shown_bytes(each) if each else "–",
+        fewer,
+        str(len(run.metrics)),
+    ]
+
+
+def differences(runs: Sequence[Run]) -> list[list[str]]:
+    """Config keys in which the runs are not the same, with each run's value."""
+    flat = [
+        {
+            f"{section}.{key}": shown_value(value)
+            for section, values in run.config.model_dump(exclude_none=True).items()
+            for key, value in values.items()
+        }
+        if run.config is not None
+        else {}
+        for run in runs
+    ]
+    keys = dict.fromkeys(key for config in flat for key in config if key != "run.out")
+    rows = [[key, *(config.get(key, "–") for config in flat)] for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def shown_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

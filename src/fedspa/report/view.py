@@ -1,0 +1,204 @@
+"""What a report says, as plain values: the template only places them. Hostile names and values are escaped there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedspa.report import plots, tables
+from fedspa.report.figures import Figure
+from fedspa.report.promise import Promise, promise
+from fedspa.report.read import Run
+from fedspa.runs.statement import NO_PROMISE, is_seeded, plain_words, shown, shown_bytes, warnings
+
+Cell = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    label: str
+    value: str
+    detail: str
+    bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run. `ledger` has an object for each bar of `agents`, for the page's script."""
+
+    number: int
+    name: str
+    subtitle: str
+    warnings: list[str]
+    problems: list[str]
+    cards: list[Card]
+    statement: list[Cell]
+    epsilons: list[list[str]]
+    agents: Figure | None
+    ledger: list[dict[str, Any]]
+    ledger_note: str
+    by_class: tuple[list[str], list[list[str]]] | None
+    plan: list[tuple[str, str, str]]
+    trained: list[Cell]
+    config: list[tuple[str, list[Cell]]]
+
+
+@dataclass(frozen=True, slots=True)
+class PageView:
+    title: str
+    runs: list[RunView]
+    figures: list[Figure]
+    simulated: bool
+    comparison: list[list[str]]
+    differences: list[list[str]]
+
+
+def page(runs: Sequence[Run]) -> PageView:
+    """The report of one run, or of several beside each other."""
+    promises = [promise(run) for run in runs]
+    names = _distinct([run.name for run in runs])
+    views = [_run(run, held, name, i) for i, (run, held, name) in enumerate(zip(runs, promises, names))]
+    spent = plots.epsilon(runs[0], promises[0]) if len(runs) == 1 else plots.largest_epsilon(runs, names)
+    figures = [plots.accuracy(runs, names), plots.loss(runs, names), spent, plots.uploads(runs, names)]
+    several = len(runs) > 1
+    return PageView(
+        title=f"{len(runs)} runs compared" if several else names[0],
+        runs=views,
+        figures=[figure for figure in figures if figure is not None],
+        simulated=any(held is not None and is_seeded(held.facts) for held in promises),
+        comparison=[tables.comparison_row(run, held, name) for run, held, name in zip(runs, promises, names)]
+        if several
+        else [],
+        differences=tables.differences(runs) if several else [],
+    )
+
+
+def _run(run: Run, held: Promise | None, name: str, number: int) -> RunView:
+    figure, agents = plots.agents(run, held, number)
+    config = run.config
+    return RunView(
+        number=number,
+        name=name,
+        subtitle=_subtitle(run),
+        warnings=_warnings(run, held),
+        problems=_problems(run),
+        cards=_cards(run, held),
+        statement=_statement(run, held),
+        epsilons=tables.epsilons(held),
+        agents=figure,
+        ledger=tables.ledger(run, held, agents),
+        ledger_note=tables.ledger_note(run),
+        by_class=tables.by_class(run),
+        plan=tables.plan_table(run, held),
+        trained=tables.trained(run),
+        config=[]
+        if config is None
+        else [
+            (section, [(key, tables.shown_value(value)) for key, value in values.items()])
+            for section, values in config.model_dump(exclude_none=True).items()
+        ],
+    )
+
+
+def _distinct(names: list[str]) -> list[str]:
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _subtitle(run: Run) -> str:
+    if run.config is None:
+        return ""
+    config = run.config
+    size = "" if run.dimension is None else f", {run.dimension:,} parameters"
+    times = [entry.reserved_at for entry in run.books.entries if entry.reserved_at]
+    span = dict.fromkeys(tables.time(moment(times))[:16] for moment in (min, max)) if times else {}
+    when = f"; {' to '.join(span)} UTC" if span else ""
+    return (
+        f"{config.algorithm.name} on {config.data.name}, model {config.model.name}{size}; "
+        f"{config.federation.agents} agents, {config.federation.per_round} a round{when}"
+    )
+
+
+def _warnings(run: Run, held: Promise | None) -> list[str]:
+    if run.summary is not None:
+        return [str(line) for line in run.summary["warnings"]]
+    return warnings(run.config, held.plan if held is not None else None) if run.config is not None else []
+
+
+def _problems(run: Run) -> list[str]:
+    if run.finished:
+        return run.problems
+    of = f" of {run.config.federation.rounds}" if run.config is not None else ""
+    return [f"this run is not finished: {len(run.metrics)}{of} rounds are done", *run.problems]
+
+
+def _cards(run: Run, held: Promise | None) -> list[Card]:
+    cards = [_guarantee_card(run, held)]
+    if run.metrics:
+        values = [metrics.accuracy for metrics in run.metrics]
+        best = values.index(max(values))
+        cards.append(
+            Card(
+                "Accuracy",
+                f"{values[-1]:.2%}",
+                f"after round {len(values)}, on the server's held-out records; best {values[best]:.2%} in round "
+                f"{best + 1}",
+            )
+        )
+        cards.append(_upload_card(run))
+    if run.config is not None:
+        took = "" if run.summary is None or run.summary["seconds"] is None else f"; {run.summary['seconds']:,.0f} s"
+        engine = "" if run.summary is None or not run.summary["engine"] else f", engine {run.summary['engine']}"
+        cards.append(
+            Card(
+                "Rounds",
+                f"{len(run.metrics)} of {run.config.federation.rounds}",
+                f"{run.config.federation.agents} agents, {run.config.federation.per_round} a round{took}{engine}",
+            )
+        )
+    return cards
+
+
+def _guarantee_card(run: Run, held: Promise | None) -> Card:
+    if held is None:
+        nothing = run.config is not None and not run.config.private
+        return Card("Guarantee", "none" if nothing else "unknown", "no differential privacy" if nothing else "", True)
+    facts = held.facts
+    if facts["epsilon"] is None:
+        return Card("Guarantee", "none", "no accountant bounds the noise of these settings", True)
+    terms = (
+        f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, accountant {facts['accountant']}"
+    )
+    if facts["neighbours"] != "replace-one":
+        terms += f"; ε = {shown(facts['epsilon_replace_one'])} under replace-one"
+    if is_seeded(facts):
+        detail = f"THE NOISE WAS SEEDED: nothing is private. With secure noise ε = {shown(facts['epsilon'])}, {terms}"
+        return Card("Guarantee", "none: a simulation", detail, True)
+    if not facts["private"]:
+        return Card("Guarantee", "not private", f"not a guarantee: ε = {shown(facts['epsilon'])}, {terms}", True)
+    return Card("Guarantee for each record", f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
+
+
+def _kept_together(text: str) -> str:
+    """A line never ends between a symbol and its value."""
+    return text.replace(" = ", "\u00a0=\u00a0")
+
+
+def _upload_card(run: Run) -> Card:
+    sent = sum(metrics.uplink_bytes for metrics in run.metrics)
+    uploads = sum(metrics.agents for metrics in run.metrics)
+    each = sent / max(1, uploads)
+    against = ""
+    if run.dimension is not None and each and run.config is not None and run.config.private:
+        whole = plots.fedavg_upload(run.dimension)
+        against = f"; FedAvg sends {shown_bytes(whole)}, {whole / each:,.1f} times as much"
+    return Card("An upload", shown_bytes(each), f"{shown_bytes(sent)} in {uploads:,} uploads{against}")
+
+
+def _statement(run: Run, held: Promise | None) -> list[Cell]:
+    if run.config is None:
+        return []
+    if held is None:
+        why = NO_PROMISE if not run.config.private else "Too little of this run is left to state a guarantee."
+        return [("Nothing is promised.", why)]
+    return plain_words(held.facts, run.config.federation.agents)

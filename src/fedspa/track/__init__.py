@@ -1,0 +1,84 @@
+"""Rounds for a tracker that the user already has: one small file each, and none of them can cost a run.
+
+What is logged is what metrics.jsonl and summary.json hold: the server's side, nothing of an agent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedspa.errors import ConfigError
+from fedspa.runs.config import Config
+
+log = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """Made when the first round is done, by `Tracker(config, folder, first_round)`."""
+
+    def add_round(self, metrics: Mapping[str, Any]) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracking:
+    """The tracker that `run.track` names, if any. It is looked for before a run starts; when it fails later, it is
+    dropped with a warning and the run goes on."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._config, self._folder = config, folder
+        self._name: str | None = config.run.track
+        self._tracker: Tracker | None = None
+        if self._name is not None and find_spec(self._name) is None:
+            raise ConfigError(
+                f"run.track is {self._name!r}, which is not installed; pip install 'fedspa[{self._name}]', or leave it "
+                "out"
+            )
+
+    def add_round(self, metrics: Mapping[str, Any]) -> None:
+        if self._name is None:
+            return
+        try:
+            if self._tracker is None:
+                module = import_module(f"fedspa.track.{self._name}")
+                self._tracker = module.open_tracker(self._config, self._folder, metrics["round"])
+            self._tracker.add_round(metrics)
+        except Exception as error:  # a full disk, a server that is gone, another version: whatever it is
+            self._drop(error)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        try:
+            if self._tracker is not None:
+                self._tracker.finish(summary)
+        except Exception as error:
+            self._drop(error)
+
+    def close(self) -> None:
+        try:
+            if self._tracker is not None:
+                self._tracker.close()
+        except Exception as error:
+            self._drop(error)
+        self._tracker = None
+
+    def _drop(self, error: Exception) -> None:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        log.warning("%s failed and is no longer logged to: %s", self._name, line)
+        self._name = self._tracker = None
+
+
+def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What of a round's metrics is a number to be drawn. An ε that is no guarantee has a name that says so."""
+    names = {} if metrics["private"] else {"epsilon": "epsilon_not_private"}
+    return {
+        names.get(key, key): float(value)
+        for key, value in metrics.items()
+        if key != "round" and isinstance(value, int | float) and not isinstance(value, bool)
+    }

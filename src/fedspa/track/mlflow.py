@@ -1,0 +1,55 @@
+"""MLflow: a run in the experiment "fedspa", at MLFLOW_TRACKING_URI or in RUN/mlflow.db. Steps are rounds, from 1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# MLflow calls home unless told not to; whoever runs a private federation did not ask for that.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+from mlflow.tracking import MlflowClient
+
+from fedspa.runs.config import Config
+from fedspa.runs.statement import statement
+from fedspa.track import figures
+
+EXPERIMENT = "fedspa"
+_TAG = "fedspa.folder"
+
+
+class MLflow:
+    """A resumed run goes on in the MLflow run of its folder."""
+
+    def __init__(self, config: Config, folder: Path, first_round: int) -> None:
+        place = str(folder.resolve())
+        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place}/mlflow.db")
+        known = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment = known.experiment_id if known is not None else self._client.create_experiment(EXPERIMENT)
+        # A first round is a new run's, whatever was in a folder of this name before.
+        runs = self._client.search_runs([experiment]) if first_round > 0 else []
+        found = [run for run in runs if run.data.tags.get(_TAG) == place]
+        if found:
+            self._id = found[0].info.run_id
+            return
+        self._id = self._client.create_run(experiment, run_name=folder.name, tags={_TAG: place}).info.run_id
+        for section, values in config.model_dump(exclude_none=True).items():
+            for key, value in values.items():
+                self._client.log_param(self._id, f"{section}.{key}", value)
+
+    def add_round(self, metrics: Mapping[str, Any]) -> None:
+        for key, value in figures(metrics).items():
+            self._client.log_metric(self._id, key, value, step=metrics["round"] + 1)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._client.set_tag(self._id, "fedspa.guarantee", statement(summary))
+        self._client.set_tag(self._id, "fedspa.warnings", "; ".join(summary["warnings"]))
+        self._client.set_terminated(self._id, "FINISHED")
+
+    def close(self) -> None:
+        """A run that was stopped stays open: it can be resumed."""
+
+
+open_tracker = MLflow

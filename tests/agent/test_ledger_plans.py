@@ -1,0 +1,148 @@
+"""The first plan of an agent in its ledger: kept with the first entry, once, and guarded as the entries are."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fedspa.agent.ledger import schema as ledger_schema
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export, summary, verify
+from fedspa.agent.ledger.schema import _PLANS
+from fedspa.agent.ledger.witness import GENESIS
+from fedspa.errors import BudgetError, LedgerError
+from fedspa.privacy import accounting
+from fedspa.privacy.cap import BY_FILTER, Cap, FirstPlan
+from fedspa.privacy.event import GaussianEvent
+
+EVENT = GaussianEvent("poisson", 50, 500, 50, 8.2)
+OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def altered(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_what_is_announced_with_the_first_entry_is_kept_and_nothing_later(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve_many({"a": EVENT, "b": OTHER}, "run", "0", announced=20)
+        ledger.reserve_many({"a": OTHER, "b": OTHER, "c": EVENT}, "run", "1", announced=500)
+        ledger.reserve("d", EVENT, "run", "0")
+        ledger.reserve("d", EVENT, "run", "1", announced=7)  # it has released something by now, perhaps
+    with Ledger.open(path, create=False) as ledger:
+        plans = [ledger.first_plan(agent) for agent in ("a", "b", "c", "d", "nobody")]
+    assert plans == [FirstPlan(EVENT, 20), FirstPlan(OTHER, 20), FirstPlan(EVENT, 500), None, None]
+    assert [(plan["agent"], plan["sequence"]) for plan in export(path)["plans"]] == [("a", 1), ("b", 2), ("c", 5)]
+    assert verify(path) == []
+
+
+@pytest.mark.parametrize("announced", [0, -1, 10**16])
+def test_a_plan_has_a_plausible_number_of_participations(path: Path, announced: int) -> None:
+    with Ledger.open(path) as ledger, pytest.raises(LedgerError, match="announced is"):
+        ledger.reserve("a", EVENT, "run", "0", announced=announced)
+
+
+def test_a_run_of_exactly_the_cap_takes_place_and_nothing_after_it(path: Path) -> None:
+    cap = Cap(accounting.epsilon({EVENT: 20}, 1e-3, neighbours="add-remove"), 1e-3, "add-remove")
+    with Ledger.open(path) as ledger:
+        ledger.require("a", EVENT, cap, participations=20)
+        for message in range(20):
+            ledger.require("a", EVENT, cap, participations=20 - message)
+            ledger.reserve("a", EVENT, "run", str(message), cap=cap, announced=20)
+        assert ledger.total("a", 1e-3, "add-remove") == (cap.epsilon, "pld (one plan)")
+        with pytest.raises(BudgetError, match="ε = 0 left"):
+            ledger.reserve("a", EVENT, "run", "20", cap=cap, announced=21)
+    told = summary(path, delta=1e-3, neighbours="add-remove", cap=cap.epsilon).agents[0]
+    assert (told.accountant, told.epsilon_left, told.participations_left) == ("pld (one plan)", 0.0, 0)
+
+
+def test_what_is_left_of_a_plan_is_told(path: Path) -> None:
+    cap = Cap(accounting.epsilon({EVENT: 20}, 1e-3, neighbours="add-remove"), 1e-3, "add-remove")
+    with Ledger.open(path) as ledger:
+        for message in range(7):
+            ledger.reserve("a", EVENT, "run", str(message), cap=cap, announced=20)
+    assert summary(path, delta=1e-3, neighbours="add-remove", cap=cap.epsilon).agents[0].participations_left == 13
+
+
+def test_a_server_that_changes_its_plan_within_the_run_leaves_the_plan(path: Path) -> None:
+    """Other noise in the second round, even more of it; or more rounds than it said first."""
+    cap = Cap(accounting.epsilon({EVENT: 20}, 1e-3, neighbours="add-remove"), 1e-3, "add-remove")
+    with Ledger.open(path) as ledger:
+        for message in range(19):
+            ledger.reserve("a", EVENT, "run", str(message), cap=cap, announced=20)
+        with pytest.raises(BudgetError, match="rdp filter"):
+            ledger.reserve("a", OTHER, "run", "19", cap=cap, announced=20)
+        assert ledger.would_exceed("a", EVENT, cap, participations=2, announced=40)
+        ledger.reserve("a", EVENT, "run", "19", cap=cap, announced=40)
+
+
+def test_a_ledger_of_before_is_read_as_it_is_and_goes_by_the_filter(path: Path) -> None:
+    """Version 1, as the first edition wrote it: entries, and nothing of what was announced."""
+    ledger_schema.create(path)
+    text, link = EVENT.to_json(), GENESIS
+    rows = []
+    for number in range(3):
+        link = ledger_schema.entry_hash(link, number + 1, "old", "run", str(number), text, "2026")
+        rows.append((number + 1, "old", "run", str(number), 1, "2026", link))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO event VALUES (1, ?)", (text,))
+        connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    before = path.read_bytes()
+    assert verify(path) == []
+    assert export(path)["plans"] == []
+    assert summary(path, delta=1e-3, neighbours="add-remove").agents[0].accountant == BY_FILTER
+    assert path.read_bytes() == before
+    with Ledger.open(path, create=False) as ledger:
+        ledger.reserve("old", EVENT, "run", "3", announced=20)
+        ledger.reserve("new", EVENT, "run", "0", announced=20)
+        assert (ledger.first_plan("old"), ledger.first_plan("new")) == (None, FirstPlan(EVENT, 20))
+        assert ledger.spent("old") == {EVENT: 4}
+    assert verify(path) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE plan SET participations = 10000",
+        "DELETE FROM plan",
+        "INSERT INTO plan VALUES ('b', 3, 10000)",
+        "INSERT OR REPLACE INTO plan VALUES ('a', 1, 10000)",
+        "INSERT INTO plan VALUES ('c', 1, 10000)",
+    ],
+)
+def test_a_plan_cannot_be_changed_or_added_afterwards(path: Path, statement: str) -> None:
+    with Ledger.open(path) as ledger:
+        for message in range(2):
+            ledger.reserve_many({"a": EVENT, "b": EVENT}, "run", str(message), announced=None if message else 2)
+    with pytest.raises(sqlite3.IntegrityError, match=r"only grows|with the first entry"):
+        altered(path, statement)
+
+
+@pytest.mark.parametrize("edit", ["UPDATE plan SET participations = 10000", "DELETE FROM plan"])
+def test_an_edited_plan_breaks_the_chain(path: Path, edit: str) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", EVENT, "run", "0", announced=2)
+    guards = [statement for statement in _PLANS if statement.startswith("CREATE TRIGGER")]
+    altered(path, *(f"DROP TRIGGER {guard.split()[2]}" for guard in guards), edit, *guards)
+    assert any("entry 1: its hash" in problem for problem in verify(path))
+
+
+def test_a_plan_that_is_no_number_is_damage(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", EVENT, "run", "0", announced=2)
+    guards = [statement for statement in _PLANS if statement.startswith("CREATE TRIGGER")]
+    drop = [f"DROP TRIGGER {guard.split()[2]}" for guard in guards]
+    altered(path, *drop, "UPDATE plan SET participations = 'many'", *guards)
+    with pytest.raises(LedgerError, match="damaged"), Ledger.open(path) as ledger:
+        ledger.total("a", 1e-3, "add-remove")

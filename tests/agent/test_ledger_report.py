@@ -1,0 +1,318 @@
+"""What a ledger's reader is told, and that an edited file does not pass `verify`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedspa.agent.ledger import report as ledger_report
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import MOST_PROBLEMS, export, lines, summary, verify
+from fedspa.agent.ledger.schema import _TRIGGERS, GENESIS, entry_hash
+from fedspa.errors import LedgerError, PrivacyError
+from fedspa.privacy.cap import BY_FILTER, Total
+from fedspa.privacy.event import BinomialEvent, GaussianEvent
+
+EVENT = GaussianEvent("poisson", 50, 500, 50, 8.20)
+OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.sqlite"
+    with Ledger.open(path) as ledger:
+        for number in range(4):
+            ledger.reserve_many({"a": EVENT, "b": OTHER}, "run-1", str(number))
+        ledger.release_many({"a": "sha a", "b": "sha b"}, "run-1", "0")
+        ledger.reserve("a", OTHER, "run-2", "0")
+    return path
+
+
+def edit(path: Path, *statements: str) -> None:
+    """Edit as someone would who first drops the triggers and afterwards puts them back."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for trigger in _TRIGGERS:
+        connection.execute(f"DROP TRIGGER {trigger.split()[2]}")
+    for statement in (*statements, *_TRIGGERS):
+        connection.execute(statement)
+    connection.close()
+
+
+def test_summary(path: Path) -> None:
+    told = summary(path, delta=1e-3, neighbours="add-remove", cap=1.0)
+    assert (told.entries, told.releases, len(told.head)) == (9, 2, 64)
+    a, b = told.agents
+    assert (a.agent, b.agent) == ("a", "b")
+    assert [(run.run, run.participations, run.released) for run in a.runs] == [("run-1", 4, 1), ("run-2", 1, 0)]
+    assert a.runs[0].first_at.endswith("+00:00")
+    assert a.spent == {EVENT: 4, OTHER: 1}
+    assert a.last_event == OTHER
+    assert (a.delta, a.neighbours, a.accountant) == (1e-3, "add-remove", BY_FILTER)
+    assert a.cap is not None
+    assert a.epsilon_left == a.cap.epsilon - a.epsilon
+    assert a.participations_left is not None
+    with Ledger.open(path) as ledger:
+        assert a.epsilon == ledger.epsilon("a", 1e-3, "add-remove") > b.epsilon > 0
+        assert not ledger.would_exceed("a", OTHER, a.cap, participations=a.participations_left)
+        assert ledger.would_exceed("a", OTHER, a.cap, participations=a.participations_left + 1)
+
+
+def test_summary_of_one_agent_without_cap(path: Path) -> None:
+    (b,) = summary(path, delta=1e-3, neighbours="replace-one", agent="b").agents
+    assert (b.agent, b.cap, b.epsilon_left, b.participations_left) == ("b", None, None, None)
+    with pytest.raises(LedgerError, match="no entries of agent 'c'; it knows: a, b"):
+        summary(path, delta=1e-3, neighbours="add-remove", agent="c")
+
+
+def test_summary_over_the_cap_has_nothing_left(path: Path) -> None:
+    (b,) = summary(path, delta=1e-3, neighbours="add-remove", agent="b", cap=1e-3).agents
+    assert (b.epsilon_left, b.participations_left) == (0.0, 0)
+
+
+def test_summary_of_an_empty_ledger(tmp_path: Path) -> None:
+    Ledger.open(tmp_path / "new.sqlite").close()
+    told = summary(tmp_path / "new.sqlite", delta=1e-3, neighbours="add-remove", cap=1.0)
+    assert (told.entries, told.head, told.agents) == (0, GENESIS, ())
+    assert verify(tmp_path / "new.sqlite") == []
+
+
+def test_summary_refuses_a_total_that_is_not_sound(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("a", GaussianEvent("fixed", 50, 500, 50, 17.0), "run-3", "0")
+    with pytest.raises(PrivacyError, match="ask for 'replace-one'"):
+        summary(path, delta=1e-3, neighbours="add-remove")
+
+
+def test_export_is_json_and_can_be_checked_without_fedspa(path: Path) -> None:
+    told = json.loads(json.dumps(export(path), allow_nan=False))
+    assert (told["kind"], told["version"]) == ("fedspa-ledger", 2)
+    assert {(total["agent"], total["count"]) for total in told["totals"]} == {("a", 4), ("a", 1), ("b", 4)}
+    assert [entry["sequence"] for entry in told["entries"]] == list(range(1, 10))
+    assert told["entries"][0]["digest"] == "sha a"
+    assert told["entries"][-1]["released_at"] is None
+    link = GENESIS
+    for entry in told["entries"]:
+        event = json.dumps(entry["event"], sort_keys=True, separators=(",", ":"))
+        names = (entry[key] for key in ("agent", "run", "message"))
+        link = entry_hash(link, entry["sequence"], *names, event, entry["reserved_at"])
+        assert entry["hash"] == link
+    assert told["head"] == {"entries": 9, "releases": 2, "hash": link}
+
+
+def test_lines_are_the_entries_of_an_export(path: Path) -> None:
+    content, (head, found) = export(path), lines(path)
+    assert head == content["head"]["hash"]
+    keys = ("sequence", "agent", "run", "message", "event", "reserved_at", "hash", "digest", "released_at")
+    assert [dict(zip(keys, (*line[:4], json.loads(line[4]), *line[5:]))) for line in found] == content["entries"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE entry SET agent = x'ff' WHERE sequence = 2",
+        "UPDATE entry SET reserved_at = x'00' WHERE sequence = 2",
+        "UPDATE release SET digest = x'00' WHERE sequence = 1",
+    ],
+)
+def test_lines_that_are_no_text_are_refused(path: Path, statement: str) -> None:
+    edit(path, statement)
+    with pytest.raises(LedgerError, match="no text where text belongs"):
+        lines(path)
+
+
+def test_reading_changes_nothing(path: Path) -> None:
+    before = path.read_bytes()
+    verify(path)
+    export(path)
+    assert path.read_bytes() == before
+
+
+def test_reading_sees_what_another_connection_has_just_written(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.reserve("c", EVENT, "run-3", "0")
+        assert export(path)["head"]["entries"] == 10
+
+
+@pytest.mark.parametrize(
+    ("statements", "expected"),
+    [
+        (["DELETE FROM entry WHERE sequence = 5"], "entries 5 to 5 are missing"),
+        (["DELETE FROM entry WHERE sequence = 9"], "the head says 9 entries"),
+        (["UPDATE entry SET agent = 'b' WHERE sequence = 9"], "entry 9: its hash does not fit"),
+        (["UPDATE entry SET reserved_at = '2020'  WHERE sequence = 2"], "entry 2: its hash does not fit"),
+        (["UPDATE entry SET agent = x'00ff' WHERE sequence = 2"], "entry 2: its hash does not fit"),
+        (["UPDATE entry SET hash = 'x' WHERE sequence = 2"], "entry 3: its hash does not fit"),
+        (["UPDATE event SET text = replace(text, '8.2', '8.3')"], "entry 1: its hash does not fit"),
+        (["UPDATE event SET text = '{}' WHERE id = 1"], "event 1: "),
+        (["UPDATE event SET id = 7 WHERE id = 1"], "refers to a missing event"),
+        (["UPDATE total SET count = 3 WHERE count = 4"], "total of agent 'a', event 1 says 3, its entries are 4"),
+        (["DELETE FROM total WHERE agent = 'b'"], "total of agent 'b', event 2 says 0, its entries are 4"),
+        (["DELETE FROM release WHERE sequence = 1"], "the head says 2 releases, found 1"),
+        (["DELETE FROM head"], "the head says 0 entries"),
+    ],
+)
+def test_verify_sees_an_edit(path: Path, statements: list[str], expected: str) -> None:
+    edit(path, *statements)
+    assert any(expected in problem for problem in verify(path)), verify(path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE event SET text = '{' WHERE id = 1",
+        "UPDATE event SET text = CAST(text AS BLOB)",
+        "UPDATE entry SET event = 99 WHERE sequence = 2",
+        "UPDATE entry SET run = x'00ff' WHERE sequence = 2",
+    ],
+)
+def test_an_export_of_an_edited_ledger_is_refused(path: Path, statement: str) -> None:
+    edit(path, statement)
+    with pytest.raises(LedgerError):
+        export(path)
+
+
+def test_a_summary_without_the_entries_is_refused(path: Path) -> None:
+    edit(path, "DELETE FROM entry WHERE agent = 'b'")
+    with pytest.raises(LedgerError, match="entries are missing"):
+        summary(path, delta=1e-5, neighbours="add-remove", agent="b")
+
+
+def test_every_problem_is_one_line(path: Path) -> None:
+    edit(path, "UPDATE head SET hash = 'two' || char(10) || 'lines'")
+    assert [problem for problem in verify(path) if "two lines" in problem]
+
+
+@pytest.mark.parametrize("where", ["name = 'entry_no_update'", "type = 'table'"])
+def test_a_schema_in_bytes_is_altered(path: Path, where: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA writable_schema=ON")
+        connection.execute(f"UPDATE sqlite_master SET sql = CAST(sql AS BLOB) WHERE {where}")
+    connection.close()
+    assert any("missing or altered" in problem for problem in verify(path))
+    with pytest.raises(LedgerError, match="missing or altered"):
+        export(path)
+
+
+def test_verify_sees_a_tail_cut_off_with_its_totals(path: Path) -> None:
+    edit(path, "DELETE FROM entry WHERE sequence = 9", "DELETE FROM total WHERE agent = 'a' AND event = 2")
+    assert verify(path) != []
+
+
+def test_verify_sees_missing_triggers(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TRIGGER entry_no_update")
+    connection.close()
+    assert verify(path) == ["missing or altered: TRIGGER entry_no_update"]
+
+
+def test_a_blank_page_anywhere_is_noticed(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        for number in range(300):
+            ledger.reserve("a", EVENT, "run-4", str(number))
+    content = path.read_bytes()
+    for page in range(len(content) // 4096):
+        damaged = path.with_name(f"{page}.sqlite")
+        damaged.write_bytes(content[: page * 4096] + bytes(4096) + content[(page + 1) * 4096 :])
+        try:
+            problems = verify(damaged)
+        except LedgerError as error:
+            problems = [str(error)]
+        assert problems, page
+        assert not any("\n" in problem for problem in problems)
+
+
+def test_verify_stops_at_enough_problems(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        for number in range(50):
+            ledger.reserve("a", EVENT, "run-4", str(number))
+    edit(path, "UPDATE entry SET reserved_at = 'then'")
+    assert len(verify(path)) == MOST_PROBLEMS + 1
+
+
+def test_verify_of_what_is_no_ledger(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="is missing"):
+        verify(tmp_path / "nothing.sqlite")
+
+
+def test_reading_leaves_nothing_behind_and_changes_nothing(path: Path) -> None:
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    assert verify(path) == []
+    summary(path, delta=1e-5, neighbours="add-remove")
+    export(path)
+    assert {found.name for found in path.parent.iterdir()} == {path.name, f"{path.name}.witness"}
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+def test_a_log_with_entries_is_read_and_left_to_a_writer(path: Path, tmp_path: Path) -> None:
+    """As after a crash: the last entry is only in the write-ahead log."""
+    (tmp_path / "crashed").mkdir()
+    crashed = tmp_path / "crashed" / path.name
+    with Ledger.open(path) as ledger:
+        ledger.reserve("c", EVENT, "run-3", "0")
+        for end in ("", "-wal", ".witness"):
+            shutil.copy(f"{path}{end}", f"{crashed}{end}")
+        assert verify(path) == []
+        ledger.reserve("c", EVENT, "run-3", "1")  # a reader that closes takes no log from a writer
+    log = Path(f"{crashed}-wal")
+    before = crashed.read_bytes(), log.read_bytes()
+    assert log.stat().st_size > 0
+    assert [entry["agent"] for entry in export(crashed)["entries"]][-1] == "c"
+    assert (crashed.read_bytes(), log.read_bytes()) == before
+    assert len(export(path)["entries"]) == len(export(crashed)["entries"]) + 1
+
+
+def test_what_is_left_counts_secure_aggregation_as_the_server_saw_it(tmp_path: Path) -> None:
+    summed = BinomialEvent(10, 143, 1, 650, 1, 60, False, 10)
+    for name, event in (("summed", summed), ("alone", replace(summed, aggregated=1))):
+        with Ledger.open(tmp_path / name) as ledger:
+            ledger.reserve("a", event, "run", "0")
+    one, other = (
+        summary(tmp_path / name, delta=1e-3, neighbours="replace-one", cap=1.0).agents[0]
+        for name in ("summed", "alone")
+    )
+    assert (one.epsilon, one.epsilon_left) == (other.epsilon, other.epsilon_left)
+    assert one.participations_left == other.participations_left
+
+
+def test_many_agents_cost_what_their_distinct_totals_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in prices and in SQL statements, not in seconds: neither grows with the agents that are not listed."""
+    priced: list[object] = []
+    monkeypatch.setattr(
+        ledger_report, "total", lambda events, *_: priced.append(events) or Total(sum(events.values()), "counted")
+    )
+    asked: list[str] = []
+    connect = ledger_report.ledger_schema.connect
+
+    def traced(*arguments: object, **options: object) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)  # type: ignore[arg-type]
+        connection.set_trace_callback(asked.append)
+        return connection
+
+    monkeypatch.setattr(ledger_report.ledger_schema, "connect", traced)
+    costs = {}
+    for agents in (60, 600):
+        path = tmp_path / f"{agents}.sqlite"
+        with Ledger.open(path) as ledger:
+            for number in range(3):
+                names = [f"agent-{i}" for i in range(agents) if i % 3 >= number]
+                ledger.reserve_many(dict.fromkeys(names, EVENT), "run", str(number))
+        priced.clear()
+        asked.clear()
+        told = summary(path, delta=1e-3, neighbours="add-remove", most=20)
+        assert len(priced) == 3
+        assert (told.known_agents, len(told.agents)) == (agents, 20)
+        assert {agent.epsilon for agent in told.agents} == {3} == {told.epsilon_most}
+        assert told.epsilon_least == 1
+        assert [agent.agent for agent in told.agents] == sorted(f"agent-{i}" for i in range(2, agents, 3))[:20]
+        costs[agents] = len(asked)
+        asked.clear()
+        priced.clear()
+        every = ledger_report.each_agent(path, delta=1e-3, neighbours="add-remove")
+        assert sum(agent.epsilon for agent in every) == told.entries
+        assert len(priced) == 3
+    assert costs[600] == costs[60] < 200

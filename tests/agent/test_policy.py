@@ -1,0 +1,207 @@
+"""The agent's own limits: parsed strictly, and no laxer plan passes."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.policy import Code, Policy, PolicyRefusal
+from fedspa.errors import BudgetError, ConfigError, FedspaError
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.privacy.cap import Cap
+
+TEXT = """
+epsilon = 1.5
+delta = 1e-3
+neighbours = "add-remove"
+min_noise_multiplier = 2
+max_local_steps = 50
+max_rounds = 20
+max_compression = 0.5
+clippings = ["l2"]
+"""
+POLICY = Policy.parse(TEXT)
+PLAN = Plan(
+    dimension=1000,
+    active=50,
+    clip="l2",
+    clip_value=1.0,
+    sampling="poisson",
+    batch=50,
+    records=500,
+    local_steps=50,
+    participations=20,
+    noise_multiplier=8.20,
+    neighbours="add-remove",
+    delta=1e-3,
+)
+
+
+def test_parse() -> None:
+    assert POLICY.min_noise_multiplier == 2.0
+    assert POLICY.clippings == ("l2",)
+    assert POLICY.clip_rules == ("given", "quantile")
+    assert POLICY.cap == Cap(1.5, 1e-3, "add-remove")
+    assert Policy.parse(TEXT + 'clip_rules = ["given"]').clip_rules == ("given",)
+
+
+def test_the_example_in_the_documentation_is_a_policy() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert Policy.parse(example).epsilon > 0
+
+
+@pytest.mark.parametrize("key", re.findall(r"^\w+", TEXT, re.MULTILINE))
+def test_every_limit_must_be_stated(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is missing"):
+        Policy.parse(re.sub(rf"(?m)^{key} .*$", "", TEXT))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("epsilon", value) for value in ("0", "-1", "nan", "inf", "true", '"1"', "[1]")),
+        *(("delta", value) for value in ("0", "1", "1.5", "nan", "false")),
+        *(("neighbours", value) for value in ('"swap"', "1", '["add-remove"]')),
+        *(("min_noise_multiplier", value) for value in ("0", "-0.5", "nan", "inf")),
+        *(("max_local_steps", value) for value in ("0", "1.0", "nan", "true", "-3")),
+        *(("max_rounds", value) for value in ("0", "2.5", "inf")),
+        *(("max_compression", value) for value in ("0", "1.1", "nan")),
+        *(("clippings", value) for value in ("[]", '"l2"', '["linf"]', "[1]", '["l2", "median"]')),
+        *(("clip_rules", value) for value in ("[]", '["median"]', '["given", "median"]', '"given"')),
+    ],
+)
+def test_bad_values_are_refused_by_name(key: str, value: str) -> None:
+    text = re.sub(rf"(?m)^{key} .*$", "", TEXT) + f"{key} = {value}\n"
+    with pytest.raises(ConfigError, match=f"^{key} ") as caught:
+        Policy.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (TEXT + "max_step = 3", "unknown key 'max_step'; allowed: epsilon, delta"),
+        (TEXT + "[privacy]\nepsilon = 2", "unknown key 'privacy'"),
+        (TEXT + "epsilon = 2", "not TOML"),
+        ("epsilon: 2", "not TOML"),
+    ],
+)
+def test_what_is_no_policy(text: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Policy.parse(text)
+
+
+def test_load(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    with pytest.raises(ConfigError, match="the path of a policy"):
+        Policy.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        Policy.load(path)
+    path.write_text("epsilon = 1", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"policy .*policy\.toml: delta is missing"):
+        Policy.load(path)
+    path.write_text(TEXT, encoding="utf-8")
+    assert Policy.load(path) == POLICY
+
+
+LAXER: list[tuple[Code, Policy, Plan]] = [
+    ("not-private", POLICY, replace(PLAN, clip_rule="median")),
+    ("relation", replace(POLICY, neighbours="replace-one"), PLAN),
+    ("relation", POLICY, replace(PLAN, sampling="fixed", neighbours="replace-one")),
+    ("delta", replace(POLICY, delta=9e-4), PLAN),
+    ("delta", replace(POLICY, delta=0.5), PLAN),
+    ("noise-too-small", replace(POLICY, min_noise_multiplier=8.21), PLAN),
+    ("too-many-steps", replace(POLICY, max_local_steps=49), PLAN),
+    ("too-many-rounds", replace(POLICY, max_rounds=19), PLAN),
+    ("compression-too-large", replace(POLICY, max_compression=0.049), PLAN),
+    ("clipping-not-allowed", replace(POLICY, clippings=("coordinate",)), PLAN),
+    ("clip-rule-not-allowed", replace(POLICY, clip_rules=("quantile",)), PLAN),
+]
+
+
+@pytest.mark.parametrize(("code", "policy", "plan"), LAXER)
+def test_a_laxer_plan_is_refused(code: Code, policy: Policy, plan: Plan) -> None:
+    with pytest.raises(PolicyRefusal) as caught:
+        policy.check(plan)
+    assert caught.value.code == code
+    assert code in str(caught.value)
+
+
+def test_every_code_is_met() -> None:
+    assert {code for code, _, _ in LAXER} | {"budget"} == set(get_args(Code))
+
+
+def test_equal_or_stricter_plans_pass() -> None:
+    POLICY.check(PLAN)
+    POLICY.check(replace(PLAN, neighbours="replace-one", delta=1e-5, clip_rule="quantile", local_steps=1))
+    replace(POLICY, neighbours="replace-one").check(replace(PLAN, sampling="fixed", neighbours="replace-one"))
+    exact = replace(POLICY, min_noise_multiplier=8.20, max_compression=0.05)
+    exact.check(PLAN)
+
+
+@given(
+    noise=st.floats(0.1, 20),
+    steps=st.integers(1, 100),
+    rounds=st.integers(1, 40),
+    active=st.integers(1, 1000),
+    stricter=st.floats(1.0, 3.0),
+)
+def test_what_passes_passes_when_stricter(noise: float, steps: int, rounds: int, active: int, stricter: float) -> None:
+    plan = replace(PLAN, noise_multiplier=noise, local_steps=steps, participations=rounds, active=active)
+    allowed = noise >= 2 and steps <= 50 and rounds <= 20 and active <= 500
+    if not allowed:
+        with pytest.raises(PolicyRefusal):
+            POLICY.check(plan)
+        return
+    POLICY.check(plan)
+    POLICY.check(replace(plan, noise_multiplier=noise * stricter, local_steps=1, active=1))
+
+
+def test_refusal_keeps_its_code_between_processes() -> None:
+    refusal = pickle.loads(pickle.dumps(PolicyRefusal("budget", "the text")))
+    assert isinstance(refusal, FedspaError)
+    assert (refusal.code, str(refusal)) == ("budget", "refused (budget): the text")
+
+
+def take_part(policy: Policy, ledger: Ledger, run: str, message: str) -> None:
+    policy.admit(PLAN, ledger, "a", run, message)
+    ledger.reserve("a", PLAN.event, run, message, cap=policy.cap, announced=PLAN.participations)
+    ledger.release("a", run, message, "sha")
+
+
+def test_two_runs_of_one_under_a_cap_of_one_and_a_half(tmp_path: Path) -> None:
+    """PLAN costs ε = 1.000, and a second one, which the server may choose by what it saw of the first, brings that to
+    1.776: it is refused before it begins, not at its 20th round."""
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        for number in range(20):
+            take_part(POLICY, ledger, "first", str(number))
+        assert ledger.epsilon("a", 1e-3, "add-remove") == pytest.approx(1.0, abs=2e-3)
+        with pytest.raises(PolicyRefusal, match=r"ε = 0\.(4999|5|5001|4998|500\d) left") as caught:
+            take_part(POLICY, ledger, "second", "0")
+        assert caught.value.code == "budget"
+        assert isinstance(caught.value.__cause__, BudgetError)
+        assert ledger.participations("a", "second") == 0
+        with pytest.raises(PolicyRefusal, match=r"rdp filter \(plans chosen after releases\)"):
+            take_part(replace(POLICY, epsilon=1.77), ledger, "second", "0")
+        take_part(replace(POLICY, epsilon=1.78), ledger, "second", "0")
+
+
+def test_a_server_that_asks_for_more_than_its_plan(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        for number in range(20):
+            take_part(POLICY, ledger, "run", str(number))
+        with pytest.raises(PolicyRefusal) as caught:
+            take_part(POLICY, ledger, "run", "20")
+        assert caught.value.code == "too-many-rounds"
+        take_part(POLICY, ledger, "run", "19")  # the same message again, after a crash: already paid
+        assert ledger.spent("a") == {PLAN.event: 20}

@@ -1,0 +1,127 @@
+"""Features of images: maps of one record at a time, with the invariances that they are there for."""
+
+from __future__ import annotations
+
+import pytest
+import slow_features
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedspa.data import features
+from fedspa.data.features import NAMES, transform
+from fedspa.errors import DataError
+
+
+def digit(slant: float = 0.0, size: float = 1.0, right: float = 0.0, down: float = 0.0) -> torch.Tensor:
+    """Something like a 7, drawn smoothly so that shifts by part of a pixel make sense; background −0.4."""
+    y, x = torch.meshgrid(torch.arange(28.0) - 13.5 - down, torch.arange(28.0) - 13.5 - right, indexing="ij")
+    y, x = y / size, (x - slant * y) / size
+    bar = torch.exp(-((y + 7) ** 2) / 3 - (x / 7) ** 8)
+    leg = torch.exp(-((x - 6 + (y + 7) / 2) ** 2) / 3 - ((y - 0.5) / 8) ** 8)
+    return (torch.maximum(bar, leg) - 0.4)[None, None]
+
+
+@pytest.mark.parametrize(
+    "moved", [digit(right=2, down=-1), digit(slant=0.3), digit(size=0.8), digit(slant=-0.2, size=1.15, down=1.5)]
+)
+def test_alignment_undoes_shift_slant_and_size(moved):
+    plain = features.aligned(digit())
+    before = (moved - digit()).norm()
+    assert before > 3
+    assert (features.aligned(moved) - plain).norm() < 0.25 * before
+
+
+def test_alignment_reaches_the_standard():
+    image = features.aligned(digit(slant=0.4, size=0.8, right=-2))[0, 0] + 0.4
+    at = torch.arange(28.0) - 13.5
+    mass = image.sum()
+    x, y = (image.sum(0) * at).sum() / mass, (image.sum(1) * at).sum() / mass
+    spread_x = ((image.sum(0) * (at - x) ** 2).sum() / mass).sqrt()
+    spread_y = ((image.sum(1) * (at - y) ** 2).sum() / mass).sqrt()
+    covariance = (image * (at - y)[:, None] * (at - x)[None]).sum() / mass
+    assert max(abs(x), abs(y)) < 0.1
+    assert spread_x / 28 == pytest.approx(features.SPREAD_X, rel=0.05)
+    assert spread_y / 28 == pytest.approx(features.SPREAD_Y, rel=0.05)
+    assert abs(covariance) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [*((name, (1, 28, 28)) for name in NAMES), ("orientations", (3, 32, 32)), (NAMES[2], (1, 9, 9))]
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_records_features_are_its_own(name, shape, alone):
+    """What costs no privacy: no record changes a bit of another's features, whatever the chunks and the places."""
+    count = features.CHUNK + 9
+    images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(1))
+    whole = transform(name, images, alone=alone)
+    assert len(whole) == count
+    for gone in (0, 7, count - 1):
+        others = torch.arange(count) != gone
+        assert torch.equal(transform(name, images[others], alone=alone), whole[others])
+    images[7] = float("nan")
+    others = torch.arange(count) != 7
+    assert torch.equal(transform(name, images, alone=alone)[others], whole[others])
+
+
+@pytest.mark.parametrize(("name", "shape"), [("aligned-orientations", (1, 28, 28)), ("orientations", (3, 32, 32))])
+def test_chunks_change_features_by_rounding_only(name, shape):
+    images = torch.rand(5, *shape, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(transform(name, images), transform(name, images, alone=True), atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "width"), [((1, 28, 28), 392), ((3, 32, 32), 128 + 512 + 256 + 256 + 48)])
+def test_orientations_have_norm_three_and_the_stated_width(shape, width):
+    found = transform("orientations", torch.randn(5, *shape, generator=torch.Generator().manual_seed(2)))
+    assert found.shape == (5, width)
+    assert torch.allclose(found.norm(dim=1), torch.full((5,), features.NORM), atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 17, 21), (1, 9, 30)])
+def test_orientations_are_what_their_definition_says(shape):
+    images = torch.rand(3, *shape, generator=torch.Generator().manual_seed(4))
+    slowly = [torch.from_numpy(slow_features.orientations(image.double().numpy())) for image in images]
+    assert torch.allclose(transform("orientations", images).double(), torch.stack(slowly), atol=2e-5)
+
+
+@settings(max_examples=25)
+@given(st.floats(-100, 100), st.floats(0.1, 50))
+def test_orientations_do_not_see_brightness_and_contrast(offset, factor):
+    """Of one channel, up to rounding: added light vanishes in the gradient, a factor in the norm."""
+    image = digit()
+    seen, again = transform("orientations", image), transform("orientations", factor * image + offset)
+    assert (seen - again).norm() < 0.02 * features.NORM + 1e-3 * abs(offset) / factor
+
+
+def test_a_mirror_image_in_colour_is_the_same():
+    image = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    assert torch.allclose(transform("orientations", image), transform("orientations", image.flip(3)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [0.0, -0.4242, 2.8])
+def test_a_blank_image_has_finite_features(name, value):
+    assert transform(name, torch.full((2, 1, 28, 28), value)).isfinite().all()
+
+
+def test_an_edge_falls_into_its_direction():
+    """Light on the right: the gradient points right, direction 0; light below: direction 2."""
+    right = torch.zeros(1, 1, 16, 16)
+    right[..., 8:] = 1
+    assert int(features._directions(right).sum(dim=(2, 3)).argmax()) == 0
+    assert int(features._directions(right.transpose(2, 3)).sum(dim=(2, 3)).argmax()) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "why"),
+    [
+        ("aligned", (3, 32, 32), "one channel"),
+        ("aligned-orientations", (2, 32, 32), "one channel"),
+        ("orientations", (2, 32, 32), "1 or 3 channels"),
+        ("orientations", (1, 7, 28), "at least 8 by 8"),
+        ("aligned", (64,), "at least 8 by 8"),
+    ],
+)
+def test_other_records_are_refused(name, shape, why):
+    with pytest.raises(DataError, match=why):
+        transform(name, torch.zeros(2, *shape))

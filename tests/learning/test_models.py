@@ -1,0 +1,131 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedspa.errors import ConfigError
+from fedspa.learning.models import NAMES, build
+
+MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+
+
+def size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "d"),
+    [
+        ("mnist-cnn", MNIST, 21_840),
+        ("cifar10-cnn", CIFAR, 537_610),
+        ("small-cnn", MNIST, 8_490),
+        ("logistic", DIGITS, 650),
+        ("mlp", DIGITS, 4_810),
+    ],
+)
+def test_sizes(name: str, shape: tuple[int, ...], d: int) -> None:
+    model = build(name, shape, 10, 0)
+    assert isinstance(model, nn.Sequential)
+    assert size(model) == d
+    assert model.training
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_decides_the_initialisation_and_the_global_state_stays(name: str) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one, two, other = (build(name, CIFAR, 10, seed).state_dict() for seed in (5, 5, 6))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not any(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize(("name", "side"), [("mnist-cnn", 16), ("small-cnn", 16), ("cifar10-cnn", 22)])
+def test_the_smallest_image_that_fits(name: str, side: int) -> None:
+    assert build(name, (2, side, side + 3), 4, 0)(torch.zeros(2, 2, side, side + 3)).shape == (2, 4)
+    with pytest.raises(ConfigError, match=rf"model\.name = '{name}'.*data\.name.*at least {side}.*logistic"):
+        build(name, (2, side, side - 1), 4, 0)
+
+
+@pytest.mark.parametrize("shape", [DIGITS, (64,), (28, 28)])
+def test_records_that_are_not_images_of_that_size(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"mnist-cnn.*shape \("):
+        build("mnist-cnn", shape, 10, 0)
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match=r"model\.name = 'resnet'.*mnist-cnn.*mlp.*package\.module:function"):
+        build("resnet", MNIST, 10, 0)
+
+
+USERS = """
+import torch
+from torch import nn
+def two(input_shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0] * 64, classes))
+def none(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+def three(a, b, c): return none()
+def empty(): return nn.Flatten()
+def frozen(): return none().requires_grad_(False)
+def narrow(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
+def misfit(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))
+def double(): return none().double()
+def fails(): raise RuntimeError("no\\nway")
+def text(): return "model"
+class Normed(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, classes))
+    def forward(self, x): return self.layers(x)
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+    def forward(self, x): return self.layer(x.flatten(1)), None
+"""
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "fedspa_users_model", raising=False)
+    (tmp_path / "fedspa_users_model.py").write_text(USERS)
+    return "fedspa_users_model"
+
+
+@pytest.mark.parametrize("function", ["two", "none"])
+def test_the_users_own_is_seeded_too(users: str, function: str) -> None:
+    one, two, other = (build(f"{users}:{function}", DIGITS, 10, seed) for seed in (5, 5, 6))
+    assert size(one) == 650
+    assert torch.equal(one[1].weight, two[1].weight)
+    assert not torch.equal(one[1].weight, other[1].weight)
+
+
+def test_the_probe_leaves_no_trace(users: str) -> None:
+    model = build(f"{users}:Normed", DIGITS, 10, 0)
+    assert model.training
+    assert int(model.layers[1].num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("three", r"must take \(input_shape, classes\) or no arguments"),
+        ("empty", "no trainable parameters"),
+        ("frozen", "no trainable parameters"),
+        ("narrow", r"\(batch, 10\).*gave \(3, 9\)"),
+        ("misfit", r"cannot take the data's records, of shape \(1, 8, 8\)"),
+        ("double", "cannot take the data's records"),
+        ("fails", r"failed in its own code \(RuntimeError: no\)"),
+        ("text", "returned a str"),
+        ("Pair", "gave tuple"),
+        ("absent", "has no 'absent'"),
+    ],
+)
+def test_what_a_user_may_get_wrong(users: str, function: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        build(f"{users}:{function}", DIGITS, 10, 0)
+    assert str(caught.value).startswith(f"model.name = '{users}:{function}'")
+    assert "\n" not in str(caught.value)

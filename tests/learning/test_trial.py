@@ -1,0 +1,231 @@
+"""Models tried before they see a record: what keeps state is refused, and what does not is taken."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from fedspa.engine import native, stacked
+from fedspa.engine.choose import EngineName, choose
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.errors import ConfigError
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.trial import try_gradients
+
+
+class RunningMax(nn.Module):
+    """A record is divided by the largest value so far: records of the same values in any order show nothing."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        if buffer:
+            self.register_buffer("top", torch.tensor(1e-3))
+        else:
+            self.top = torch.tensor(1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.top = torch.maximum(self.top, x.detach().abs().max())
+        return self.layer(x / self.top)  # type: ignore[no-any-return]
+
+
+class RunningMin(RunningMax):
+    def forward(self, x: Tensor) -> Tensor:
+        self.top = torch.minimum(self.top, x.detach().min())
+        return self.layer(x - self.top)  # type: ignore[no-any-return]
+
+
+class Counting(nn.Module):
+    """Nothing shows yet: the count is only written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class Drawing(nn.Module):
+    """Draws a number that hardly ever matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * (torch.rand(()) >= 0))  # type: ignore[no-any-return]
+
+
+class FirstSeen(nn.Module):
+    """Centres every record by the mean of the first one that it ever saw."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.layer, self.buffer = nn.Linear(4, 2), buffer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "centre"):
+            if self.buffer:
+                self.register_buffer("centre", None)
+            self.centre = x.detach().mean()
+        return self.layer(x - self.centre)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RunningMax(True),
+        lambda: RunningMax(False),
+        lambda: RunningMin(False),
+        Counting,
+        Drawing,
+        lambda: FirstSeen(True),
+        lambda: FirstSeen(False),
+    ],
+    ids=["max-buffer", "max", "min", "count", "draw", "first-buffer", "first"],
+)
+@pytest.mark.parametrize("engine", ["auto", "generic", "reference"])
+def test_state_is_found_whatever_it_keeps(make: Callable[[], nn.Module], engine: EngineName) -> None:
+    with pytest.raises(ConfigError, match="no randomness and change no state"):
+        choose(engine, make(), (4,), "cpu", 1, exact=False)
+
+
+def test_a_trial_leaves_the_model_and_torchs_generator_alone() -> None:
+    module = Counting()
+    before = torch.get_rng_state()
+    with pytest.raises(ConfigError):
+        try_gradients(module, (4,))
+    assert module.seen == 0
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_a_model_makes_once_and_not_of_a_record_is_no_state() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "positions"):
+                self.register_buffer("positions", torch.arange(x.shape[1]) / 10)
+            return self.layer(x + self.positions)  # type: ignore[no-any-return]
+
+    assert choose("generic", Positions(), (4,), "cpu", 1, exact=False).name == "generic"
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer: vmap has no rule for these."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.head = kind(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Flatten(), nn.Linear(25, 3))
+
+
+def residual() -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.Linear(160, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x.unsqueeze(1))
+            return self.head((x + torch.relu(self.norm(x))).flatten(1))  # type: ignore[no-any-return]
+
+    return Block()
+
+
+TAKEN: dict[str, Callable[[], nn.Module]] = {
+    "GRU": lambda: Last(nn.GRU),
+    "LSTM": lambda: Last(nn.LSTM),
+    "RNN": lambda: Last(nn.RNN),
+    "old weight_norm": old_weight_norm,
+    "weight_norm": lambda: nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(20, 3))),
+    "residual GroupNorm": residual,
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_generic_and_reference_agree_on_what_they_take(name: str) -> None:
+    torch.manual_seed(0)
+    module, x, y = TAKEN[name](), torch.randn(9, 5, 4), torch.arange(9) % 3
+    theta = FlatModel(module).flatten()
+    generic, reference = (choose(each, module, (5, 4), "cpu", 1, exact=False) for each in ("generic", "reference"))
+    assert isinstance(generic, GenericEngine)
+    assert isinstance(reference, ReferenceEngine)
+    got = torch.cat(list(generic.rows(theta, x, y, None)))
+    wanted = torch.cat(list(reference.rows(theta.double(), x, y, None)))
+    assert torch.allclose(got.double(), wanted, atol=1e-5)
+    assert got.abs().max() > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_a_cpu_takes_a_gpu_takes(name: str) -> None:
+    """Sums in another order each time, and TF32, are no state."""
+    module = TAKEN[name]().cuda()
+    engine = choose("generic", module, (5, 4), "cuda", 1, exact=False)
+    assert isinstance(engine, GenericEngine)
+    theta = FlatModel(module).flatten()
+    y = torch.arange(9, device="cuda") % 3
+    y[2] = 7
+    rows = torch.cat(list(engine.rows(theta, torch.randn(9, 5, 4, device="cuda"), y, None)))
+    assert rows.isfinite().all(dim=1).tolist() == [i != 2 for i in range(9)]
+
+
+@pytest.mark.parametrize("engine", ["auto", "native", "stacked", "generic", "reference"])
+def test_a_layer_without_a_size_is_refused_by_name(engine: EngineName) -> None:
+    with pytest.raises(ConfigError, match=r"layer '1' is a LazyLinear whose size is not known yet"):
+        choose(engine, nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), (4,), "cpu", 1, exact=False)
+
+
+def doubled(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def halved(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    return inputs[0] / 2
+
+
+@pytest.mark.parametrize("where", ["root", "inner", "layer"])
+@pytest.mark.parametrize("kind", ["hook", "pre-hook", "backward", "forward"])
+def test_a_model_with_hooks_is_run_as_it_is(where: str, kind: str) -> None:
+    """The engines that read a model by its layers would leave them out."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 5), nn.ReLU()), nn.Linear(5, 3))
+    layer = {"root": module, "inner": module[1], "layer": module[1][0]}[where]
+    plain = module(torch.ones(1, 4))
+    if kind == "hook":
+        layer.register_forward_hook(doubled)
+    elif kind == "pre-hook":
+        layer.register_forward_pre_hook(halved)
+    elif kind == "backward":
+        layer.register_full_backward_hook(lambda module, back, ahead: None)
+    else:
+        inside = layer.forward
+        layer.forward = lambda x: 3 * inside(x)  # type: ignore[method-assign]
+    assert "has hooks or a forward of its own" in str(stacked.supports(module, (4,)))
+    if native.engine.library.library() is not None:
+        assert "has hooks or a forward of its own" in str(native.supports(module, (4,)))
+    if kind != "forward":  # such a forward is bound to this very module: no copy of it can be tried
+        assert choose("auto", module, (4,), "cpu", 1, exact=False).name == "generic"
+    if kind != "backward":
+        theta = FlatModel(module).flatten()
+        assert not torch.allclose(FlatModel(module).logits(theta, torch.ones(1, 4)), plain)

@@ -1,0 +1,242 @@
+"""cpSGD's plan derives everything; its compression has an inverse; its trials are the fewest that serve."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspa.agent.policy import Policy, PolicyRefusal
+from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial.plan import BinomialPlan, calibrated, least_trials, trials_for_compression
+from fedspa.privacy import accounting
+from fedspa.privacy.rounded import surely_infinite
+
+PLAN = BinomialPlan(
+    dimension=100,
+    clip="coordinate",
+    clip_value=0.5,
+    bits=2,
+    trials=10_000,
+    rotation=False,
+    adversary="local",
+    agents=20,
+    batch=10,
+    records=600,
+    participations=45,
+    delta=1e-3,
+)
+
+
+def test_derived_by_hand() -> None:
+    assert PLAN.levels == 4
+    assert PLAN.clip_norm == pytest.approx(5.0)  # √100·0.5
+    assert PLAN.reach == 0.5
+    assert PLAN.step == pytest.approx(1 / 3)  # 2·0.5/3
+    assert PLAN.sigma == pytest.approx(100 / 2 / 3)  # s·√10,000/2
+    assert PLAN.noise_multiplier == pytest.approx(100 / 6 * 10 / 5)
+    assert PLAN.compression == pytest.approx(math.log2(10_004) / 32)
+    assert (PLAN.sampling, PLAN.neighbours, PLAN.local_steps) == ("fixed", "replace-one", 1)
+
+
+def test_a_rotated_plan_spans_what_a_rotated_coordinate_hardly_passes() -> None:
+    rotated = replace(PLAN, rotation=True, clip="l2", clip_value=5.0)
+    assert rotated.coordinates == 128
+    assert rotated.reach == pytest.approx(4.99533 * 5 / math.sqrt(128), rel=1e-5)  # κ·G/√d
+    assert rotated.event.rotation
+
+
+def test_secure_aggregation_counts_everyones_noise_and_is_flagged() -> None:
+    summed = replace(PLAN, adversary="secure-aggregation")
+    assert (PLAN.event.aggregated, summed.event.aggregated) == (1, 20)
+    assert PLAN.is_private
+    assert PLAN.flaw is None
+    assert not summed.is_private
+    assert summed.flaw is not None
+    assert "secure aggregation" in summed.flaw
+
+
+def test_too_little_noise_has_no_guarantee() -> None:
+    """5 trials: that a number is 6 or more tells a record apart, with a chance of 100·0.3·2⁻⁵ a release."""
+    weak = replace(PLAN, trials=5)
+    assert not weak.has_guarantee
+    assert not weak.is_private
+    assert weak.flaw is not None
+    assert weak.flaw.startswith("no guarantee")
+    edge = least_trials(weak)
+    assert replace(PLAN, trials=edge).has_guarantee
+    assert not replace(PLAN, trials=edge - 1).has_guarantee
+
+
+def test_with_rotation_noise_can_run_out_too() -> None:
+    weak = replace(PLAN, trials=20, rotation=True)
+    assert not weak.has_guarantee
+    assert weak.flaw is not None
+    assert "no guarantee" in weak.flaw
+    edge = least_trials(weak)
+    assert 30 < edge < 60  # (h + 1)/2v < 1: about 2·ln(10·128/δ of a release)
+    assert replace(weak, trials=edge).has_guarantee
+    assert not replace(weak, trials=edge - 1).has_guarantee
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_the_published_theorem_is_not_needed(rotation: bool) -> None:
+    """Its condition asks for 4·23·ln(10·128/δ of a release) trials, between 1,000 and 2,000."""
+    few, enough = (replace(PLAN, trials=trials, rotation=rotation) for trials in (500, 2000))
+    assert few.is_private
+    assert few.beyond_theorem
+    assert not enough.beyond_theorem
+
+
+@pytest.mark.parametrize(
+    ("compression", "bits", "trials"),
+    [(0.4, 1, 7130), (0.1, 1, 7), (0.1, 3, 1), (0.5, 4, 65520), (0.25, 8, 0), (0.02, 1, 0), (0.99, 1, 0)],
+)
+def test_trials_of_a_compression(compression: float, bits: int, trials: int) -> None:
+    """2^(32·0.4) = 7131.55 → 7132 − 2; 2^3.2 = 9.19 → 9 − 2 and 9 − 8; 2^8 − 2^8 = 0 is refused."""
+    if trials:
+        assert trials_for_compression(compression, bits) == trials
+        return
+    with pytest.raises(PrivacyError, match="compression"):
+        trials_for_compression(compression, bits)
+
+
+@given(st.integers(1, 2**31 - 2**16), st.integers(1, 16))
+def test_compression_and_trials_are_inverses(trials: int, bits: int) -> None:
+    plan = replace(PLAN, trials=trials, bits=bits)
+    again = trials_for_compression(plan.compression, bits) if plan.compression < 0.96 else trials
+    assert abs(again - trials) <= 1e-12 * 32 * (trials + 2**bits) + 0.5
+
+
+def cost(plan: BinomialPlan) -> float:
+    return accounting.epsilon({plan.event: plan.participations}, plan.delta, neighbours="replace-one")
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 100.0])
+@pytest.mark.parametrize("rotation", [False, True])
+def test_calibrated_to_the_fewest_trials(epsilon: float, rotation: bool) -> None:
+    plan = calibrated(replace(PLAN, rotation=rotation, trials=1), epsilon)
+    assert cost(plan) <= epsilon
+    assert cost(replace(plan, trials=plan.trials - 1)) > epsilon
+
+
+def test_what_no_noise_can_reach_is_said() -> None:
+    with pytest.raises(PrivacyError, match="fewer bits"):
+        calibrated(replace(PLAN, dimension=10**8, bits=12, rotation=True), 0.01)
+    with pytest.raises(PrivacyError, match="epsilon"):
+        calibrated(PLAN, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("clip", "l2"),
+        ("clip", "norm"),
+        ("clip_value", 0.0),
+        ("clip_value", math.nan),
+        ("bits", 0),
+        ("bits", 17),
+        ("trials", 0),
+        ("trials", 2.5),
+        ("adversary", "nobody"),
+        ("agents", 0),
+        ("batch", 601),
+        ("batch", 0),
+        ("records", 0),
+        ("participations", 0),
+        ("delta", 0.0),
+        ("delta", 0.01),
+        ("dimension", 0),
+        ("rotation", 1),
+    ],
+)
+def test_no_inconsistent_plan_exists(field: str, value: object) -> None:
+    with pytest.raises(PrivacyError):
+        replace(PLAN, **{field: value})  # type: ignore[arg-type]
+
+
+def test_no_sensitivity_is_a_field() -> None:
+    assert not {field.name for field in fields(PLAN)} & {"sensitivity", "sigma", "step", "epsilon", "event"}
+
+
+POLICY = Policy(
+    epsilon=5.0,
+    delta=1e-3,
+    neighbours="replace-one",
+    min_noise_multiplier=1.0,
+    max_local_steps=1,
+    max_rounds=45,
+    max_compression=0.5,
+    clippings=("coordinate",),
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "code"),
+    [
+        (PLAN, None),
+        (replace(PLAN, trials=5), "not-private"),
+        (replace(PLAN, adversary="secure-aggregation"), "not-private"),
+        (replace(PLAN, delta=1.5e-3), "delta"),
+        (replace(PLAN, participations=46), "too-many-rounds"),
+        (replace(PLAN, trials=100_000), "compression-too-large"),
+        (replace(PLAN, rotation=True, clip="l2"), "clipping-not-allowed"),
+        (replace(PLAN, bits=7), "noise-too-small"),
+    ],
+)
+def test_a_policy_judges_it(plan: BinomialPlan, code: str | None) -> None:
+    if code is None:
+        POLICY.check(plan)
+        return
+    with pytest.raises(PolicyRefusal) as refused:
+        POLICY.check(plan)
+    assert refused.value.code == code
+
+
+def test_add_remove_policies_refuse_it() -> None:
+    with pytest.raises(PolicyRefusal) as refused:
+        replace(POLICY, neighbours="add-remove").check(PLAN)
+    assert refused.value.code == "relation"
+
+
+def test_where_no_noise_is_enough_the_reader_is_told_what_to_do() -> None:
+    hopeless = replace(PLAN, delta=1e-15)  # below what the accountant can tell from none
+    assert least_trials(hopeless) is None
+    assert hopeless.flaw is not None
+    assert "no number of trials up to 2,147,483,647" in hopeless.flaw
+    assert "fewer bits" in hopeless.flaw
+    assert "it takes" not in hopeless.flaw
+    assert least_trials(replace(hopeless, adversary="secure-aggregation", agents=2**31 - 1)) is None  # and no memory
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_the_quick_test_for_no_epsilon_says_what_the_accountant_says(bits: int, delta: float) -> None:
+    """Where it says that there is none, the accountant has none; where not, the accountant has one here."""
+    plan = replace(PLAN, bits=bits, delta=delta)
+    edge = least_trials(plan)
+    assert edge is not None
+    for trials in {1, edge // 2, edge - 1, edge, 2 * edge}:
+        weak = replace(plan, trials=max(1, trials))
+        assert surely_infinite(weak.event, weak.participations, delta) is not weak.has_guarantee
+
+
+def test_the_fewest_trials_are_found_without_pricing_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a shift of thousands of levels each ε near the edge takes half a second, and a search of all took 11 s."""
+    coarse = replace(PLAN, dimension=20_000, bits=16, trials=6)
+    priced = []
+    price = accounting.epsilon
+    monkeypatch.setattr(accounting, "epsilon", lambda *a, **k: priced.append(1) or price(*a, **k))
+    assert coarse.flaw is not None
+    assert len(priced) <= 3
+
+
+def test_a_policy_refuses_secure_aggregation_without_pricing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its noise is that of up to 2^31 agents: a server could name a number that no memory holds."""
+    monkeypatch.setattr(accounting, "epsilon", lambda *_, **__: pytest.fail("it was priced"))
+    with pytest.raises(PolicyRefusal) as refused:
+        POLICY.check(replace(PLAN, trials=2**31 - 1, adversary="secure-aggregation", agents=2**31 - 1))
+    assert refused.value.code == "not-private"

@@ -1,0 +1,89 @@
+"""One release: noise of the plan's size on every active coordinate, divided by the public B, in any chunks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.release import noisy_mean
+from fedspa.randomness.streams import Stream, derive_key
+
+KEY = derive_key(bytes(32), "release")
+PLAN = Plan(200, 100, "l2", 0.5, "poisson", 8, 100, 10, 1, 1.5, "add-remove", 1e-3)
+
+
+def release(chunks: list[torch.Tensor], plan: Plan = PLAN, key: bytes = KEY, on_grid: bool = False) -> torch.Tensor:
+    return noisy_mean(chunks, plan, Stream(key), on_grid=on_grid)[0]
+
+
+@pytest.mark.parametrize("on_grid", [False, True])
+@pytest.mark.parametrize("clip", ["l2", "coordinate"])
+def test_noise_has_the_plans_sigma_also_on_an_empty_batch(clip: str, on_grid: bool) -> None:
+    """Empty batch, 200 × 100 values: the variance is within 5 standard errors (false alarm below 1e-6)."""
+    plan = replace(PLAN, clip=clip)
+    values = torch.stack([release([], plan, derive_key(KEY, clip, i), on_grid) for i in range(200)])
+    assert values.mean() == pytest.approx(0, abs=5 * plan.sigma / math.sqrt(values.numel()))
+    assert float(values.std()) == pytest.approx(plan.sigma, rel=5 / math.sqrt(2 * values.numel()))
+
+
+@pytest.mark.parametrize("on_grid", [False, True])
+def test_the_mean_divides_by_the_public_batch_not_by_the_rows(on_grid: bool) -> None:
+    """The same noise key with and without rows: the difference is the clipped sum over B, for any number of rows."""
+    for rows in (1, 3, 40):
+        block = torch.full((rows, 100), 0.01)
+        difference = release([block], on_grid=on_grid) - release([], on_grid=on_grid)
+        assert torch.allclose(difference, torch.full((100,), rows * 0.01 / 8, dtype=torch.float64), atol=2e-6)
+
+
+@given(cuts=st.lists(st.integers(0, 12), max_size=4), order=st.permutations(range(12)))
+def test_order_and_chunks_change_nothing(cuts: list[int], order: list[int]) -> None:
+    rows = torch.randn(12, 100, generator=torch.Generator().manual_seed(1))
+    whole = release([rows])
+    edges = [0, *sorted(cuts), 12]
+    parts = [rows[torch.tensor(order)][a:b] for a, b in pairwise(edges)]
+    assert torch.allclose(release(parts), whole, rtol=0, atol=1e-7)
+    # In integers there is no rounding for the order to change.
+    assert torch.equal(release(parts, on_grid=True), release([rows], on_grid=True))
+
+
+def test_neighbours_of_a_release_differ_by_the_sensitivity_over_b() -> None:
+    """Replace-one on the real path, worst pair, same noise: the paper's √2 would fail here."""
+    plan = replace(PLAN, neighbours="replace-one")
+    big = torch.full((1, 100), 1e6)
+    distance = float((release([big], plan) - release([-big], plan)).norm())
+    assert distance == pytest.approx(plan.sensitivity / plan.batch, rel=3e-6)  # a little less, see CLIP_MARGIN
+
+
+class TestPrivateClip:
+    PLAN = replace(PLAN, clip_rule="quantile", local_steps=300, batch=10)
+
+    def follow(self, norms: torch.Tensor, start: float, steps: int, on_grid: bool = False) -> float:
+        noise, plan = Stream(KEY), self.PLAN.with_clip_value(start)
+        rows = torch.zeros(len(norms), 100)
+        rows[:, 0] = norms
+        for _ in range(steps):
+            plan = plan.with_clip_value(noisy_mean([rows], plan, noise, on_grid=on_grid)[1])
+        return plan.clip_value
+
+    @pytest.mark.parametrize("start", [0.2, 5.0])
+    def test_it_finds_the_median_norm_from_either_side(self, start: float) -> None:
+        """Norms spread evenly in log over [1/e, e]: the median is 1; the walk's own spread is about 10 %."""
+        norms = torch.linspace(-1, 1, 10).exp()
+        assert self.follow(norms, start, 1000) == pytest.approx(1, rel=0.5)
+
+    def test_in_integers_too(self) -> None:
+        assert self.follow(torch.linspace(-1, 1, 10).exp(), 2.0, 500, on_grid=True) == pytest.approx(1, rel=0.6)
+
+    def test_its_noise_is_paid_for(self) -> None:
+        """z_g⁻² + (2σ_b)⁻² = z⁻²: gradient and count together cost what the plan's event says."""
+        plan = self.PLAN
+        together = plan.gradient_noise_multiplier**-2 + (2 * plan.count_noise) ** -2
+        assert together == pytest.approx(plan.noise_multiplier**-2)
+        assert plan.gradient_noise_multiplier == pytest.approx(1.02 * plan.noise_multiplier)

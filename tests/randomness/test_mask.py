@@ -1,0 +1,232 @@
+"""The mask generator against known answers, a slow reference, its own laws and the statistics of uniform k-sets."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import tracemalloc
+import zlib
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedspa.randomness import philox
+from fedspa.randomness.mask import active_coordinates, active_coordinates_torch, layered_coordinates
+
+SEED = bytes(range(16))
+
+
+def reference_block(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 % 2**32, (p0 >> 32) ^ c3 ^ k1, p0 % 2**32
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return c0, c1, c2, c3
+
+
+def reference_mask(seed: bytes, d: int, k: int) -> list[int]:
+    """The specification, word by word, in Python's own integers."""
+    k0, k1, s2, s3 = (int.from_bytes(seed[i : i + 4], "little") for i in (0, 4, 8, 12))
+    wanted = d - k if k > d / 2 else k
+    drawn: set[int] = set()
+    for i in itertools.count():
+        for word in reference_block((i, 0, s2, s3), (k0, k1)):
+            draw = word % 2 ** (d - 1).bit_length()
+            if draw < d and len(drawn) < wanted:
+                drawn.add(draw)
+        if len(drawn) == wanted:
+            return sorted(set(range(d)) - drawn) if k > d / 2 else sorted(drawn)
+    raise AssertionError
+
+
+# The three known answers published with Random123 (kat_vectors, philox4x32 10).
+@pytest.mark.parametrize(
+    ("counter", "key", "answer"),
+    [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]) -> None:
+    column = np.array(counter, dtype=np.uint64).reshape(4, 1)
+    assert tuple(philox.philox4x32(column, key)[:, 0].tolist()) == answer
+
+    seed = np.array([*key, *counter[2:]], dtype="<u4").tobytes()
+    assert tuple(philox.words(seed, counter[1], counter[0], 1).tolist()) == answer
+    assert tuple(philox.words_torch(seed, counter[1], counter[0], 1, "cpu").tolist()) == answer
+
+
+@pytest.mark.parametrize("blocks", [1, philox.CHUNK, philox.CHUNK + 1])
+def test_a_stream_is_the_same_each_time_and_nobody_can_write_to_it(blocks: int) -> None:
+    seed = bytes(range(16))
+    first, again = (philox.words(seed, 3, 5, blocks) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, philox.words_torch(seed, 3, 5, blocks, "cpu").numpy())
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 0
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1), st.integers(0, 2**20))
+@settings(max_examples=50, deadline=None)
+def test_words_agree_across_implementations(seed: bytes, domain: int, first: int) -> None:
+    ours = philox.words(seed, domain, first, 5)
+    k0, k1, s2, s3 = philox.split_seed(seed)
+    slow = [word for i in range(first, first + 5) for word in reference_block((i, domain, s2, s3), (k0, k1))]
+    assert ours.tolist() == slow
+    assert philox.words_torch(seed, domain, first, 5, "cpu").tolist() == slow
+
+
+def test_words_do_not_depend_on_chunks() -> None:
+    blocks = 2 * philox.CHUNK + 3
+    whole = philox.words(SEED, 0, 0, blocks)
+    parts = [philox.words(SEED, 0, first, 1000) for first in range(0, blocks, 1000)]
+    assert np.array_equal(whole, np.concatenate(parts)[: len(whole)])
+    assert np.array_equal(whole, philox.words_torch(SEED, 0, 0, blocks, "cpu").numpy())
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(1, 200), st.data())
+@settings(max_examples=150, deadline=None)
+def test_mask_is_the_specified_set(seed: bytes, d: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, d))
+    expected = reference_mask(seed, d, k)
+    mask = active_coordinates(seed, d, k)
+    assert mask.dtype == np.int64
+    assert mask.tolist() == expected
+    assert active_coordinates_torch(seed, d, k, "cpu").tolist() == expected
+
+
+@pytest.mark.parametrize(("d", "k"), [(21840, 1092), (4096, 2048), (4097, 2048), (4097, 2049), (65536, 65000)])
+def test_larger_masks_are_the_specified_set(d: int, k: int) -> None:
+    expected = reference_mask(SEED, d, k)
+    assert active_coordinates(SEED, d, k).tolist() == expected
+    assert active_coordinates_torch(SEED, d, k, "cpu").tolist() == expected
+
+
+# These vectors stand in docs/wire.md: whoever changes them changes the format.
+VECTORS = [
+    (bytes(16), 10, 3, [4, 5, 8], 8, 0x637B92DC),
+    (SEED, 10, 7, [0, 1, 3, 4, 5, 6], 7, 0x043878B2),
+    (SEED, 21840, 1092, [70, 74, 81, 119, 149, 150], 21830, 0xBF656670),
+    (b"\xff" * 16, 537610, 26880, [21, 31, 41, 63, 66, 81], 537551, 0xE0117FAA),
+    (SEED, 10**8, 10**6, [33, 264, 439, 548, 599, 706], 99999976, 0x27AA9147),
+]
+
+
+@pytest.mark.parametrize(("seed", "d", "k", "head", "last", "crc"), VECTORS)
+def test_vectors_of_the_specification(seed: bytes, d: int, k: int, head: list[int], last: int, crc: int) -> None:
+    mask = active_coordinates(seed, d, k)
+    assert mask[: len(head)].tolist() == head
+    assert mask[-1] == last
+    assert zlib.crc32(mask.astype("<i8").tobytes()) == crc
+
+
+def test_a_mask_by_layers_is_each_layers_own_mask() -> None:
+    """The vector stands in docs/wire.md."""
+    layers = [(250, 0), (10, 10), (5000, 500), (20, 20), (16000, 0), (50, 50), (500, 500), (10, 10)]
+    mask = layered_coordinates(SEED, layers)
+    assert mask[:12].tolist() == [*range(250, 261), 263]
+    assert (len(mask), int(mask[-1]), zlib.crc32(mask.astype("<i8").tobytes())) == (1090, 21839, 0x3ABDBDB5)
+    assert np.all(np.diff(mask) > 0)
+    own = philox.words(SEED, 2, 2, 1).astype("<u4").tobytes()
+    inside = mask[(mask >= 260) & (mask < 5260)] - 260
+    assert inside.tolist() == active_coordinates(own, 5000, 500).tolist()
+
+
+def test_layers_of_one_size_have_different_masks() -> None:
+    first, second = layered_coordinates(SEED, [(1000, 100), (1000, 100)]).reshape(2, 100)
+    assert first.tolist() != (second - 1000).tolist()
+
+
+@pytest.mark.parametrize("marked_per_active", [0, 10**9])
+def test_marks_and_sorting_agree_and_too_few_words_only_cost_another_turn(
+    monkeypatch: pytest.MonkeyPatch, marked_per_active: int
+) -> None:
+    expected = active_coordinates_torch(SEED, 1000, 400, "cpu").numpy()
+    monkeypatch.setattr("fedspa.randomness.mask.MARKED_PER_ACTIVE", marked_per_active)
+    assert np.array_equal(active_coordinates(SEED, 1000, 400), expected)
+    monkeypatch.setattr("fedspa.randomness.mask._blocks", lambda dimension, count: 1)
+    assert np.array_equal(active_coordinates(SEED, 1000, 400), expected)
+    assert np.array_equal(active_coordinates_torch(SEED, 1000, 400, "cpu").numpy(), expected)
+
+
+def test_every_subset_is_equally_likely() -> None:
+    """Fixed seeds, so this passes or fails for good; among fresh seeds 1 in 1,000 would fail, for each of the two k."""
+    for k in (2, 4):  # drawn, and drawn as a complement
+        seeds = (hashlib.sha256(bytes([k]) + i.to_bytes(4, "little")).digest()[:16] for i in range(6000))
+        seen = Counter(tuple(active_coordinates(seed, 6, k).tolist()) for seed in seeds)
+        assert len(seen) == 15
+        assert stats.chisquare(list(seen.values())).pvalue > 1e-3
+
+
+def test_coordinates_of_a_large_mask_are_spread_evenly() -> None:
+    """Counts in 100 equal cells of [0, d), d no power of two; false-alarm rate 1 in 1,000 among fresh seeds."""
+    mask = active_coordinates(SEED, 99_999_900, 100_000)
+    counts = np.bincount(mask // 999_999, minlength=100)
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_masks_of_two_seeds_overlap_as_independent_ones() -> None:
+    """|ω ∩ ω'| is hypergeometric; beyond 5 standard deviations for one of the 28 pairs: 2 in 100,000 fresh tries."""
+    d, k = 20_000, 3_333
+    seeds = [bytes([i]) + bytes(15) for i in range(8)]
+    masks = [active_coordinates(seed, d, k) for seed in seeds]
+    law = stats.hypergeom(d, k, k)
+    for a, b in itertools.combinations(masks, 2):
+        overlap = len(np.intersect1d(a, b, assume_unique=True))
+        assert abs(overlap - law.mean()) < 5 * law.std()
+
+
+def test_memory_follows_k_not_d() -> None:
+    active_coordinates(SEED, 1000, 10)
+    tracemalloc.start()
+    try:
+        active_coordinates(SEED, 10**9, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_whole_and_single_coordinate() -> None:
+    assert active_coordinates(SEED, 5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert active_coordinates(SEED, 1, 1).tolist() == [0]
+    assert len(active_coordinates(SEED, 2**31 - 1, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "d", "k"),
+    [(SEED, 0, 1), (SEED, 5, 0), (SEED, 5, 6), (SEED, 2**31, 1), (SEED[:15], 5, 2), (SEED + b"x", 5, 2)],
+)
+def test_nonsense_is_refused(seed: bytes, d: int, k: int) -> None:
+    with pytest.raises(ValueError, match="must"):
+        active_coordinates(seed, d, k)
+    with pytest.raises(ValueError, match="must"):
+        active_coordinates_torch(seed, d, k, "cpu")
+
+
+def test_dither_never_meets_the_mask() -> None:
+    assert philox.dither_domain(0) != philox.MASK_DOMAIN
+    assert philox.dither_domain(3) != philox.dither_domain(4)
+    with pytest.raises(ValueError, match="round"):
+        philox.dither_domain(2**31)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_gives_the_same_mask() -> None:
+    seed = os.urandom(16)
+    for d, k in [(21840, 1092), (21840, 20000), (10**8, 10**6)]:
+        assert np.array_equal(
+            active_coordinates_torch(seed, d, k, "cuda").cpu().numpy(), active_coordinates(seed, d, k)
+        )

@@ -1,0 +1,243 @@
+"""report.html in a real browser: drawn, silent, readable by eye, pointer, keyboard and printer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+from small_runs import small
+
+from fedspa.agent.ledger.report import export
+from fedspa.report import write
+from fedspa.runs.simulate import simulate
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+# WCAG 2.1's contrast of an element's text with what is painted behind it; 4.5 is what small text needs.
+CONTRAST = """(node) => {
+  const light = (text) => {
+    const [r, g, b] = text.match(/[\\d.]+/g).map(Number)
+      .map((c) => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  let ground = node;
+  while (getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)" && ground.parentElement) {
+    ground = ground.parentElement;
+  }
+  const style = getComputedStyle(node);
+  const ink = light(node.closest("svg") ? style.fill : style.color);
+  const paper = light(getComputedStyle(ground).backgroundColor);
+  return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+}"""
+
+READ = (
+    *("h1", ".subtitle", ".warnings li", ".card .detail", ".card.bad .value", ".statement p", ".caption", "summary"),
+    *(".axis text", ".limit text", ".legend button", "tbody td", "thead th", "footer p >> nth=1"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser was asked")
+    with api.sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+        found = next(filter(None, map(shutil.which, BROWSERS)), own if os.path.exists(own) else None)
+        if found is None:
+            pytest.skip("there is no Chromium here: report.html was not opened")
+        root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        opened = playwright.chromium.launch(executable_path=found, args=root)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "run"
+    simulate(small(path, privacy={"noise_multiplier": 2.0, "clip_rule": "median"}))
+    return path
+
+
+class Opened:
+    """A page, and all that it said or asked for."""
+
+    def __init__(self, browser: Browser, path: Path, **context: Any) -> None:
+        self._context = browser.new_context(**context)
+        self.page: Page = self._context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._context.close()
+
+
+def test_it_opens_in_silence_and_is_drawn(browser: Browser, folder: Path) -> None:
+    with Opened(browser, folder / "report.html") as opened:
+        page = opened.page
+        assert opened.said == []
+        assert opened.asked == [(folder / "report.html").as_uri()]
+        assert page.locator(".grid .plot").count() == 4
+        drawn = page.locator('.curve path:not([d=""])').all()  # one may lie off the scale, and says so
+        assert len(drawn) >= 6
+        for curve in drawn:
+            assert curve.evaluate("(path) => path.getTotalLength()") > 100
+        assert page.locator(".curve .best").count() == 1
+        assert page.locator(".bar").count() == 6
+        assert page.locator(".warnings").bounding_box()["y"] < page.locator(".cards").bounding_box()["y"]  # type: ignore[index]
+        assert "not private" in page.locator(".warnings").inner_text()
+
+
+def test_a_click_or_enter_on_an_agent_shows_its_ledger_line(browser: Browser, folder: Path) -> None:
+    entries = export(folder / "ledger.sqlite")["entries"]
+
+    def check(page: Page, agent: str) -> None:
+        lines = [entry for entry in entries if entry["agent"] == agent]
+        panel = page.locator(".ledger")
+        assert panel.locator("h3").inner_text() == agent
+        rows = [row.locator("td").all_inner_texts() for row in panel.locator("tbody tr").all()]
+        assert [(row[0], row[4], row[5]) for row in rows] == [
+            (str(line["sequence"]), line["digest"][:16], line["hash"][:16]) for line in lines
+        ]
+        assert f"participations\n{len(lines)}" in panel.locator("dl").inner_text()
+
+    with Opened(browser, folder / "report.html") as opened:
+        page = opened.page
+        page.locator(".bar").nth(2).click()
+        check(page, "agent-2")
+        page.locator(".bar").nth(2).focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        check(page, "agent-3")
+        page.locator("#agents-0 summary").click()
+        page.get_by_role("button", name="agent-5", exact=True).click()
+        check(page, "agent-5")
+        assert page.locator(".bar.chosen").count() == 1
+
+
+def test_values_are_read_by_pointer_and_by_keyboard(browser: Browser, folder: Path) -> None:
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    with Opened(browser, folder / "report.html") as opened:
+        figure = opened.page.locator("#accuracy")
+        figure.locator(".canvas").focus()
+        opened.page.keyboard.press("End")
+        opened.page.keyboard.press("ArrowLeft")
+        assert figure.locator(".readout").inner_text() == f"Round 3 · {metrics[2]['accuracy']:.2%}"
+        opened.page.keyboard.press("Home")
+        assert figure.locator(".readout").inner_text() == f"Round 1 · {metrics[0]['accuracy']:.2%}"
+        other = opened.page.locator("#loss")
+        box = other.locator("svg").bounding_box()
+        assert box is not None
+        opened.page.mouse.move(box["x"] + box["width"] - 20, box["y"] + box["height"] / 2)
+        assert other.locator(".readout").inner_text() == f"Round 4 · {metrics[3]['loss']:.4f}"
+
+
+def test_everything_can_be_reached_by_tab(browser: Browser, folder: Path) -> None:
+    with Opened(browser, folder / "report.html") as opened:
+        reached, at = set(), "(node => node.getAttribute('class') || node.tagName)(document.activeElement)"
+        for _ in range(60):
+            opened.page.keyboard.press("Tab")
+            reached.add(opened.page.evaluate(at))
+        assert {"canvas", "bar", "save", "SUMMARY", "BUTTON"} <= reached
+
+
+def test_the_legend_switches_lines(browser: Browser, folder: Path) -> None:
+    with Opened(browser, folder / "report.html") as opened:
+        figure = opened.page.locator("#uploads")
+        figure.get_by_role("button", name="FedAvg").click()
+        assert not figure.locator(".curve.reference").is_visible()
+        figure.get_by_role("button", name="FedAvg").click()
+        assert figure.locator(".curve.reference").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_colour_schemes_can_be_read(browser: Browser, folder: Path, scheme: Any) -> None:
+    with Opened(browser, folder / "report.html", color_scheme=scheme) as opened:
+        page = opened.page
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert (sum(map(int, ground.removeprefix("rgb(").rstrip(")").split(", "))) < 384) == (scheme == "dark")
+        for query in READ:
+            assert page.locator(query).first.evaluate(CONTRAST) >= 4.5, query
+
+
+@pytest.mark.parametrize("width", [360, 768, 1400])
+def test_no_width_makes_the_page_scroll_sideways(browser: Browser, folder: Path, tmp_path: Path, width: int) -> None:
+    write([folder, folder], tmp_path / "two.html")
+    for path in (folder / "report.html", tmp_path / "two.html"):
+        with Opened(browser, path, viewport={"width": width, "height": 800}) as opened:
+            opened.page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+            assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_it_prints(browser: Browser, folder: Path) -> None:
+    with Opened(browser, folder / "report.html", color_scheme="dark") as opened:
+        page = opened.page
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.locator(".config").is_visible()
+        assert page.locator(".signature").is_visible()
+        assert not page.locator(".save").first.is_visible()
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        page.emulate_media(media="screen")
+        assert not page.locator(".config").is_visible()
+        assert page.pdf(format="A4").startswith(b"%PDF")
+        assert opened.said == []
+
+
+def test_a_figure_saved_stands_alone(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    with Opened(browser, folder / "report.html") as opened:
+        with opened.page.expect_download() as download:
+            opened.page.locator("#uploads .save").click()
+        download.value.save_as(tmp_path / "uploads.svg")
+        assert opened.said == []
+    root = ElementTree.parse(tmp_path / "uploads.svg").getroot()
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "FedAvg" in texts
+    with Opened(browser, tmp_path / "uploads.svg") as opened:
+        assert opened.said == []
+        assert opened.page.locator(".curve path").first.evaluate("(path) => getComputedStyle(path).stroke") != "none"
+
+
+def test_hostile_words_are_only_words(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / HOSTILE.replace("/", "\\")))
+    config = (copy / "config.toml").read_text("utf-8")
+    (copy / "config.toml").write_text(config.replace('dir = "data"', f"dir = {json.dumps(HOSTILE)}"), "utf-8")
+    summary = json.loads((copy / "summary.json").read_text("utf-8"))
+    summary["warnings"] = [HOSTILE]
+    (copy / "summary.json").write_text(json.dumps(summary), "utf-8")
+    write([copy, folder], tmp_path / "report.html")
+    with Opened(browser, tmp_path / "report.html") as opened:
+        assert opened.said == []
+        assert len(opened.asked) == 1
+        assert HOSTILE in opened.page.locator(".warnings").inner_text()
+        assert opened.page.locator("img").count() == 0
+
+
+def test_the_page_itself_forbids_requests_and_scripts(browser: Browser, folder: Path) -> None:
+    """Should anything ever slip through the escaping, the page's own policy stops it."""
+    with Opened(browser, folder / "report.html") as opened:
+        opened.page.evaluate(
+            "document.body.insertAdjacentHTML('beforeend', '<img src=\"http://127.0.0.1:9/x\" onerror=\"alert(1)\">')"
+        )
+        opened.page.wait_for_timeout(200)
+        refused = [line for line in opened.said if "Content Security Policy" in line]
+        assert any("127.0.0.1:9" in line for line in refused)
+        assert any("inline event handler" in line for line in refused)
+        assert not any(line == "1" for line in opened.said)
