@@ -54,6 +54,7 @@ ARGUMENTS: dict[str, Callable[[Path], object]] = {
     "stop is a truth": lambda folder: fedspa.run(stop=True),  # type: ignore[arg-type]
     "data is a tuple": lambda folder: fedspa.run(data=(X, Y, X, Y)),  # type: ignore[arg-type]
     "data is a text": lambda folder: fedspa.run(data="digits"),  # type: ignore[arg-type]
+    "module without values": lambda folder: fedspa.run(module=nn.Linear(64, 10, device="meta")),
     "module is a class": lambda folder: fedspa.run(module=nn.Linear),  # type: ignore[arg-type]
     "module has nothing to learn": lambda folder: fedspa.run(module=nn.Flatten()),
     "module fails": lambda folder: fedspa.run(module=Failing()),
