@@ -128,5 +128,7 @@ def test_a_dataset_of_any_name_gets_a_folder(tmp_path: Path, monkeypatch: pytest
     config = {"federation": {"agents": 2, "rounds": 1, "per_round": 1}, "privacy": {"epsilon": 2.0}}
     x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     for name in ("", LONG, "é" * 200, "a\0b", "a/b", "..", "a\nb", "\udcff"):
-        result = fedspa.run(config, data=fedspa.from_arrays(x, Y, x, Y, name=name))
+        data = fedspa.from_arrays(x, Y, x, Y, name=name)
+        result = fedspa.run(config, data=data)
         assert result.folder.parent == Path("runs")
+        assert fedspa.run(resume=result.folder, data=data).summary == result.summary
