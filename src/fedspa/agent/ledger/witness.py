@@ -60,7 +60,7 @@ class Witness:
 
 
 def path_of(ledger: Path) -> Path:
-    return ledger.with_name(f"{ledger.name}.witness")
+    return ledger.parent / f"{ledger.name}.witness"  # a folder such as "." has no name to change
 
 
 def make(ledger: Path, witness: Witness) -> None:
