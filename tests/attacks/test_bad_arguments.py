@@ -54,6 +54,7 @@ ARGUMENTS: dict[str, Callable[[Path], object]] = {
     "stop is a truth": lambda folder: fedspa.run(stop=True),  # type: ignore[arg-type]
     "data is a tuple": lambda folder: fedspa.run(data=(X, Y, X, Y)),  # type: ignore[arg-type]
     "data is a text": lambda folder: fedspa.run(data="digits"),  # type: ignore[arg-type]
+    "module without values": lambda folder: fedspa.run(module=nn.Linear(64, 10, device="meta")),
     "module is a class": lambda folder: fedspa.run(module=nn.Linear),  # type: ignore[arg-type]
     "module has nothing to learn": lambda folder: fedspa.run(module=nn.Flatten()),
     "module fails": lambda folder: fedspa.run(module=Failing()),
@@ -127,5 +128,7 @@ def test_a_dataset_of_any_name_gets_a_folder(tmp_path: Path, monkeypatch: pytest
     config = {"federation": {"agents": 2, "rounds": 1, "per_round": 1}, "privacy": {"epsilon": 2.0}}
     x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     for name in ("", LONG, "é" * 200, "a\0b", "a/b", "..", "a\nb", "\udcff"):
-        result = fedspa.run(config, data=fedspa.from_arrays(x, Y, x, Y, name=name))
+        data = fedspa.from_arrays(x, Y, x, Y, name=name)
+        result = fedspa.run(config, data=data)
         assert result.folder.parent == Path("runs")
+        assert fedspa.run(resume=result.folder, data=data).summary == result.summary

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedspa.agent.ledger import loss as ledger_loss
+from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, summary, verify
 from fedspa.errors import LedgerError
@@ -166,6 +167,28 @@ def test_a_file_that_is_gone(killed: list[Files], tmp_path: Path, end: str) -> N
     assert not Path(f"{path}{end}").exists() or end == "-wal"
 
 
+def test_the_database_alone(killed: list[Files], tmp_path: Path) -> None:
+    """A ledger in use, copied without its log and its witness. When only the log had version 2, what lay there was an
+    empty ledger of version 1: `verify` had nothing to say, and 30 spends had never been."""
+    path = tmp_path / "ledger.sqlite"
+    for files in killed:
+        put(path, {"": files[""]})
+        [problem] = verify(path)
+        assert "its witness ledger.sqlite.witness is missing" in problem
+        with pytest.raises(LedgerError, match=r"its witness ledger\.sqlite\.witness is missing"):
+            Ledger.open(path)
+
+
+def test_the_database_alone_of_an_upgraded_ledger(tmp_path: Path) -> None:
+    path, copy = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
+    first_edition(path)
+    with Ledger.open(path, create=False) as ledger:
+        take_part(ledger, 0)
+        put(copy, {"": path.read_bytes()})
+    with pytest.raises(LedgerError, match=r"its witness copy\.sqlite\.witness is missing"):
+        Ledger.open(copy)
+
+
 def test_a_database_that_is_gone_with_its_log(killed: list[Files], tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     put(path, {".witness": killed[-1][".witness"]})
@@ -294,6 +317,20 @@ def test_killed_between_commit_and_witness(tmp_path: Path, torn: int) -> None:
         assert verify(path) == []
         with Ledger.open(path, create=False) as ledger:
             assert ledger.spent("agent-0") == {EVENT: number + 1}
+
+
+def test_a_witness_that_another_process_wrote_is_forced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have waited for no disk, or died before it had: who is told that its spend is safe must not rely on it."""
+    path, forced, force = tmp_path / "ledger.sqlite", [], os.fsync
+    with Ledger.open(path) as ledger:
+        take_part(ledger, 0)
+        seen = ledger_witness.read(path)
+        assert seen is not None
+        monkeypatch.setattr(os, "fsync", lambda descriptor: (forced.append(descriptor), force(descriptor))[1])
+        ledger_witness.advance(path, seen, force=True)
+        assert len(forced) == 1
+        ledger_witness.advance(path, seen, force=False)
+        assert len(forced) == 1
 
 
 def test_killed_between_upgrade_and_its_commit(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_token_that_is_no_word_costs_its_record(clip: Clipping, rule: str, tok
 
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 @pytest.mark.parametrize("rule", ["given", "quantile"])
-@pytest.mark.parametrize("label", [3, -1, -100, 2**40])
+@pytest.mark.parametrize("label", [3, -1, -100, 2**40, -(2**63)])
 def test_a_label_that_is_no_class_costs_its_record(clip: Clipping, rule: str, label: int) -> None:
     """What it costs is what a NaN among its features does."""
     net, x = values()

@@ -55,7 +55,10 @@ BAD: dict[str, Made] = {
     **{f"label {value!r}": with_label(value) for value in (10, 11, -1, 2**31, 2**62, -(2**63), 999)},
     **{f"label {value!r}": with_label(value) for value in (1.5, math.nan, math.inf, -math.inf, 1e300, 10.0)},
     **{f"label {value!r}": with_label(value) for value in ("malignant", "", "10")},
-    "label None": (CLEAN_X, [*CLEAN_Y[:RECORD].tolist(), None, *CLEAN_Y[RECORD + 1 :].tolist()]),
+    **{
+        f"label {value}": (CLEAN_X, [*CLEAN_Y[:RECORD].tolist(), value, *CLEAN_Y[RECORD + 1 :].tolist()])
+        for value in (None, 1j)
+    },
 }
 # Strange and right: these are trained on as they are.
 ODD: dict[str, Made] = {

@@ -121,6 +121,53 @@ def test_every_line_on_a_screen_with_a_seeded_epsilon_says_so(tmp_path: Path) ->
         assert text in page
 
 
+def test_a_secure_run_in_the_ledger_of_a_seeded_one_says_so_of_their_total(tmp_path: Path) -> None:
+    """Also where the total is told in a note alone, since the two runs drew their batches in different ways."""
+    for relation in ({}, {"sampling": "fixed", "neighbours": "replace-one"}):
+        folder = tmp_path / (relation.get("sampling", "poisson"))
+        folder.mkdir()
+        shared = {"ledger": str(folder / "shared.sqlite")}
+        run(folder / "a", "seeded", run=shared, privacy={"noise": "seeded", **relation})
+        summary = run(folder / "b", "secure", run=shared).summary
+        notes = [warning for warning in summary["warnings"] if "under replace-one it is" in warning]
+        assert bool(notes) is bool(relation)
+        told = notes[0] if notes else summary["accountant_total"]
+        assert "PARTICIPATIONS WAS SEEDED" in told
+
+
+def test_curves_of_seeded_runs_say_so_wherever_an_epsilon_stands() -> None:
+    from fedspa.paper import plot, tradeoff
+
+    point = {"compression": 0.1, "epsilon_target": 1.0, "seeds": 1, "sound": True, "delta": 1e-5}
+    point |= {"neighbours": "add-remove", "sampling": "poisson", "noise": "seeded"}
+    point |= {key: {"mean": 90.0, "std": None} for key in ("accuracy_last", "accuracy_best")}
+    assert "SEEDED NOISE" in plot._x_label([point])
+    assert tradeoff.as_csv({"points": [point]}).splitlines()[1].endswith(",seeded")
+    assert "SEEDED" not in plot._x_label([{**point, "noise": "secure"}])
+
+
+def test_a_site_says_so_of_its_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+    import attacked_site
+
+    from fedspa.flower import site
+
+    node = dict(attacked_site.target(tmp_path, present=False).node)
+    with Ledger.open(node["ledger"], create=False) as ledger:
+        ledger.reserve("clinic", replace(EVENT, noise="seeded"), "run", "0")
+    assert site.main([" ".join(f"{key}={json.dumps(value)}" for key, value in node.items())]) == 0
+    told = capsys.readouterr().out
+    assert "add-remove, rdp filter" in told
+    assert "THE NOISE WAS SEEDED" in told
+
+
+def test_all_agents_of_a_ledger_are_listed_with_what_priced_them(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        ledger.reserve("a", EVENT, "run", "0")
+    for words in ((), ("--all",)):
+        assert "accountant rdp filter" in said("ledger", "show", str(tmp_path / "ledger.sqlite"), *words)
+
+
 def test_a_true_guarantee_is_not_spoken_down(tmp_path: Path) -> None:
     run(tmp_path / "run", "secure")
     ledger = str(tmp_path / "run/ledger.sqlite")

@@ -431,7 +431,7 @@ def test_records_from_a_function(tmp_path, monkeypatch):
 WRONG = {
     "no x": {"features": np.zeros((3, 2)), "y": np.arange(3)},
     "a pickle": {"x": np.array([{}, {}], dtype=object), "y": np.arange(2)},
-    "complex": {"x": np.zeros((3, 2), complex), "y": np.arange(3)},
+    "dates": {"x": np.zeros((3, 2), "M8[D]"), "y": np.arange(3)},
     "no axis": {"x": np.zeros(3), "y": np.arange(3)},
     "two axes of labels": {"x": np.zeros((3, 2)), "y": np.zeros((3, 2))},
     "fewer labels": {"x": np.zeros((3, 2)), "y": np.arange(2)},

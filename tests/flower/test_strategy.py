@@ -154,6 +154,23 @@ def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_on
     assert "newer fedspa" in note
 
 
+def test_a_ledger_that_is_removed_in_a_run_is_not_made_anew(simulation, train, tmp_path):
+    """With its witness, so that only the run knows that there was one."""
+    shared = tmp_path / "shared.sqlite"
+
+    def removed(node: int, question: Message, answer):
+        if question.metadata.group_id == "1":
+            for file in tmp_path.glob("shared.sqlite*"):
+                file.unlink()
+        return [answer()]
+
+    simulation.fault = removed
+    summary = train(simulation, run__ledger=str(shared), federation__per_round=4)
+    assert not shared.exists()
+    assert summary["epsilon_total"] is None
+    assert any("no ε over all runs in the ledger" in warning for warning in summary["warnings"])
+
+
 def test_a_ledger_of_both_samplings_ends_in_a_summary(simulation, train, tmp_path):
     shared = {"run__ledger": str(tmp_path / "shared.sqlite")}
     train(simulation, privacy__sampling="fixed", **shared)

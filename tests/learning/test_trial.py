@@ -65,10 +65,33 @@ class Drawing(nn.Module):
         return self.layer(x * (torch.rand(()) >= 0))  # type: ignore[no-any-return]
 
 
+class FirstSeen(nn.Module):
+    """Centres every record by the mean of the first one that it ever saw."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.layer, self.buffer = nn.Linear(4, 2), buffer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "centre"):
+            if self.buffer:
+                self.register_buffer("centre", None)
+            self.centre = x.detach().mean()
+        return self.layer(x - self.centre)  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     "make",
-    [lambda: RunningMax(True), lambda: RunningMax(False), lambda: RunningMin(False), Counting, Drawing],
-    ids=["max-buffer", "max", "min", "count", "draw"],
+    [
+        lambda: RunningMax(True),
+        lambda: RunningMax(False),
+        lambda: RunningMin(False),
+        Counting,
+        Drawing,
+        lambda: FirstSeen(True),
+        lambda: FirstSeen(False),
+    ],
+    ids=["max-buffer", "max", "min", "count", "draw", "first-buffer", "first"],
 )
 @pytest.mark.parametrize("engine", ["auto", "generic", "reference"])
 def test_state_is_found_whatever_it_keeps(make: Callable[[], nn.Module], engine: EngineName) -> None:
@@ -83,6 +106,20 @@ def test_a_trial_leaves_the_model_and_torchs_generator_alone() -> None:
         try_gradients(module, (4,))
     assert module.seen == 0
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_a_model_makes_once_and_not_of_a_record_is_no_state() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "positions"):
+                self.register_buffer("positions", torch.arange(x.shape[1]) / 10)
+            return self.layer(x + self.positions)  # type: ignore[no-any-return]
+
+    assert choose("generic", Positions(), (4,), "cpu", 1, exact=False).name == "generic"
 
 
 class Last(nn.Module):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 BASE: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "rounds": 8, "per_round": 3},
     "algorithm": {"compression": 0.2, "local_steps": 3, "batch": 30, "local_lr": 0.5, "server": "average"},
-    "privacy": {"noise_multiplier": 0.01, "clip_value": 0.3},
+    "privacy": {"noise_multiplier": 0.01, "clip_value": 0.3, "noise": "seeded"},
 }
 FEDAVG: dict[str, dict[str, Any]] = {
     "algorithm": {"name": "fedavg", "compression": 1.0},

@@ -210,10 +210,12 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     screen = Console()
     first: AgentSummary | None = None
     events: dict[Event, None] = {}
+    accountants: dict[str, None] = {}
     table = Table(*_COLUMNS, box=None)
     listed = 0
     for agent in agents:
         first = first or agent
+        accountants[agent.accountant] = None
         if len(events) < MOST_AGENTS:
             events[agent.last_event] = None
         if listed < MOST_AGENTS:
@@ -237,7 +239,7 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     if first is not None:
         screen.print(
             f"ε at δ = {first.delta:g}, {first.neighbours}, accountant "
-            f"{' or '.join(dict.fromkeys(agent.accountant for agent in summary.agents))}; left and more rounds: "
+            f"{' or '.join(accountants)}; left and more rounds: "
             f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
             highlight=False,
         )

@@ -23,7 +23,8 @@ class GenericEngine:
         """`memory_budget` is in bytes of per-example gradients; what the device likes without it."""
         self._model = FlatModel(module)
         self._budget = memory_budget
-        self._classes: int | None = None  # where examples are taken in batches
+        self._classes: int | None = None  # on a GPU, which must not be given a label outside of them
+        self._maps = False
 
     @property
     def separates_records(self) -> bool:
@@ -34,28 +35,32 @@ class GenericEngine:
 
     def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
         microbatch = rows_at_once(theta, self._budget)
+        gradients_of = self._model.gradients_alone if theta.device.type == "cpu" else self._on_gpu
         for x_part, y_part in zip(torch.split(x, microbatch), torch.split(y, microbatch)):
-            alone = theta.device.type == "cpu" or len(y_part) == 1 or not self._batches(theta, x_part)
-            gradients = (self._model.gradients_alone if alone else self._together)(theta, x_part, y_part)
+            gradients = gradients_of(theta, x_part, y_part)
             yield gradients if coordinates is None else gradients[:, coordinates]
 
     def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return self._model.gradient(theta, x, y)
 
-    def _batches(self, theta: Tensor, x: Tensor) -> bool:
-        """Whether vmap can take this model (it has no rule for an LSTM or GRU, for example), tried on no record."""
+    def _on_gpu(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """There a label outside the classes would end the process: it is looked for first, and costs its record the
+        gradient."""
         if self._classes is None:
-            nothing = torch.zeros_like(x[:1])
-            try:
-                self._model.per_example_gradients()(theta, nothing, torch.zeros(1, dtype=torch.int64, device=x.device))
-                self._classes = self._model.logits(theta, nothing).shape[1]
-            except RuntimeError:
-                self._classes = 0
-        return self._classes > 0
-
-    def _together(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """On a GPU a label outside the classes would end the process: it is looked for first."""
+            self._try(theta, torch.zeros_like(x[:1]))
         assert self._classes is not None
         strange = strange_labels(y, self._classes)
-        gradients = self._model.per_example_gradients()(theta, x, y.masked_fill(strange, 0))
-        return gradients.masked_fill_(strange.unsqueeze(1), torch.nan)
+        together = self._maps and len(y) > 1
+        gradients_of = self._model.per_example_gradients() if together else self._model.gradients_alone
+        return gradients_of(theta, x, y.masked_fill(strange, 0)).masked_fill_(strange.unsqueeze(1), torch.nan)
+
+    def _try(self, theta: Tensor, nothing: Tensor) -> None:
+        """How many classes there are, and whether vmap can take this model: it has no rule for an LSTM, for example."""
+        with torch.no_grad():
+            self._classes = self._model.logits(theta, nothing).shape[1]
+        try:
+            label = torch.zeros(1, dtype=torch.int64, device=nothing.device)
+            self._model.per_example_gradients()(theta, nothing, label)
+            self._maps = True
+        except RuntimeError:
+            self._maps = False

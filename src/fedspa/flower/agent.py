@@ -107,6 +107,12 @@ def _paid(site: Site, announcement: Announcement, plan: AnyPlan, theta: Tensor, 
     message, outbox = f"round-{t}", Outbox(site.ledger, name)
     with outbox.alone(), Ledger.open(site.ledger, create=False) as ledger:
         last = outbox.last(run)
+        if last is not None and ledger.find(name, run, f"round-{last.round}") is None:
+            # Paid for before it was stored: an old copy of the ledger was put back, with its witness.
+            raise LedgerError(
+                f"{site.ledger} lacks round {last.round} of run {run}, whose update is in its outbox: it is an old "
+                "copy; put the newest back (where there is none: count that round as spent, then remove the outbox)"
+            )
         if last is not None and t < last.round:
             raise Refusal("stale", f"round {t} of run {run}; round {last.round} was already answered")
         entry = ledger.find(name, run, message)
@@ -138,7 +144,8 @@ def _simulated(site: Site, announcement: Announcement, theta: Tensor, agent: Age
     with ExitStack() as stack:
         ledger: Ledger | None = None
         if plan is not None and site.ledger is not None:
-            ledger = stack.enter_context(Ledger.open(site.ledger, create=True, simulated=True))
+            # The run's own was made by its server, before its first checkpoint; a node's is its own to make.
+            ledger = stack.enter_context(Ledger.open(site.ledger, create="ledger" in site.node))
             if policy is not None:
                 policy.admit(plan, ledger, name, run, message)
             cap = None if policy is None else policy.cap

@@ -63,8 +63,8 @@ def load(
 
 
 def _numbers(values: Any, what: str) -> NDArray[Any]:
-    """An array of real numbers. Text and objects, which one strange cell makes of a whole array, are read one by one;
-    what is no number becomes NaN."""
+    """An array of real numbers. Text, objects and complex numbers, which one strange cell makes of a whole array, are
+    read one by one; what is no real number becomes NaN."""
     try:
         if isinstance(values, Tensor):
             values = values.detach().cpu().to_dense()
@@ -74,6 +74,8 @@ def _numbers(values: Any, what: str) -> NDArray[Any]:
         raise DataError(f"{what} is not an array of numbers ({plugin.one_line(error)})") from error
     if array.dtype.kind in "OSU":
         array = np.array([_number(cell) for cell in array.reshape(-1)]).reshape(array.shape)
+    if array.dtype.kind == "c":
+        array = np.where(array.imag == 0, array.real, np.nan)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{what} is an array of {array.dtype}; real numbers are needed")
     return array

@@ -36,7 +36,9 @@ from fedspa.flower.records import Records, load
 from fedspa.flower.settings import read_config
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
+from fedspa.privacy.event import noise_modes, seeded_words
 from fedspa.runs.config import Config
+from fedspa.runs.statement import shown
 
 logger = logging.getLogger("fedspa.agent")
 
@@ -226,12 +228,16 @@ def main(arguments: list[str]) -> int:
     assert site.ledger is not None
     assert site.policy is not None
     with Ledger.open(site.ledger, create=create) as ledger:
-        spent = ledger.epsilon(site.agent, site.policy.delta, site.policy.neighbours)
+        spent = ledger.total(site.agent, site.policy.delta, site.policy.neighbours)
+        words = seeded_words(noise_modes(ledger.spent(site.agent)))
     if (own := site.own_records()).bad:
         print(f"fedspa: {_bad_records(own, site.classes)}", file=sys.stderr)
     print(f"agent    {site.agent}")
     print(f"records  {len(y)} of shape {tuple(x.shape[1:])}, classes 0 to {site.classes - 1}")
-    print(f"ledger   {site.ledger}: ε = {spent:.4g} spent of {site.policy.epsilon:g} (δ = {site.policy.delta:g})")
+    terms = f"δ = {site.policy.delta:g}, {site.policy.neighbours}, {spent.by}"
+    print(f"ledger   {site.ledger}: ε = {shown(spent.epsilon)} spent of {site.policy.epsilon:g} ({terms})")
+    if words is not None:  # a simulation's ledger
+        print(f"note     {words}")
     return 0
 
 

@@ -104,8 +104,8 @@ class FlatModel:
 
 
 def _loss(logits: Tensor, y: Tensor) -> Tensor:
-    # torch passes over a label of -100 by default: here it is as wrong as any other outside the classes.
-    return functional.cross_entropy(logits, y, ignore_index=torch.iinfo(torch.int64).min)
+    # torch passes over one label, -100 by default: here each outside the classes is wrong, so that one is out of reach.
+    return functional.cross_entropy(logits, y.clamp(min=-1), ignore_index=torch.iinfo(torch.int64).min)
 
 
 class _EachAlone(nn.Module):

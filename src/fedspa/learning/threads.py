@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 import torch
 
@@ -20,14 +21,30 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+# oneDNN is switched for the whole process.
+_OTHERS, _users = Lock(), 0
+_before: bool = True
+
+
 @contextmanager
 def one_example_a_time() -> Iterator[None]:
     """How torch takes one example: on one thread, and without oneDNN, whose set-up for each small convolution costs as
-    much as the convolution (a step of the MNIST CNN takes twice as long with it, one of the CIFAR CNN the same)."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    much as the convolution (a step of the MNIST CNN takes twice as long with it, one of the CIFAR CNN the same).
+
+    Where several threads take examples, oneDNN comes back with the last of them: before, it would round what others are
+    in the midst of.
+    """
+    global _users, _before
+    with _OTHERS:
+        if not _users:
+            _before = bool(torch.backends.mkldnn.enabled)
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        _users += 1
     try:
         with torch_threads(1):
             yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        with _OTHERS:
+            _users -= 1
+            if not _users:
+                torch.backends.mkldnn.enabled = _before  # type: ignore[assignment]

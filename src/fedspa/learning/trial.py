@@ -28,7 +28,9 @@ def try_gradients(module: nn.Module, input_shape: tuple[int, ...]) -> None:
     FlatModel(module)  # refuses what is known by name, before anything is copied
     with torch_threads(1), torch.random.fork_rng(devices=[]):
         try:
-            model = FlatModel(copied(module).to("cpu"))
+            # The second copy sees the others before the one that is asked for: what the first record of all leaves
+            # behind shows only there.
+            model, late = (FlatModel(copied(module).to("cpu")) for _ in range(2))
             asked, *between = _records(input_shape)
             theta, drawn = model.flatten(), torch.get_rng_state()
             first = _gradient(model, theta, asked)
@@ -38,13 +40,14 @@ def try_gradients(module: nn.Module, input_shape: tuple[int, ...]) -> None:
                 f"model.name: one example's gradient cannot be taken ({type(error).__name__}: {first_line(error)}); "
                 f"the model must take records of shape {tuple(input_shape)}, and {_RULE}"
             ) from error
-        for other in between:
+        for tried, other in [*((model, other) for other in between), *((late, other) for other in reversed(between))]:
             with suppress(Exception):  # what it raises for a strange record costs that record its gradient
-                _gradient(model, theta, other)
+                _gradient(tried, theta, other)
             same = False
             with suppress(Exception):
-                same = torch.equal(_bits(first), _bits(_gradient(model, theta, asked)))
-            kept = all(torch.equal(_bits(a), _bits(b)) for a, b in zip(held, model.module.buffers()))
+                same = torch.equal(_bits(first), _bits(_gradient(tried, theta, asked)))
+            now = list(tried.module.buffers())
+            kept = len(now) == len(held) and all(torch.equal(_bits(a), _bits(b)) for a, b in zip(held, now))
             if not (same and kept and torch.equal(drawn, torch.get_rng_state())):
                 raise ConfigError(f"model.name: an example has another gradient once another was seen; {_RULE}")
 

@@ -77,4 +77,5 @@ def _x_label(points: list[dict[str, Any]]) -> str:
     if not points:
         return "ε"
     terms = f"δ = {points[0]['delta']:g}, {points[0]['neighbours']}, {points[0]['sampling']}"
+    terms += ", SEEDED NOISE: a simulation" * any(point.get("noise") == "seeded" for point in points)
     return f"ε per record and agent ({terms})" if all(point["sound"] for point in points) else f"ε, NOT SOUND ({terms})"

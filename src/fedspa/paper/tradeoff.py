@@ -29,6 +29,7 @@ CSV_COLUMNS = (
     "accuracy_best",
     "accuracy_best_std",
     "seeds",
+    "noise",
 )
 
 
@@ -85,7 +86,7 @@ def as_csv(curves: Mapping[str, Any]) -> str:
         if "accuracy_last" in point:
             last, best = point["accuracy_last"], point["accuracy_best"]
             spreads = [last["mean"], last["std"], best["mean"], best["std"]]
-            writer.writerow([point["compression"], point["epsilon_target"], *spreads, point["seeds"]])
+            writer.writerow([point["compression"], point["epsilon_target"], *spreads, point["seeds"], point["noise"]])
     return text.getvalue()
 
 

@@ -120,14 +120,15 @@ def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> Total:
             "no guarantee over all runs in the ledger: it holds participations without one against the server (in "
             "cpsgd, or with a clip value read off the data)",
         )
+    words = seeded_words(noise_modes(sum(map(Counter, spent.values()), Counter[Event]())))
+    by += "" if words is None else f"; {words}"
     if mixed:
         return Total(
             None,
             "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
             f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({by})",
         )
-    words = seeded_words(noise_modes(sum(map(Counter, spent.values()), Counter[Event]())))
-    return Total(largest, accountant=by + ("" if words is None else f"; {words}"))
+    return Total(largest, accountant=by)
 
 
 def draw_run_name(folder: Path) -> str:

@@ -6,15 +6,20 @@ module counts by its layers, their settings, constants and code, and not by the 
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import os
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +29,7 @@ _VERSIONED = frozenset({"torch", "numpy", "fedspa", "builtins", *sys.stdlib_modu
 # What a class carries beside the code that its author wrote, or for a reader only.
 _UNTOLD = frozenset(
     ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__", "__static_attributes__")
-)
+) | {"__slotnames__"}  # comes with a first copy
 # Of torch's own bookkeeping in every module, what decides a forward pass. Another torch may keep more.
 _BOOKKEEPING = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -97,12 +102,19 @@ class _Walk:
                 self._say(f"mapping {len(value)}")
                 self._each(part for item in value.items() for part in item)
                 return
-            case list() | tuple():
+            case list() | tuple() | deque():
                 self._say(f"sequence {len(value)}")
                 self._each(value)
                 return
             case set() | frozenset():
-                self._say(f"set {sorted(map(repr, value))}")
+                self._say(f"set {sorted(map(self._apart, value))}")
+                return
+            case range() | slice() | bytearray() | Fraction() | Decimal() | np.generic():
+                self._say(f"{type(value).__name__} {value!r}")
+                return
+            case np.ndarray():
+                self._say(f"array {value.dtype} {value.shape}")
+                self.see(value.tolist() if value.dtype.hasobject else value.tobytes())
                 return
         if id(value) in self._seen:
             self._say(f"again {self._seen[id(value)]}")
@@ -111,7 +123,8 @@ class _Walk:
         self._kept.append(value)
         match value:
             case Tensor():
-                trained = isinstance(value, nn.Parameter) and value.requires_grad
+                # What has a history was made of parameters (torch.nn.utils.weight_norm), and is made anew each time.
+                trained = (isinstance(value, nn.Parameter) and value.requires_grad) or not value.is_leaf
                 content = f"{value.dtype} {tuple(value.shape)}" if trained else of_tensors([value])
                 self._say(f"tensor {trained} {content}")
             case nn.Module():
@@ -119,6 +132,8 @@ class _Walk:
                 self.see({name: each for name, each in vars(value).items() if name not in _BOOKKEEPING})
                 # Filed by a number that counts all hooks of the process.
                 self._each(list(getattr(value, name, {}).values()) for name in _HOOKS)
+            case functools._lru_cache_wrapper():
+                self.see(value.__wrapped__)
             case functools.partial():
                 self._each((value.func, value.args, value.keywords))
             case types.MethodType():
@@ -141,8 +156,18 @@ class _Walk:
         name = getattr(value, "__name__", None)
         self._say(f"object {name}" if isinstance(name, str) else "object")
         self._class(type(value))
-        if not _versioned(type(value)) and hasattr(value, "__dict__"):
-            self.see(vars(value))
+        if not _versioned(type(value)):
+            self.see(getattr(value, "__dict__", None))
+            slots = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
+            names = [name for some in slots for name in ([some] if isinstance(some, str) else some)]
+            self.see({name: getattr(value, name, None) for name in names})
+
+    def _apart(self, value: object) -> str:
+        """What a set holds has no order, and its names may be addresses: each by a digest of its own."""
+        walk = _Walk()
+        walk._seen, walk._depth = dict(self._seen), self._depth
+        walk.see(value)
+        return str(walk.total.hexdigest())
 
     def _class(self, kind: type) -> None:
         self._say(f"class {kind.__qualname__}")
@@ -185,7 +210,9 @@ class _Walk:
 
     def _named(self, code: types.CodeType, names: Mapping[str, object]) -> None:
         """What a function reaches by name: helpers and constants of its file, and functions of files that it uses."""
-        for name in code.co_names:
+        # Of the code's names only those: an attribute's name may be, by chance, that of something else in the file.
+        read = (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        for name in dict.fromkeys(read):
             value = names.get(name)
             if isinstance(value, types.ModuleType):
                 if not _rooted(value.__name__):

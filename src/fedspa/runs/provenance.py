@@ -21,7 +21,7 @@ from fedspa import __version__
 from fedspa.data.datasets import Dataset
 from fedspa.data.plugin import GIVEN
 from fedspa.engine.native import library
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, printable
 from fedspa.runs import digest
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, Section
@@ -79,14 +79,14 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
     config would have named, and no command may take it for that."""
     sections: dict[str, Section] = {}
     if isinstance(data, Dataset):
-        sections["data"] = config.data.model_copy(update={"name": GIVEN + data.name})
+        sections["data"] = config.data.model_copy(update={"name": _given_name(data.name)})
     if isinstance(module, nn.Module):
         if config.model.init != "default":
             raise ConfigError(
                 f"model.init is {config.model.init!r}, which is for models that a config names; the module that was "
                 "given starts from its own values: leave it out"
             )
-        sections["model"] = config.model.model_copy(update={"name": GIVEN + type(module).__qualname__})
+        sections["model"] = config.model.model_copy(update={"name": _given_name(type(module).__qualname__)})
     return config.model_copy(update=sections)
 
 
@@ -105,6 +105,11 @@ def refuse_ungiven(config: Config, folder: Path, data: Dataset | None, module: n
             f"the run in {folder} was given its {' and '.join(given)} in Python, which no file can name; go on there: "
             f"{to_go_on(config, folder)}"
         )
+
+
+def _given_name(name: str) -> str:
+    """One that the run's own config.toml can be read with, whatever somebody chose."""
+    return GIVEN + printable(name)[:60]
 
 
 def _given(config: Config) -> list[str]:

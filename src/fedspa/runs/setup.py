@@ -70,6 +70,10 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
             oriented(module, config.run.seed)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module, built and ready")
+    if any(values.is_meta for values in (*module.parameters(), *module.buffers())):
+        raise ConfigError(
+            "the module lies on torch's device 'meta' and has no values; build it on another, as on 'cpu'"
+        )
     module = module.to(_device(config.run.device))
     model = FlatModel(module)
     if given is not None:

@@ -271,6 +271,10 @@ def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True, witnes
                 if seen is None:
                     ledger_witness.make(path, drawn)
             connection.execute("COMMIT")
+            if mode == "rw" and witnessed:
+                # Into the file itself, as far as no reader is in the way. Else what a kill leaves there may be of
+                # before the upgrade, and taken alone would pass for a ledger that never had a witness.
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
             if mode == "rw" and connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
                 raise LedgerError(f"{path} cannot have a write-ahead log there; put the ledger on a local disk")
         except BaseException:

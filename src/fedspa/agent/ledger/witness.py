@@ -60,7 +60,7 @@ class Witness:
 
 
 def path_of(ledger: Path) -> Path:
-    return ledger.with_name(f"{ledger.name}.witness")
+    return ledger.parent / f"{ledger.name}.witness"  # a folder such as "." has no name to change
 
 
 def make(ledger: Path, witness: Witness) -> None:
@@ -99,10 +99,9 @@ def advance(ledger: Path, witness: Witness, *, force: bool) -> None:
         newest = _newest(path, slots)
         if newest.ledger != witness.ledger:
             raise LedgerError(f"{path} is another ledger's witness now; put the right one back, and release nothing")
-        if newest.head.writes >= witness.head.writes:
-            return
-        os.pwrite(descriptor, _encoded(witness), _SLOTS[1 - slots.index(newest)])
-        if force:
+        if newest.head.writes < witness.head.writes:
+            os.pwrite(descriptor, _encoded(witness), _SLOTS[1 - slots.index(newest)])
+        if force:  # also what another process wrote, which may have waited for no disk, or died before it had
             os.fsync(descriptor)
 
 
