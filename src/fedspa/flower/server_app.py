@@ -25,6 +25,7 @@ from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
+from fedspa.running import Following
 from fedspa.runs.books import Books, Total, agent_name, largest_total, no_total, open_ledger, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.config import Config
@@ -131,10 +132,10 @@ def _total(strategy: FedSpa) -> Total | None:
 def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
     out = job.config.run.out
     if not settings.resume:
-        return RunFolder(job.config, job.data.name)
+        return RunFolder(job.config, job.data.name, Following)
     if out is None:
         raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to go on with")
-    return RunFolder.reopen(Path(out), job.config)
+    return RunFolder.reopen(Path(out), job.config, Following)
 
 
 def _first_checkpoint(job: Job, known: dict[str, Fact], kept: Mapping[str, str]) -> Checkpoint:
