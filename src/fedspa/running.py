@@ -24,15 +24,15 @@ from fedspa.learning.threads import torch_threads
 from fedspa.runs import config as configs
 from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.config import Config
-from fedspa.runs.coordinator import Diverged
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import digests_of, facts, provenance, refuse_ungiven, to_go_on, under_true_names
 from fedspa.runs.resume import refuse_other_scores, saved
-from fedspa.runs.setup import Job, prepare, records_of
+from fedspa.runs.setup import Simulated, prepare, records_of
 from fedspa.runs.simulate import USED_UP, Simulation
 from fedspa.runs.statement import SEEDED_NOISE
 from fedspa.runs.summary import summarise
+from fedspa.server.coordinator import Diverged
 from fedspa.track import Tracking
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def simulate(
     data: Dataset | None = None,
     module: nn.Module | None = None,
     resume: Path | str | None = None,
-    on_start: Callable[[Job, Path], None] | None = None,
+    on_start: Callable[[Simulated, Path], None] | None = None,
     on_round: Callable[[RoundMetrics], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> RunResult:
@@ -114,7 +114,7 @@ def simulate(
         refuse_over_budget(job)
     simulation = Simulation(job, facts(job, digests.result()))
     with (
-        RunFolder(config, job.data.name, Following)
+        RunFolder(config, job.data_name, Following)
         if resume is None
         else RunFolder.reopen(Path(resume), config, Following) as folder
     ):
@@ -126,12 +126,12 @@ def simulate(
         if begun is not None:
             simulation.go_on(begun)
             done = folder.rewind(begun)
-            refuse_other_scores(simulation.server, done, folder.path)
+            refuse_other_scores(simulation.server, done, config, folder.path)
         with Books(job, folder.path, begun) as books, torch_threads(1):
             if over and (told := folder.summary()) is not None:
-                job.model.load(simulation.server.state.model)
-                folder.finish(told, job.model.module)
-                return RunResult(told, done, job.model.module, folder.path)
+                job.server.model.load(simulation.server.state.model)
+                folder.finish(told, job.server.model.module)
+                return RunResult(told, done, job.server.model.module, folder.path)
             if begun is None:  # the ledger is there: from this checkpoint on it is never made again
                 begun = simulation.checkpoint(books, 0.0)
                 books.settle()
@@ -139,8 +139,8 @@ def simulate(
             if on_start is not None:
                 on_start(job, folder.path)
             if resume is not None:
-                books.catch_up(islice(simulation.cohorts(), len(done)), sum(metrics.agents for metrics in done))
-            for cohort in islice(simulation.cohorts(), len(done), None):
+                books.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
+            for cohort in islice(job.cohorts(), len(done), None):
                 try:
                     metrics = simulation.round(cohort, books)
                 except Diverged as error:
@@ -157,12 +157,12 @@ def simulate(
                     on_round(metrics)
                 if stopping:
                     raise Stopped(folder.path, len(done), config)
-            job.model.load(simulation.server.state.model)
+            job.server.model.load(simulation.server.state.model)
             seconds = begun.seconds + time.monotonic() - started
             by_class = simulation.server.accuracy_by_class()
-            summary = summarise(job, done, books, seconds, by_class, books.total())
+            summary = summarise(job, done, books.guarantee, seconds, by_class, books.total())
             summary["provenance"] = provenance(config, simulation.facts, job.engine.name)
-            if (turns := sum(map(len, simulation.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
+            if (turns := sum(map(len, job.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
                 summary["warnings"].append(f"{turns} turns of agents fell away: {USED_UP}")
-        folder.finish(summary, job.model.module)
-    return RunResult(summary, done, job.model.module, folder.path)
+        folder.finish(summary, job.server.model.module)
+    return RunResult(summary, done, job.server.model.module, folder.path)

@@ -13,9 +13,9 @@ from small_runs import ALGORITHMS, small
 
 import fedspa
 from fedspa.errors import ConfigError
+from fedspa.learning.threads import torch_threads
 from fedspa.runs.books import Books
 from fedspa.runs.config import Algorithm, Config, Run, load
-from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
 

@@ -1,8 +1,7 @@
 """The server's app: `serverapp = "fedspa.flower.server_app:app"`.
 
 It holds the config, θ and held-out records; of the agents' records it knows nothing. Where `flower.records` is set the
-agents are real, and stand-ins of that size take the place of their records, so that the same `prepare` checks the
-config and calibrates the noise for the smallest agent that may take part.
+agents are real, and the noise is calibrated for the smallest one that may take part.
 """
 
 from __future__ import annotations
@@ -12,30 +11,28 @@ import time
 from collections.abc import Mapping
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.data.datasets import Dataset
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
 from fedspa.running import Following
-from fedspa.runs.books import Books, Total, agent_name, largest_total, no_total, open_ledger, refuse_over_budget
+from fedspa.runs.books import Total, agent_name, largest_total, no_total, open_ledger, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.config import Config
-from fedspa.runs.coordinator import Coordinator
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.provenance import facts, provenance
 from fedspa.runs.resume import noise, saved
-from fedspa.runs.setup import Job, prepare, records_of
+from fedspa.runs.setup import Job, prepare, prepare_server, records_of
 from fedspa.runs.statement import statement
 from fedspa.runs.summary import summarise
+from fedspa.server.coordinator import Coordinator
 
 app = ServerApp()
 
@@ -62,27 +59,25 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
             with open_ledger(Path(config.run.ledger), begun) as ledger:
                 kept = {"ledger": ledger.name}
+        coordinator = Coordinator(job.server)
         if begun is None:
-            begun = _first_checkpoint(job, known, kept)
+            begun = _first_checkpoint(job, coordinator, known, kept)
             folder.save(begun, config.run.keep)
-        strategy = FedSpa(job, folder, settings, begun)
+        strategy = FedSpa(job, coordinator, folder, settings, begun)
         # A run that goes on may miss a site that is gone for good; a new one wants everybody.
         patience = (
             settings.start_timeout if not settings.resume else min(settings.start_timeout, settings.round_timeout)
         )
         _gather(grid, strategy, patience)
         strategy.start(grid, strategy.initial_arrays(), num_rounds=strategy.rounds_left, timeout=settings.round_timeout)
-        job.model.load(strategy.coordinator.state.model)
+        job.server.model.load(coordinator.state.model)
         if grid.late:
             strategy.dropped["late"] += grid.late
-        # A summary asks the books for nothing but their guarantee, which is here the server's own bound.
-        books, by_class = cast(Books, strategy), strategy.coordinator.accuracy_by_class()
-        summary = summarise(job, strategy.history, books, strategy.seconds, by_class, _total(strategy))
-        if settings.records is not None:
-            summary |= {"engine": "each agent's own", "engine_reason": "a deployed agent takes the fastest that it has"}
+        by_class = coordinator.accuracy_by_class()
+        summary = summarise(job, strategy.history, strategy.guarantee, strategy.seconds, by_class, _total(strategy))
         summary["provenance"] = provenance(config, begun.facts, summary["engine"])
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
-        folder.finish(summary, job.model.module)
+        folder.finish(summary, job.server.model.module)
     log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))
     for warning in summary["warnings"]:
         log(WARNING, "%s", warning)
@@ -92,17 +87,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
 def deployed(config: Config, records: int) -> Job:
     """The job of a server whose agents hold at least `records` records each."""
     for_agents_of_their_own(config)
-    held_out = records_of(config)
-    total = config.federation.agents * records
-    stand_ins = Dataset(
-        train_x=torch.zeros(1, *held_out.input_shape).expand(total, *held_out.input_shape),
-        train_y=torch.zeros(1, dtype=torch.int64).expand(total),
-        test_x=held_out.test_x,
-        test_y=held_out.test_y,
-        classes=held_out.classes,
-        name=held_out.name,
-    )
-    return prepare(config, stand_ins)
+    return prepare_server(config, records_of(config), {records})
 
 
 def _total(strategy: FedSpa) -> Total | None:
@@ -124,7 +109,7 @@ def _total(strategy: FedSpa) -> Total | None:
                         f"{number}, which sent {uploads} updates; let its node write the same file, which no ledger in "
                         "its node-config and a whole path in run.ledger see to",
                     )
-            return largest_total(job.plan, ledger, len(job.holdings))
+            return largest_total(job.plan, ledger, job.config.federation.agents)
     except FedspaError as error:
         return no_total(error)
 
@@ -132,14 +117,13 @@ def _total(strategy: FedSpa) -> Total | None:
 def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
     out = job.config.run.out
     if not settings.resume:
-        return RunFolder(job.config, job.data.name, Following)
+        return RunFolder(job.config, job.data_name, Following)
     if out is None:
         raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to go on with")
     return RunFolder.reopen(Path(out), job.config, Following)
 
 
-def _first_checkpoint(job: Job, known: dict[str, Fact], kept: Mapping[str, str]) -> Checkpoint:
-    start = Coordinator(job)
+def _first_checkpoint(job: Job, start: Coordinator, known: dict[str, Fact], kept: Mapping[str, str]) -> Checkpoint:
     return Checkpoint(
         state=start.state,
         clip_value=start.clip_value,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
 from logging import INFO, WARNING
@@ -23,21 +23,20 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from fedspa.algorithms import Terms
-from fedspa.data.participation import schedule
 from fedspa.errors import FedspaError, PayloadError
 from fedspa.flower.agent import CODES, FINAL_CODES
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
-from fedspa.randomness.streams import mask_seed
 from fedspa.runs.checkpoint import Checkpoint
-from fedspa.runs.coordinator import Coordinator, Intake
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import Guarantee, not_private_because
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.resume import noise, refuse_other_noise, refuse_other_scores
 from fedspa.runs.setup import Job
+from fedspa.server.coordinator import Coordinator
+from fedspa.server.intake import Intake
 
 
 class FedSpa(Strategy):
@@ -46,12 +45,14 @@ class FedSpa(Strategy):
     `start(grid, fedspa.initial_arrays(), num_rounds=fedspa.rounds_left, timeout=…)` trains; then `finish()`.
     """
 
-    def __init__(self, job: Job, folder: RunFolder, settings: FlowerSettings, begun: Checkpoint) -> None:
+    def __init__(
+        self, job: Job, coordinator: Coordinator, folder: RunFolder, settings: FlowerSettings, begun: Checkpoint
+    ) -> None:
         self.job = job
-        self.coordinator = Coordinator(job)
+        self.coordinator = coordinator
         self.coordinator.restore(begun.state, begun.clip_value)
         self.history = folder.rewind(begun)
-        refuse_other_scores(self.coordinator, self.history, folder.path)
+        refuse_other_scores(self.coordinator, self.history, job.config, folder.path)
         self.roster = Roster(job.config.federation.agents)
         self._kept = {key: begun.extra[key] for key in ("ledger",) if key in begun.extra}
         if "roster" in begun.extra:
@@ -66,7 +67,7 @@ class FedSpa(Strategy):
         self._begun = begun
         self._started = time.monotonic()
         self._facts = begun.facts
-        self._cohorts = islice(_cohorts(job), begun.state.round, None)
+        self._cohorts = islice(job.cohorts(), begun.state.round, None)
         self._asked = Asked(folder.path / "asked.jsonl")
         self._asked.require(begun.extra.get("asked", {}))
         self._saved_roster = self.roster.known
@@ -213,17 +214,14 @@ class FedSpa(Strategy):
                 number=number,
                 algorithm=config.algorithm.name,
                 model=config.model.name,
-                classes=self.job.data.classes,
+                classes=self.job.server.classes,
                 features=config.data.features or "",
-                coding=self.job.coding,
-                mask_seed=self._seed(terms, number),
+                coding=self.job.server.coding,
+                mask_seed=self.coordinator.mask_seed(terms, number),
                 noise=None if terms.plan is None else config.privacy.noise,
                 terms=terms,
             )
         )
-
-    def _seed(self, terms: Terms, number: int) -> bytes:
-        return terms.mask_seed or mask_seed(self.coordinator.public_key, terms.round, number)
 
     def _take(self, reply: Message, number: int, terms: Terms, intake: Intake) -> str | None:
         """None where the reply's payload was added; else what it is counted as. Its text is never looked at."""
@@ -238,7 +236,7 @@ class FedSpa(Strategy):
         if found is None:
             return "malformed"
         try:
-            intake.take(found, seed=self._seed(terms, number))
+            intake.take(found, seed=self.coordinator.mask_seed(terms, number))
         except PayloadError as error:
             return f"payload-{error.code}"
         self.taken[number] += 1
@@ -296,10 +294,3 @@ def _only_value(content: RecordDict) -> bytes | str | None:
     if isinstance(payload, bytes):
         return payload
     return code if isinstance(code, str) and code in CODES else None
-
-
-def _cohorts(job: Job) -> Iterator[list[int]]:
-    federation, seed = job.config.federation, job.config.run.seed
-    return schedule(
-        federation.participation, federation.agents, federation.per_round, federation.rounds, job.cap, seed=seed
-    )

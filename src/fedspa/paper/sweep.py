@@ -28,8 +28,8 @@ from fedspa.errors import ConfigError, FedspaError, PrivacyError, SeededNoiseWar
 from fedspa.paper import provenance
 from fedspa.running import Stopped, simulate
 from fedspa.runs.config import Config, load
-from fedspa.runs.coordinator import Diverged
 from fedspa.runs.setup import Job
+from fedspa.server.coordinator import Diverged
 
 
 @dataclass(frozen=True)

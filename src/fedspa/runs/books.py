@@ -60,7 +60,7 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
     with Ledger.open(settings.ledger, create=False) as ledger:
         if policy is None:
             return
-        for number in range(len(job.holdings)):
+        for number in range(job.config.federation.agents):
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
                 ledger.require(agent_name(number), job.plan.event, policy.cap, participations=left)
@@ -190,7 +190,7 @@ class Books:
         """Count what was done before the checkpoint (`cohorts`, with so many uploads), and in vain after it."""
         if self.guarantee is None:
             return
-        agents = range(len(self._job.holdings))
+        agents = range(self._job.config.federation.agents)
         spent = {number: self._ledger.participations(agent_name(number), self.run) for number in agents}
         if sum(spent.values()) < uploads:
             raise LedgerError(
@@ -255,7 +255,7 @@ class Books:
         if self._job.plan is None or self._job.config.run.ledger is None:
             return None
         try:
-            return largest_total(self._job.plan, self._ledger, len(self._job.holdings))
+            return largest_total(self._job.plan, self._ledger, self._job.config.federation.agents)
         except FedspaError as error:
             return no_total(error)
 

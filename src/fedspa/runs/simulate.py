@@ -8,7 +8,7 @@ seed; all else that a round leaves behind is in a checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -16,17 +16,16 @@ from torch import Tensor
 
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import finite
-from fedspa.data.participation import schedule
 from fedspa.engine.task import ReadsRows
 from fedspa.errors import PayloadError
 from fedspa.randomness.streams import agent_key, mask_seed, root_key
 from fedspa.runs.books import Books
 from fedspa.runs.checkpoint import Checkpoint, Fact
-from fedspa.runs.coordinator import Coordinator, Diverged
 from fedspa.runs.guarantee import not_private_because
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import with_commits
-from fedspa.runs.setup import Job
+from fedspa.runs.setup import Simulated
+from fedspa.server.coordinator import Coordinator, Diverged
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +35,14 @@ USED_UP = "rounds that were interrupted and drawn anew, with other noise, used u
 class Simulation:
     """Every agent of a federation, and the server that coordinates them."""
 
-    def __init__(self, job: Job, known: Mapping[str, Fact] | None = None) -> None:
+    def __init__(self, job: Simulated, known: Mapping[str, Fact] | None = None) -> None:
         """`known` are the facts of the job, for its checkpoints."""
         self.job = job
-        self.server = Coordinator(job)
+        self.server = Coordinator(job.server)
         self.facts = dict(known or {})
         self._private = root_key(job.config.privacy.noise, job.config.run.seed)
         # Every round's records are copied to one place: fresh pages cost more than the copying.
         self._room: tuple[Tensor, ...] | None = None
-
-    def cohorts(self) -> Iterator[list[int]]:
-        federation = self.job.config.federation
-        return schedule(
-            federation.participation,
-            federation.agents,
-            federation.per_round,
-            federation.rounds,
-            self.job.cap,
-            seed=self.job.config.run.seed,
-        )
 
     def go_on(self, begun: Checkpoint) -> None:
         """From a checkpoint of this run."""
@@ -86,10 +74,10 @@ class Simulation:
                 USED_UP,
             )
         agents = self._agents(present, terms.round)
-        updates = self.job.algorithm.respond(self.server.state.theta, terms, agents, self.job.engine)
+        updates = self.job.server.algorithm.respond(self.server.state.theta, terms, agents, self.job.engine)
         try:
             payloads = {
-                agent.number: self.job.algorithm.encode(finite(update), terms, self.job.coding)
+                agent.number: self.job.server.algorithm.encode(finite(update), terms, self.job.server.coding)
                 for agent, update in zip(agents, updates)
             }
             books.release(terms.round, payloads)
@@ -132,7 +120,7 @@ class Simulation:
             number=number,
             x=x,
             y=y,
-            mask_seed=mask_seed(self.server.public_key, t, number),
+            mask_seed=mask_seed(self.job.server.public_key, t, number),
             key=agent_key(self._private, t, number),
             exact=self.job.config.privacy.noise == "exact",
             rows=rows,
