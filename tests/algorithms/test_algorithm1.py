@@ -82,7 +82,7 @@ def test_an_agents_upload_has_the_same_bits(clip):
     twin = Twin(config(clip))
     simulation = Simulation(prepare(config(clip)))
     terms = simulation.server.terms()
-    agents = simulation._agents([0, 3], 0)
+    agents = simulation._agents([0, 3], terms)
     for agent, update in zip(
         agents, FED_SPA.respond(simulation.server.state.theta, terms, agents, simulation.job.engine)
     ):

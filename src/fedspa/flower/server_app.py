@@ -18,12 +18,13 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.participate import agent_name
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
 from fedspa.running import Following
-from fedspa.runs.books import Total, agent_name, largest_total, no_total, open_ledger, refuse_over_budget
+from fedspa.runs.books import Total, largest_total, no_total, open_ledger, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.config import Config
 from fedspa.runs.folder import RunFolder

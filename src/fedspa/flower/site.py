@@ -27,6 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
 from fedspa.data.features import NAMES, Features, transform
 from fedspa.engine.choose import EngineName, choose
@@ -93,7 +94,7 @@ class Site:
         return _own_records(self.data, tuple(sorted(self.node.items())), self.classes)
 
     def name(self, number: int) -> str:
-        return f"agent-{number}" if self.simulated else self.agent
+        return agent_name(number) if self.simulated else self.agent
 
     def engine(self, model: str, shape: tuple[int, ...], classes: int, exact: bool) -> tuple[Engine, int]:
         """What trains the model, and its number of parameters. The server may name fedspa's own models only."""

@@ -22,19 +22,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
+from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError, PayloadError
-from fedspa.flower.agent import CODES, FINAL_CODES
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.folder import RunFolder
-from fedspa.runs.guarantee import Guarantee, not_private_because
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.resume import noise, refuse_other_noise, refuse_other_scores
 from fedspa.runs.setup import Job
+from fedspa.runs.summary import measured
 from fedspa.server.coordinator import Coordinator
 from fedspa.server.intake import Intake
 
@@ -243,18 +243,7 @@ class FedSpa(Strategy):
         return None
 
     def _write(self, terms: Terms, taken: int, uplink: int, asked: int, dropped: Counter[str]) -> None:
-        accuracy, loss = self.coordinator.evaluate()
-        plan = self.job.plan
-        metrics = RoundMetrics(
-            round=terms.round,
-            accuracy=accuracy,
-            loss=loss,
-            agents=taken,
-            uplink_bytes=uplink,
-            epsilon=None if plan is None or self.guarantee is None else self.guarantee.epsilon_max(plan.neighbours),
-            private=not_private_because(plan, self.job.config.privacy.noise) is None,
-            clip_value=self.coordinator.clip_value,
-        )
+        metrics = measured(self.job, self.coordinator, self.guarantee, taken, uplink)
         self.history.append(metrics)
         self.dropped += dropped
         self._folder.add_round(asdict(metrics))
@@ -262,7 +251,7 @@ class FedSpa(Strategy):
             file.write(json.dumps({"round": terms.round, "asked": asked, "taken": taken, "dropped": dropped}) + "\n")
         self._save()
         lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
-        log(INFO, "round %d: accuracy %.4f, %d of %d updates%s", terms.round, accuracy, taken, asked, lost)
+        log(INFO, "round %d: accuracy %.4f, %d of %d updates%s", terms.round, metrics.accuracy, taken, asked, lost)
 
     def _save(self) -> None:
         state = Checkpoint(

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspa.algorithms import Agent
-from fedspa.algorithms.base import finite
+from fedspa.agent.participate import Invitation, agent_name, participate
+from fedspa.algorithms import Agent, Terms
 from fedspa.engine.task import ReadsRows
 from fedspa.errors import PayloadError
-from fedspa.randomness.streams import agent_key, mask_seed, root_key
+from fedspa.randomness.streams import agent_key, root_key
 from fedspa.runs.books import Books
 from fedspa.runs.checkpoint import Checkpoint, Fact
-from fedspa.runs.guarantee import not_private_because
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import with_commits
 from fedspa.runs.setup import Simulated
+from fedspa.runs.summary import measured
 from fedspa.server.coordinator import Coordinator, Diverged
 
 log = logging.getLogger(__name__)
@@ -62,49 +62,36 @@ class Simulation:
 
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
-        terms = self.server.terms()
+        job, terms = self.job.server, self.server.terms()
         intake = self.server.intake(terms, len(cohort))
-        present = books.reserve(terms.round, cohort)
+        message, present = books.turns(terms.round, cohort)
         if len(present) < len(cohort):
             log.warning(
                 "round %d: %d of %d agents sit out: %s",
-                terms.round + 1,
-                len(cohort) - len(present),
-                len(cohort),
-                USED_UP,
+                *(terms.round + 1, len(cohort) - len(present), len(cohort), USED_UP),
             )
-        agents = self._agents(present, terms.round)
-        updates = self.job.server.algorithm.respond(self.server.state.theta, terms, agents, self.job.engine)
+        noise, theta = self.job.config.privacy.noise, self.server.state.theta
+        invitation = Invitation(books.run, message, job.algorithm, terms, theta, job.coding, noise)
+        agents = {agent_name(agent.number): agent for agent in self._agents(present, terms)}
         try:
-            payloads = {
-                agent.number: self.job.server.algorithm.encode(finite(update), terms, self.job.server.coding)
-                for agent, update in zip(agents, updates)
-            }
-            books.release(terms.round, payloads)
-            for agent in agents:
-                intake.take(payloads[agent.number], seed=agent.mask_seed)
+            payloads = participate(invitation, agents, self.job.engine, books.ledger, books.cap)
+            for name, agent in agents.items():
+                intake.take(payloads[name], seed=agent.mask_seed)
         except PayloadError as error:
             # Nobody lies in a simulation: an update that no server would take is what a diverged model gives.
             raise Diverged(terms.round, f"an update would be refused ({error})") from error
+        books.took_part(present)
         self.server.close_round(intake)
-        accuracy, loss = self.server.evaluate()
-        return RoundMetrics(
-            round=terms.round,
-            accuracy=accuracy,
-            loss=loss,
-            agents=intake.count,
-            uplink_bytes=intake.uplink_bytes,
-            epsilon=books.epsilon(),
-            private=not_private_because(self.job.plan, self.job.config.privacy.noise) is None,
-            clip_value=self.server.clip_value,
-        )
+        return measured(self.job, self.server, books.guarantee, intake.count, intake.uplink_bytes)
 
-    def _agents(self, cohort: list[int], t: int) -> list[Agent]:
-        """The agents of round t, with their records: valid until the next round's are asked for."""
+    def _agents(self, cohort: list[int], terms: Terms) -> list[Agent]:
+        """The agents of a round, with their records: valid until the next round's are asked for."""
         holdings = [self.job.holdings[number] for number in cohort]
         train = (self.job.data.train_x, self.job.data.train_y)
         if isinstance(self.job.engine, ReadsRows):
-            return [self._agent(number, t, *train, torch.from_numpy(rows)) for number, rows in zip(cohort, holdings)]
+            return [
+                self._agent(number, terms, *train, torch.from_numpy(rows)) for number, rows in zip(cohort, holdings)
+            ]
         held = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *holdings]))
         if self._room is None or len(self._room[0]) < len(held):
             self._room = tuple(records.new_empty(len(held), *records.shape[1:]) for records in train)
@@ -113,15 +100,15 @@ class Simulation:
             torch.split(torch.index_select(records, 0, held, out=room[: len(held)]), sizes)
             for records, room in zip(train, self._room)
         )
-        return [self._agent(number, t, x[place], y[place]) for place, number in enumerate(cohort)]
+        return [self._agent(number, terms, x[place], y[place]) for place, number in enumerate(cohort)]
 
-    def _agent(self, number: int, t: int, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Agent:
+    def _agent(self, number: int, terms: Terms, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Agent:
         return Agent(
             number=number,
             x=x,
             y=y,
-            mask_seed=mask_seed(self.job.server.public_key, t, number),
-            key=agent_key(self._private, t, number),
+            mask_seed=self.server.mask_seed(terms, number),
+            key=agent_key(self._private, terms.round, number),
             exact=self.job.config.privacy.noise == "exact",
             rows=rows,
         )

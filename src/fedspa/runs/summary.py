@@ -1,4 +1,5 @@
-"""The summary of a run: one flat object, the same for `--json`, summary.json and the screen."""
+"""What a round and a run come to: a line of metrics.jsonl, and one flat object for `--json`, summary.json and the
+screen."""
 
 from __future__ import annotations
 
@@ -6,15 +7,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedspa.runs.books import Total
-from fedspa.runs.guarantee import Guarantee, promised
+from fedspa.runs.guarantee import Guarantee, not_private_because, promised
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job, Simulated
 from fedspa.runs.statement import warnings
+from fedspa.server.coordinator import Coordinator
 
 TOGETHER = (
     "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "
     "chooses its model to enlarge that could pass the clip, and a deployment takes no such engine (docs/engine.md)"
 )
+
+
+def measured(
+    job: Job, server: Coordinator, guarantee: Guarantee | None, agents: int, uplink_bytes: int
+) -> RoundMetrics:
+    """Of the round that the server has just closed, with the updates of so many agents."""
+    accuracy, loss = server.evaluate()
+    plan = job.plan
+    return RoundMetrics(
+        round=server.state.round - 1,
+        accuracy=accuracy,
+        loss=loss,
+        agents=agents,
+        uplink_bytes=uplink_bytes,
+        epsilon=None if plan is None or guarantee is None else guarantee.epsilon_max(plan.neighbours),
+        private=not_private_because(plan, job.config.privacy.noise) is None,
+        clip_value=server.clip_value,
+    )
 
 
 def summarise(
