@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,13 @@ from fedspa.learning.threads import torch_threads
 from fedspa.runs import config as configs
 from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.config import Config
+from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import digests_of, facts, provenance, refuse_ungiven, to_go_on, under_true_names
-from fedspa.runs.resume import refuse_other_scores, saved
+from fedspa.runs.provenance import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
 from fedspa.runs.setup import Simulated, prepare, records_of
 from fedspa.runs.simulate import USED_UP, Simulation
 from fedspa.runs.statement import SEEDED_NOISE
-from fedspa.runs.summary import summarise
 from fedspa.server.coordinator import Diverged
 from fedspa.track import Tracking
 
@@ -112,30 +111,22 @@ def simulate(
         warnings.warn(SEEDED_NOISE, SeededNoiseWarning, stacklevel=2)
     if resume is None:
         refuse_over_budget(job)
-    simulation = Simulation(job, facts(job, digests.result()))
+    simulation, known = Simulation(job), facts(job, digests.result())
     with (
         RunFolder(config, job.data_name, Following)
         if resume is None
         else RunFolder.reopen(Path(resume), config, Following) as folder
     ):
-        begun = saved(folder, config, simulation.facts) if resume is not None else None
-        over = begun is not None and begun.state.round == config.federation.rounds
-        if resume is not None and not over:  # what is done asks for no more budget, whatever others spent since
-            refuse_over_budget(job, None if begun is None else begun.run)
-        done: list[RoundMetrics] = []
-        if begun is not None:
-            simulation.go_on(begun)
-            done = folder.rewind(begun)
-            refuse_other_scores(simulation.server, done, config, folder.path)
-        with Books(job, folder.path, begun) as books, torch_threads(1):
-            if over and (told := folder.summary()) is not None:
+        course = Course(job, simulation.server, folder, known, started, resume=resume is not None)
+        done, module = course.history, job.server.model.module
+        with Books(job, folder.path, course.begun) as books, torch_threads(1):
+            if course.over and (told := folder.summary()) is not None:
                 job.server.model.load(simulation.server.state.model)
-                folder.finish(told, job.server.model.module)
-                return RunResult(told, done, job.server.model.module, folder.path)
-            if begun is None:  # the ledger is there: from this checkpoint on it is never made again
-                begun = simulation.checkpoint(books, 0.0)
+                folder.finish(told, module)
+                return RunResult(told, done, module, folder.path)
+            if course.begun is None:  # the ledger is there: from this checkpoint on it is never made again
                 books.settle()
-                folder.save(begun, config.run.keep)
+                course.save(books.run, books.kept)
             if on_start is not None:
                 on_start(job, folder.path)
             if resume is not None:
@@ -145,24 +136,18 @@ def simulate(
                     metrics = simulation.round(cohort, books)
                 except Diverged as error:
                     raise Diverged(error.round, error.sign, folder.checkpoints) from error
-                done.append(metrics)
-                folder.add_round(asdict(metrics))
+                course.add_round(metrics)
                 last = len(done) == config.federation.rounds
                 stopping = not last and stop is not None and stop()
                 if last or stopping or len(done) % config.run.checkpoint_every == 0:
-                    seconds = begun.seconds + time.monotonic() - started
                     books.settle()
-                    folder.save(simulation.checkpoint(books, seconds), config.run.keep)
+                    course.save(books.run, books.kept)
                 if on_round is not None:
                     on_round(metrics)
                 if stopping:
                     raise Stopped(folder.path, len(done), config)
-            job.server.model.load(simulation.server.state.model)
-            seconds = begun.seconds + time.monotonic() - started
-            by_class = simulation.server.accuracy_by_class()
-            summary = summarise(job, done, books.guarantee, seconds, by_class, books.total())
-            summary["provenance"] = provenance(config, simulation.facts, job.engine.name)
+            summary = course.summary(books.guarantee, books.total())
             if (turns := sum(map(len, job.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
                 summary["warnings"].append(f"{turns} turns of agents fell away: {USED_UP}")
-        folder.finish(summary, job.server.model.module)
-    return RunResult(summary, done, job.server.model.module, folder.path)
+        folder.finish(summary, module)
+    return RunResult(summary, done, module, folder.path)

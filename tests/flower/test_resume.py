@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.flower import server_app, strategy
+from fedspa.flower import strategy
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.runs import setup
@@ -129,8 +129,7 @@ def test_a_resume_with_other_noise_is_refused(kind, request, train, monkeypatch)
 
 def test_a_checkpoint_that_does_not_say_its_noise_is_refused(deployment, train, monkeypatch):
     """As older versions wrote them."""
-    for module in (strategy, server_app):
-        monkeypatch.setattr(module, "noise", lambda job: {})
+    monkeypatch.setattr(strategy, "noise", lambda job: {})
     die_in_round(deployment, 1, 0)
     with pytest.raises(Killed):
         train(deployment)

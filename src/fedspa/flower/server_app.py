@@ -6,9 +6,7 @@ agents are real, and the noise is calibrated for the smallest one that may take 
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,12 @@ from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read
 from fedspa.flower.strategy import FedSpa
 from fedspa.running import Following
 from fedspa.runs.books import Total, largest_total, no_total, open_ledger, refuse_over_budget
-from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.config import Config
+from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
-from fedspa.runs.provenance import facts, provenance
-from fedspa.runs.resume import noise, saved
+from fedspa.runs.provenance import facts
 from fedspa.runs.setup import Job, prepare, prepare_server, records_of
 from fedspa.runs.statement import statement
-from fedspa.runs.summary import summarise
 from fedspa.server.coordinator import Coordinator
 
 app = ServerApp()
@@ -47,36 +43,29 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[str, Any]:
     """A whole run over `grid`; returns its summary."""
+    started = time.monotonic()
     job = prepare(config) if settings.records is None else deployed(config, settings.records)
-    if settings.records is None and not settings.resume:
+    if not settings.resume:
         refuse_over_budget(job)
+    known = facts(job)
     with _folder(job, settings) as folder:
-        known = facts(job)
-        begun = saved(folder, config, known) if settings.resume else None
-        over = begun is not None and begun.state.round == config.federation.rounds
-        if settings.records is None and settings.resume and not over:
-            refuse_over_budget(job, None if begun is None else begun.run)
+        course = Course(job, Coordinator(job.server), folder, known, started, resume=settings.resume)
         kept = {}
         if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
-            with open_ledger(Path(config.run.ledger), begun) as ledger:
+            with open_ledger(Path(config.run.ledger), course.begun) as ledger:
                 kept = {"ledger": ledger.name}
-        coordinator = Coordinator(job.server)
-        if begun is None:
-            begun = _first_checkpoint(job, coordinator, known, kept)
-            folder.save(begun, config.run.keep)
-        strategy = FedSpa(job, coordinator, folder, settings, begun)
+        strategy = FedSpa(course, settings, kept)
+        if course.begun is None:
+            strategy.save()
         # A run that goes on may miss a site that is gone for good; a new one wants everybody.
         patience = (
             settings.start_timeout if not settings.resume else min(settings.start_timeout, settings.round_timeout)
         )
         _gather(grid, strategy, patience)
         strategy.start(grid, strategy.initial_arrays(), num_rounds=strategy.rounds_left, timeout=settings.round_timeout)
-        job.server.model.load(coordinator.state.model)
         if grid.late:
             strategy.dropped["late"] += grid.late
-        by_class = coordinator.accuracy_by_class()
-        summary = summarise(job, strategy.history, strategy.guarantee, strategy.seconds, by_class, _total(strategy))
-        summary["provenance"] = provenance(config, begun.facts, summary["engine"])
+        summary = course.summary(strategy.guarantee, _total(strategy))
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         folder.finish(summary, job.server.model.module)
     log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))
@@ -122,17 +111,6 @@ def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
     if out is None:
         raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to go on with")
     return RunFolder.reopen(Path(out), job.config, Following)
-
-
-def _first_checkpoint(job: Job, start: Coordinator, known: dict[str, Fact], kept: Mapping[str, str]) -> Checkpoint:
-    return Checkpoint(
-        state=start.state,
-        clip_value=start.clip_value,
-        run=secrets.token_hex(16),
-        config=job.config,
-        facts=known,
-        extra={**noise(job), **kept},
-    )
 
 
 def _gather(grid: PollingGrid, strategy: FedSpa, timeout: float) -> None:

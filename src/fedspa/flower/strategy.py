@@ -9,10 +9,10 @@ any other seed is a replay or a forgery.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from logging import INFO, WARNING
 from typing import Any
@@ -29,13 +29,10 @@ from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
-from fedspa.runs.checkpoint import Checkpoint
-from fedspa.runs.folder import RunFolder
+from fedspa.runs.course import Course
 from fedspa.runs.guarantee import Guarantee
-from fedspa.runs.resume import noise, refuse_other_noise, refuse_other_scores
-from fedspa.runs.setup import Job
+from fedspa.runs.resume import noise, refuse_other_noise
 from fedspa.runs.summary import measured
-from fedspa.server.coordinator import Coordinator
 from fedspa.server.intake import Intake
 
 
@@ -45,39 +42,32 @@ class FedSpa(Strategy):
     `start(grid, fedspa.initial_arrays(), num_rounds=fedspa.rounds_left, timeout=…)` trains; then `finish()`.
     """
 
-    def __init__(
-        self, job: Job, coordinator: Coordinator, folder: RunFolder, settings: FlowerSettings, begun: Checkpoint
-    ) -> None:
-        self.job = job
-        self.coordinator = coordinator
-        self.coordinator.restore(begun.state, begun.clip_value)
-        self.history = folder.rewind(begun)
-        refuse_other_scores(self.coordinator, self.history, job.config, folder.path)
+    def __init__(self, course: Course, settings: FlowerSettings, kept: Mapping[str, str]) -> None:
+        """`kept` is what checkpoints must say of a ledger that the server knows of."""
+        self.job = job = course.job
+        self.coordinator = course.server
+        self.course = course
+        begun = course.begun
+        extra = begun.extra if begun is not None else {}
+        self.run = begun.run if begun is not None else secrets.token_hex(16)
         self.roster = Roster(job.config.federation.agents)
-        self._kept = {key: begun.extra[key] for key in ("ledger",) if key in begun.extra}
-        if "roster" in begun.extra:
-            self.roster.restore(begun.extra["roster"])
-        self.dropped: Counter[str] = Counter(begun.extra.get("dropped", {}))
+        if "roster" in extra:
+            self.roster.restore(extra["roster"])
+        self.dropped: Counter[str] = Counter(extra.get("dropped", {}))
         # Valid updates by agent, whether or not they were a quorum: the least that its ledger must hold.
-        self.taken = Counter({int(number): times for number, times in begun.extra.get("taken", {}).items()})
-        self.run = begun.run
+        self.taken = Counter({int(number): times for number, times in extra.get("taken", {}).items()})
         self.guarantee: Guarantee | None = None
-        self._folder = folder
-        self._settings = settings
-        self._begun = begun
-        self._started = time.monotonic()
-        self._facts = begun.facts
-        self._cohorts = islice(job.cohorts(), begun.state.round, None)
-        self._asked = Asked(folder.path / "asked.jsonl")
-        self._asked.require(begun.extra.get("asked", {}))
+        self._settings, self._kept = settings, kept
+        self._cohorts = islice(job.cohorts(), self.coordinator.state.round, None)
+        self._asked = Asked(course.folder.path / "asked.jsonl")
+        self._asked.require(extra.get("asked", {}))
         self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int]] | None = None
-        if self._asked.counts:
+        if begun is not None and self._asked.counts:
             refuse_other_noise(begun, job)
         if job.plan is not None:
-            agents = range(job.config.federation.agents)
             self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
-            for number in agents:
+            for number in range(job.config.federation.agents):
                 if times := self._asked.count(number):
                     self.guarantee.took_part([number], times)
 
@@ -89,10 +79,6 @@ class FedSpa(Strategy):
     def quorum(self) -> int:
         per_round = self.job.config.federation.per_round
         return self._settings.quorum or -(-per_round // 2)
-
-    @property
-    def seconds(self) -> float:
-        return self._begun.seconds + time.monotonic() - self._started
 
     def initial_arrays(self) -> ArrayRecord:
         return ArrayRecord({"theta": Array(self.coordinator.state.theta.cpu().numpy())})
@@ -114,7 +100,7 @@ class FedSpa(Strategy):
         )
         fresh = self._asked.add(terms.round, list(asked.values()))
         if self.roster.known != self._saved_roster:  # who is who must outlive a crash in this round
-            self._save()
+            self.save()
         if self.guarantee is not None:
             self.guarantee.took_part(fresh)
         self._round = (terms, asked)
@@ -181,7 +167,7 @@ class FedSpa(Strategy):
             config.federation.agents,
             self.quorum,
         )
-        log(INFO, "\t└──> folder %s", self._folder.path)
+        log(INFO, "\t└──> folder %s", self.course.folder.path)
 
     def _may_be_asked(self, t: int, number: int) -> bool:
         """The plan's cap holds for the server too; a round asked again after a crash is no new participation."""
@@ -244,24 +230,18 @@ class FedSpa(Strategy):
 
     def _write(self, terms: Terms, taken: int, uplink: int, asked: int, dropped: Counter[str]) -> None:
         metrics = measured(self.job, self.coordinator, self.guarantee, taken, uplink)
-        self.history.append(metrics)
         self.dropped += dropped
-        self._folder.add_round(asdict(metrics))
-        with (self._folder.path / "replies.jsonl").open("a", encoding="utf-8") as file:
+        self.course.add_round(metrics)
+        with (self.course.folder.path / "replies.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"round": terms.round, "asked": asked, "taken": taken, "dropped": dropped}) + "\n")
-        self._save()
+        self.save()
         lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
         log(INFO, "round %d: accuracy %.4f, %d of %d updates%s", terms.round, metrics.accuracy, taken, asked, lost)
 
-    def _save(self) -> None:
-        state = Checkpoint(
-            state=self.coordinator.state,
-            clip_value=self.coordinator.clip_value,
-            run=self.run,
-            config=self.job.config,
-            seconds=self.seconds,
-            facts=self._facts,
-            extra={
+    def save(self) -> None:
+        self.course.save(
+            self.run,
+            {
                 "roster": self.roster.to_json(),
                 "dropped": dict(self.dropped),
                 "asked": self._asked.counts,
@@ -270,7 +250,6 @@ class FedSpa(Strategy):
                 **self._kept,
             },
         )
-        self._folder.save(state, self.job.config.run.keep)
         self._saved_roster = self.roster.known
 
 

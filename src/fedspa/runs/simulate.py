@@ -8,7 +8,6 @@ seed; all else that a round leaves behind is in a checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -20,9 +19,7 @@ from fedspa.engine.task import ReadsRows
 from fedspa.errors import PayloadError
 from fedspa.randomness.streams import agent_key, root_key
 from fedspa.runs.books import Books
-from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import with_commits
 from fedspa.runs.setup import Simulated
 from fedspa.runs.summary import measured
 from fedspa.server.coordinator import Coordinator, Diverged
@@ -35,30 +32,12 @@ USED_UP = "rounds that were interrupted and drawn anew, with other noise, used u
 class Simulation:
     """Every agent of a federation, and the server that coordinates them."""
 
-    def __init__(self, job: Simulated, known: Mapping[str, Fact] | None = None) -> None:
-        """`known` are the facts of the job, for its checkpoints."""
+    def __init__(self, job: Simulated) -> None:
         self.job = job
         self.server = Coordinator(job.server)
-        self.facts = dict(known or {})
         self._private = root_key(job.config.privacy.noise, job.config.run.seed)
         # Every round's records are copied to one place: fresh pages cost more than the copying.
         self._room: tuple[Tensor, ...] | None = None
-
-    def go_on(self, begun: Checkpoint) -> None:
-        """From a checkpoint of this run."""
-        self.server.restore(begun.state, begun.clip_value)
-        self.facts = with_commits(begun.facts, self.facts)
-
-    def checkpoint(self, books: Books, seconds: float) -> Checkpoint:
-        return Checkpoint(
-            state=self.server.state,
-            clip_value=self.server.clip_value,
-            run=books.run,
-            config=self.job.config,
-            seconds=seconds,
-            facts=self.facts,
-            extra=books.kept,
-        )
 
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
