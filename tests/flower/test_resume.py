@@ -8,6 +8,7 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]
 
 import dataclasses
 import json
+import shutil
 
 import torch
 from flwr.app import Message
@@ -262,3 +263,15 @@ def test_asked_counts_rounds_not_questions(tmp_path):
     assert not again.was(1, 3)
     again.add(2, [0])
     assert Asked(tmp_path / "asked.jsonl").count(0) == 1
+
+
+def test_a_run_that_asked_and_lost_its_checkpoints_does_not_start_over(deployment, train, tmp_path):
+    """Under a new name its agents would pay for the same rounds again, and the server would count them once."""
+    die_in_round(deployment, 0, 0)
+    with pytest.raises(Killed):
+        train(deployment)
+    deployment.fault = honest
+    [asked] = tmp_path.rglob("asked.jsonl")
+    shutil.rmtree(asked.parent / "checkpoint")
+    with pytest.raises(FedspaError, match="holds no checkpoint"):
+        train(deployment, flower__resume=True)

@@ -24,11 +24,15 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
+from fedspa.data.datasets import Dataset
 from fedspa.data.features import NAMES, Features, transform
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
@@ -38,6 +42,7 @@ from fedspa.flower.settings import read_config
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.runs.config import Config
+from fedspa.runs.setup import dealt, records_of
 
 logger = logging.getLogger("fedspa.agent")
 
@@ -64,7 +69,7 @@ class Site:
         if self.own_classes is not None:
             return self.own_classes
         assert self.config is not None
-        return int(_federation(self.config.model_dump_json())[0].classes)
+        return _federation(self.config.model_dump_json())[0].classes
 
     @property
     def features(self) -> str:
@@ -182,19 +187,13 @@ def _bad_records(own: Records, classes: int) -> str:
 
 
 @lru_cache(maxsize=2)
-def _federation(config_json: str) -> tuple[Any, Any]:
-    from fedspa.data.partition import partition
-    from fedspa.runs.setup import records_of
-
+def _federation(config_json: str) -> tuple[Dataset, list[NDArray[np.int64]]]:
     config = Config.model_validate_json(config_json)
     data = records_of(config)
-    rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
-    return data, partition(data.train_y.numpy(), config.federation.agents, rule, alpha=alpha, seed=seed)
+    return data, dealt(config, data)
 
 
 def _share(config_json: str, number: int) -> tuple[Tensor, Tensor]:
-    import torch
-
     data, holdings = _federation(config_json)
     if not 0 <= number < len(holdings):
         raise DataError(f"agent {number} of a federation of {len(holdings)}; the server's config is another one")

@@ -63,7 +63,9 @@ class FedSpa(Strategy):
         self._asked.require(extra.get("asked", {}))
         self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int]] | None = None
-        if begun is not None and self._asked.counts:
+        if self._asked.counts:  # the first checkpoint was saved before the first question
+            if begun is None:
+                raise FedspaError(f"{course.folder.path} has asked agents and holds no checkpoint; restore one")
             refuse_other_noise(begun, job)
         if job.plan is not None:
             self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)

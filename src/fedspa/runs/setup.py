@@ -89,13 +89,7 @@ class Simulated(Job):
 def prepare(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Simulated:
     """Load, deal out, build and calibrate. `data` and `module` stand in for what the config names."""
     data = data if data is not None else records_of(config)
-    holdings = partition(
-        data.train_y.numpy(),
-        config.federation.agents,
-        config.data.partition,
-        alpha=config.data.alpha,
-        seed=config.run.seed,
-    )
+    holdings = dealt(config, data)
     job = prepare_server(config, data, {len(held) for held in holdings}, module)
     server, plan, run = job.server, job.plan, config.run
     if plan is not None and plan.clip_rule == "median":
@@ -191,6 +185,12 @@ def records_of(config: Config, data: Dataset | None = None) -> Dataset:
         return _mapped(named.name, named.dir, named.features, named.holdout, alone)
     data = data if data is not None else load(named.name, Path(named.dir))
     return view(data, named.features, named.holdout, alone=alone)
+
+
+def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
+    """Which training records each simulated agent holds."""
+    rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
+    return partition(data.train_y.numpy(), config.federation.agents, rule, alpha=alpha, seed=seed)
 
 
 @lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
