@@ -21,8 +21,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from fedspa import durable
 from fedspa.agent.ledger.ledger import Ledger
@@ -149,7 +147,7 @@ def open_ledger(path: Path, begun: Checkpoint | None, *, simulated: bool = False
     return ledger
 
 
-class Books:
+class Books(ExitStack[None]):
     """Ledger and guarantee of one run. Does nothing where the algorithm is not private.
 
     `run` is the run's name in the ledger. A run that goes on from the checkpoint `begun` keeps the one it was started
@@ -157,10 +155,10 @@ class Books:
     """
 
     def __init__(self, job: Job, folder: Path, begun: Checkpoint | None = None) -> None:
+        super().__init__()
         self._job = job
         self.run = begun.run if begun is not None else draw_run_name(folder)
         self.kept: Mapping[str, str] = {}
-        self._resources = ExitStack()
         self._resumed_with_new_noise = False
         self.guarantee: Guarantee | None = None
         self.ledger: Ledger | None = None
@@ -172,16 +170,8 @@ class Books:
         self.cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
         shared = job.config.run.ledger
         path = folder / "ledger.sqlite" if shared is None else Path(shared)
-        self.ledger = self._resources.enter_context(open_ledger(path, begun, simulated=shared is None))
+        self.ledger = self.enter_context(open_ledger(path, begun, simulated=shared is None))
         self.kept = {"ledger": self.ledger.name}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._resources.close()
 
     def catch_up(self, cohorts: Iterable[Sequence[int]], uploads: int) -> None:
         """Count what was done before the checkpoint (`cohorts`, with so many uploads), and in vain after it."""

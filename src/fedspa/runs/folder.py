@@ -49,11 +49,7 @@ class RunFolder:
     """A fresh folder: `run.out`, or a dated one under runs/. `reopen` is for a run that was interrupted."""
 
     def __init__(self, config: Config, data_name: str, follow: Follow) -> None:
-        self.path = Path(config.run.out) if config.run.out is not None else _dated(config, data_name)
-        self._lock = -1
-        self._follower = follow(config, self.path)
-        self._journal = Journal(self.path, self.checkpoints)
-        self._to_go_on = to_go_on(config, self.path)
+        self._name(Path(config.run.out) if config.run.out is not None else _dated(config, data_name), config, follow)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -70,15 +66,18 @@ class RunFolder:
     def reopen(cls, path: Path, config: Config, follow: Follow) -> Self:
         """The folder of an interrupted run, locked."""
         self = cls.__new__(cls)
-        self.path, self._lock = path, -1
-        self._follower = follow(config, path)
-        self._journal = Journal(path, self.checkpoints)
-        self._to_go_on = to_go_on(config, path)
+        self._name(path, config, follow)
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
         with _starting(path):
             self._take_lock()
         return self
+
+    def _name(self, path: Path, config: Config, follow: Follow) -> None:
+        self.path, self._lock = path, -1
+        self._follower = follow(config, path)
+        self._journal = Journal(path, self.checkpoints)
+        self._to_go_on = to_go_on(config, path)
 
     @property
     def ledger(self) -> Path:
