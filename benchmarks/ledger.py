@@ -109,8 +109,8 @@ def one_run(config: str, data: str, rounds: int | None) -> dict[str, Any]:
 
     spent: defaultdict[str, float] = defaultdict(float)
 
-    def timed(name: str) -> Callable[..., Any]:
-        method = getattr(Books, name)
+    def timed(owner: type, name: str) -> Callable[..., Any]:
+        method = getattr(owner, name)
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
             start = time.perf_counter()
@@ -121,8 +121,9 @@ def one_run(config: str, data: str, rounds: int | None) -> dict[str, Any]:
 
         return wrapped
 
-    for name in ("__init__", "reserve", "release", "settle"):
-        setattr(Books, name, timed(name))
+    for owner, names in ((Books, ("__init__", "settle")), (Ledger, ("reserve_many", "release_many"))):
+        for name in names:
+            setattr(owner, name, timed(owner, name))
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"run.out={json.dumps(folder + '/run')}", f"data.dir={json.dumps(data)}"]
         overrides += [f"federation.rounds={rounds}"] if rounds is not None else []

@@ -16,8 +16,8 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from fedspa.report import write
+from fedspa.running import simulate
 from fedspa.runs.config import load
-from fedspa.runs.simulate import simulate
 
 IMAGE = Path(__file__).parent / "images" / "report.png"
 WIDTH = 1160

@@ -28,7 +28,7 @@ import fedspa
 from fedspa.flower import server_app
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import read_config
-from fedspa.runs.simulate import Stopped
+from fedspa.running import Stopped
 from flower.local_grid import SIMULATION, LocalGrid
 from runs.small_runs import ALGORITHMS, ledger_content, outcome, small
 

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     from fedspa.data.datasets import Dataset, from_arrays
     from fedspa.errors import FedspaError, SeededNoiseWarning
+    from fedspa.running import RunResult
+    from fedspa.running import simulate as run
     from fedspa.runs.config import Config, load
-    from fedspa.runs.simulate import RunResult
-    from fedspa.runs.simulate import simulate as run
 
 # Name → where it lives. Looked up on first use: torch takes seconds to import, and `fedspa --help` does not need it.
 _PUBLIC = {
     "Config": ("fedspa.runs.config", "Config"),
     "Dataset": ("fedspa.data.datasets", "Dataset"),
     "FedspaError": ("fedspa.errors", "FedspaError"),
-    "RunResult": ("fedspa.runs.simulate", "RunResult"),
+    "RunResult": ("fedspa.running", "RunResult"),
     "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
     "from_arrays": ("fedspa.data.datasets", "from_arrays"),
     "load": ("fedspa.runs.config", "load"),
-    "run": ("fedspa.runs.simulate", "simulate"),
+    "run": ("fedspa.running", "simulate"),
 }
 
 __all__ = ["Config", "Dataset", "FedspaError", "RunResult", "SeededNoiseWarning", "from_arrays", "load", "run"]

@@ -10,7 +10,6 @@ from torch import nn
 import fedspa
 from fedspa.algorithms.algorithm1 import fed_spa, local_update
 from fedspa.algorithms.fedspa import FED_SPA
-from fedspa.data.participation import schedule
 from fedspa.learning.flat import FlatModel
 from fedspa.randomness.streams import agent_key, derive_key, mask_seed, root_key
 from fedspa.runs.config import load
@@ -37,14 +36,11 @@ class Twin:
     def __init__(self, config: fedspa.Config) -> None:
         job = prepare(config)
         self.job = job
-        self.theta = job.model.flatten()
+        self.theta = job.server.model.flatten()
         x, y = job.data.train_x, job.data.train_y
         self.agents = [[(x[i], y[i]) for i in holding.tolist()] for holding in job.holdings]
-        self._model = FlatModel(job.model.module.to(torch.float64))
-        federation = config.federation
-        self.cohorts = schedule(
-            federation.participation, federation.agents, federation.per_round, federation.rounds, job.cap, seed=SEED
-        )
+        self._model = FlatModel(job.server.model.module.to(torch.float64))
+        self.cohorts = job.cohorts()
         public, private = derive_key(root_key("seeded", SEED), "public"), root_key("seeded", SEED)
         self.mask_seed = lambda t, i: mask_seed(public, t, i)
         self.key = lambda t, i: agent_key(private, t, i)
@@ -86,7 +82,7 @@ def test_an_agents_upload_has_the_same_bits(clip):
     twin = Twin(config(clip))
     simulation = Simulation(prepare(config(clip)))
     terms = simulation.server.terms()
-    agents = simulation._agents([0, 3], 0)
+    agents = simulation._agents([0, 3], terms)
     for agent, update in zip(
         agents, FED_SPA.respond(simulation.server.state.theta, terms, agents, simulation.job.engine)
     ):

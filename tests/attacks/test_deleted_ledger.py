@@ -18,9 +18,9 @@ import pytest
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.errors import FedspaError, LedgerError
+from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import load_latest
 from fedspa.runs.folder import RunFolder
-from fedspa.runs.simulate import Stopped, simulate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 from small_runs import small

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import fedspa
 from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
+from fedspa.running import Stopped, simulate
 from fedspa.runs.config import load
-from fedspa.runs.simulate import Stopped, simulate
 
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 4, "rounds": 3, "per_round": 2},

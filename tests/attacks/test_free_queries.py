@@ -28,9 +28,10 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.participate import Refusal
 from fedspa.algorithms.fedspa import FED_SPA
 from fedspa.flower import agent
-from fedspa.flower.agent import Refusal, participate
+from fedspa.flower.agent import participate
 from fedspa.flower.client_app import app
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement, TermsError, from_record, to_record

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 import fedspa
 from fedspa.engine.native import library
+from fedspa.running import Stopped, simulate
 from fedspa.runs import digest, provenance
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load
-from fedspa.runs.simulate import Stopped, simulate
 
 SLOPE = 1.0
 

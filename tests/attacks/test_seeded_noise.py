@@ -28,7 +28,7 @@ from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.cap import Cap, FirstPlan, total
 from fedspa.privacy.event import GaussianEvent, as_server_saw, from_json, noise_modes, seeded_words
 from fedspa.report.progress import snapshot
-from fedspa.runs.simulate import RunResult
+from fedspa.running import RunResult
 from fedspa.runs.statement import plain_words, statement
 from fedspa.track import figures
 

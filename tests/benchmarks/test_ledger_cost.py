@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ledger
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.runs.books import Books
 
 
@@ -16,8 +17,9 @@ def test_calls_are_timed(tmp_path: Path) -> None:
 
 
 def test_share_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("__init__", "reserve", "release", "settle"):
-        monkeypatch.setattr(Books, name, getattr(Books, name))  # put back what `one_run` wraps
+    for owner, names in ((Books, ("__init__", "settle")), (Ledger, ("reserve_many", "release_many"))):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))  # put back what `one_run` wraps
     run = ledger.one_run("quickstart", "data", 2)
     assert run["rounds"] == 2
     assert 0 < run["ledger_s"] < run["run_s"]

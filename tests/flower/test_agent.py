@@ -22,12 +22,13 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.outbox import Outbox, Sent
+from fedspa.agent.participate import CODES, FINAL_CODES, Refusal
 from fedspa.algorithms.fedspa import FED_SPA
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
 from fedspa.flower import agent as agents
 from fedspa.flower import records, site
-from fedspa.flower.agent import CODES, FINAL_CODES, Refusal, participate
+from fedspa.flower.agent import participate
 from fedspa.flower.client_app import app
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import to_record
@@ -112,7 +113,7 @@ class Killed(KeyboardInterrupt):
     """Nothing of the agent's runs any more: what its own handlers let through."""
 
 
-STEPS = {"put": (Outbox, "put"), "release": (Ledger, "release")}
+STEPS = {"put": (Outbox, "put"), "release": (Ledger, "release_many")}
 
 
 def broken(patch: pytest.MonkeyPatch, where: str, error: BaseException, *, after: bool = False) -> None:

@@ -8,13 +8,14 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]
 
 import dataclasses
 import json
+import shutil
 
 import torch
 from flwr.app import Message
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.flower import server_app, strategy
+from fedspa.flower import strategy
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.runs import setup
@@ -129,8 +130,7 @@ def test_a_resume_with_other_noise_is_refused(kind, request, train, monkeypatch)
 
 def test_a_checkpoint_that_does_not_say_its_noise_is_refused(deployment, train, monkeypatch):
     """As older versions wrote them."""
-    for module in (strategy, server_app):
-        monkeypatch.setattr(module, "noise", lambda job: {})
+    monkeypatch.setattr(strategy, "noise", lambda job: {})
     die_in_round(deployment, 1, 0)
     with pytest.raises(Killed):
         train(deployment)
@@ -263,3 +263,15 @@ def test_asked_counts_rounds_not_questions(tmp_path):
     assert not again.was(1, 3)
     again.add(2, [0])
     assert Asked(tmp_path / "asked.jsonl").count(0) == 1
+
+
+def test_a_run_that_asked_and_lost_its_checkpoints_does_not_start_over(deployment, train, tmp_path):
+    """Under a new name its agents would pay for the same rounds again, and the server would count them once."""
+    die_in_round(deployment, 0, 0)
+    with pytest.raises(Killed):
+        train(deployment)
+    deployment.fault = honest
+    [asked] = tmp_path.rglob("asked.jsonl")
+    shutil.rmtree(asked.parent / "checkpoint")
+    with pytest.raises(FedspaError, match="holds no checkpoint"):
+        train(deployment, flower__resume=True)

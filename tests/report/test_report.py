@@ -26,10 +26,10 @@ from fedspa.privacy.event import GaussianEvent
 from fedspa.report import render, write
 from fedspa.report.promise import promise
 from fedspa.report.read import read
+from fedspa.running import simulate
 from fedspa.runs.config import load
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import prepare
-from fedspa.runs.simulate import simulate
 from fedspa.runs.statement import shown
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{ 7*7 }}"

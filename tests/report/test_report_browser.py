@@ -15,7 +15,7 @@ from small_runs import small
 
 from fedspa.agent.ledger.report import export
 from fedspa.report import write
-from fedspa.runs.simulate import simulate
+from fedspa.running import simulate
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

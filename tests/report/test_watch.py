@@ -18,7 +18,7 @@ from fedspa.cli import app
 from fedspa.cli.watch import view
 from fedspa.errors import ConfigError
 from fedspa.report.progress import snapshot, sparkline
-from fedspa.runs.simulate import Stopped, simulate
+from fedspa.running import Stopped, simulate
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from small_runs import ended, outcome, start
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
+from fedspa.running import Stopped, simulate
 from fedspa.runs.config import Config
-from fedspa.runs.simulate import Stopped, simulate
 
 STEPS = ((os, "fsync"), (os, "replace"), (Ledger, "reserve_many"), (Ledger, "release_many"))
 Make = Callable[[Path], Config | dict[str, Any]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -13,9 +13,9 @@ from small_runs import ALGORITHMS, small
 
 import fedspa
 from fedspa.errors import ConfigError
+from fedspa.learning.threads import torch_threads
 from fedspa.runs.books import Books
 from fedspa.runs.config import Algorithm, Config, Run, load
-from fedspa.runs.evaluation import torch_threads
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
 
@@ -32,14 +32,13 @@ OPTIONS = [
 class NoBooks:
     """Nothing is counted: what is tried is whether a round that was paid for would end."""
 
-    def reserve(self, t: int, cohort: Sequence[int]) -> list[int]:
-        return list(cohort)
+    run, ledger, cap, guarantee = "none", None, None, None
 
-    def release(self, t: int, payloads: Mapping[int, bytes]) -> None:
-        assert all(payloads.values())
+    def turns(self, t: int, cohort: Sequence[int]) -> tuple[str, list[int]]:
+        return "a round", list(cohort)
 
-    def epsilon(self) -> None:
-        return None
+    def took_part(self, agents: Sequence[int]) -> None:
+        pass
 
 
 def records() -> fedspa.Dataset:

@@ -27,11 +27,12 @@ from fedspa.agent.ledger.report import verify
 from fedspa.algorithms.base import finite
 from fedspa.cli import main
 from fedspa.errors import ConfigError, FedspaError, LedgerError, PayloadError
+from fedspa.running import Stopped, simulate
 from fedspa.runs import folder as folder_module
 from fedspa.runs.checkpoint import CheckpointError, load_latest
 from fedspa.runs.config import load, to_toml
-from fedspa.runs.coordinator import Diverged
-from fedspa.runs.simulate import Simulation, Stopped, simulate
+from fedspa.runs.simulate import Simulation
+from fedspa.server.coordinator import Diverged
 from fedspa.wire.payload import Update
 
 

@@ -13,9 +13,9 @@ from small_runs import outcome, small
 import fedspa
 from fedspa import durable
 from fedspa.errors import FedspaError
+from fedspa.running import Stopped, simulate
 from fedspa.runs.journal import Journal, Mark
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.simulate import Stopped, simulate
 
 
 def line(t: int) -> RoundMetrics:

@@ -16,7 +16,7 @@ from small_runs import ALGORITHMS, ended, outcome, small, start
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
-from fedspa.runs.simulate import simulate
+from fedspa.running import simulate
 
 
 def go_on(config: dict[str, Any], every: int = 1) -> None:

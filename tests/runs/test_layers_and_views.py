@@ -34,7 +34,7 @@ def test_the_plan_knows_how_many_coordinates_are_active(tmp_path: Path) -> None:
     job = prepare(load(small(tmp_path / "run", model={"name": "mlp"}, algorithm=LAYERED)))
     assert job.plan is not None
     assert job.plan.active == 234
-    assert job.layers == ((4096, 0), (64, 64), (640, 160), (10, 10))
+    assert job.server.terms.layers == ((4096, 0), (64, 64), (640, 160), (10, 10))
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,5 @@ def test_oriented_first_values_are_what_a_run_starts_from(tmp_path: Path) -> Non
     data = fedspa.from_arrays(images, torch.arange(60) % 2, images, torch.arange(60) % 2, name="images")
     sections["model"]["name"] = "mnist-cnn"
     job = prepare(load(small(tmp_path / "run", **sections)), data)
-    assert float(job.model.flatten()[-22:].abs().max()) == 0  # the last layer: 50·2 weights and 2 biases, from the end
+    # The last layer: 50·2 weights and 2 biases, from the end.
+    assert float(job.server.model.flatten()[-22:].abs().max()) == 0

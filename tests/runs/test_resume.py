@@ -18,13 +18,14 @@ from fedspa.agent.policy import PolicyRefusal
 from fedspa.errors import ConfigError, LedgerError
 from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
 from fedspa.randomness import streams
+from fedspa.running import Stopped, simulate
 from fedspa.runs import setup
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import Config
+from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import calibrated_plan
-from fedspa.runs.simulate import Simulation, Stopped, simulate
 
 
 class Crash(Exception):
@@ -304,7 +305,7 @@ class TestRefusals:
             raise Crash
 
         with monkeypatch.context() as patched:
-            patched.setattr(Simulation, "checkpoint", dying)
+            patched.setattr(Course, "save", dying)
             with pytest.raises(Crash):
                 simulate(small(tmp_path / "run", run={"policy": str(policy)}))
         policy.write_text(limits.format(50.0))

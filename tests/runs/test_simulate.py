@@ -423,9 +423,10 @@ def test_every_agent_trains_on_its_own_records(tmp_path: Path) -> None:
             assert torch.equal(agent.x, job.data.train_x[own])
             assert torch.equal(agent.y, job.data.train_y[own])
             seen += 1
-        return job.algorithm.respond(theta, terms, agents, engine)
+        return job.server.algorithm.respond(theta, terms, agents, engine)
 
-    simulation = Simulation(replace(job, algorithm=replace(job.algorithm, respond=respond)))
+    algorithm = replace(job.server.algorithm, respond=respond)
+    simulation = Simulation(replace(job, server=replace(job.server, algorithm=algorithm)))
     with Books(job, tmp_path) as books:
         for cohort in ([0, 1], [4, 5], [2, 3, 0], [1], []):
             simulation.round(cohort, books)

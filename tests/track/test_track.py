@@ -13,7 +13,7 @@ from small_runs import small
 
 from fedspa import track
 from fedspa.errors import ConfigError
-from fedspa.runs.simulate import Stopped, simulate
+from fedspa.running import Stopped, simulate
 from fedspa.track import figures
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="the extra tensorboard is missing")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,9 @@ from fedspa.privacy.event import Sampling
 from fedspa.randomness import sparsify
 from fedspa.randomness.mask import active_coordinates, layered_coordinates
 from fedspa.randomness.sparsify import MaskMode
-from fedspa.server.optimizers import ServerStep
 from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, Update, decode, encode, step_size
 
+ServerStep = Literal["adam", "average", "momentum"]  # server/optimizers.py
 # Without clipping nothing bounds an update; a weight that moves this far in a round belongs to a diverged model.
 UNCLIPPED_BOUND = 1e4
 

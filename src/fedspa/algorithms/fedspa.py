@@ -1,7 +1,7 @@
 """Fed-SPA: sparsification, local noise and an adaptive server (Hu, Gong and Guo, IJCAI 2021, Algorithm 1).
 
     line 2     choose agents              data/participation.py
-    line 3     broadcast θ_t              runs/simulate.py
+    line 3     broadcast θ_t              server/coordinator.py
     line 5     new sparsifier S           here, from a public seed (randomness/mask.py)
     lines 6–10 τ noisy local steps        engine/local.py, mechanisms/gaussian/release.py
     line 11    upload Δ                   here; only k values and the seed travel (wire/payload.py)

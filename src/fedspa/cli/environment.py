@@ -172,8 +172,8 @@ def _folder() -> Iterator[Answer]:
 
 def _quickstart() -> Iterator[Answer]:
     """One real round: data, model, accountant, engine, ledger, checkpoint, files."""
+    from fedspa.running import simulate
     from fedspa.runs.config import load
-    from fedspa.runs.simulate import simulate
 
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,8 @@ from fedspa.errors import ConfigError, SeededNoiseWarning
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedspa.running import RunResult
     from fedspa.runs.config import Config
-    from fedspa.runs.simulate import RunResult
 
 
 def run(
@@ -73,8 +73,8 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fedspa.report.read import read_metrics
+    from fedspa.running import Stopped, simulate
     from fedspa.runs.metrics import RoundMetrics
-    from fedspa.runs.simulate import Stopped, simulate
     from fedspa.runs.statement import shown, shown_bytes
 
     bar = Progress(

@@ -15,7 +15,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedspa.flower.agent import Refusal, participate
+from fedspa.agent.participate import Refusal
+from fedspa.flower.agent import participate
 from fedspa.flower.site import read_site
 from fedspa.flower.terms import Announcement, TermsError, from_record
 

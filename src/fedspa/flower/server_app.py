@@ -1,40 +1,35 @@
 """The server's app: `serverapp = "fedspa.flower.server_app:app"`.
 
 It holds the config, θ and held-out records; of the agents' records it knows nothing. Where `flower.records` is set the
-agents are real, and stand-ins of that size take the place of their records, so that the same `prepare` checks the
-config and calibrates the noise for the smallest agent that may take part.
+agents are real, and the noise is calibrated for the smallest one that may take part.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Mapping
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.data.datasets import Dataset
+from fedspa.agent.participate import agent_name
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
-from fedspa.runs.books import Books, Total, agent_name, largest_total, no_total, open_ledger, refuse_over_budget
-from fedspa.runs.checkpoint import Checkpoint, Fact
+from fedspa.running import Following
+from fedspa.runs.books import Total, largest_total, no_total, open_ledger, refuse_over_budget
 from fedspa.runs.config import Config
-from fedspa.runs.coordinator import Coordinator
+from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
-from fedspa.runs.provenance import facts, provenance
-from fedspa.runs.resume import noise, saved
-from fedspa.runs.setup import Job, prepare, records_of
+from fedspa.runs.provenance import facts
+from fedspa.runs.setup import Job, prepare, prepare_server, records_of
 from fedspa.runs.statement import statement
-from fedspa.runs.summary import summarise
+from fedspa.server.coordinator import Coordinator
 
 app = ServerApp()
 
@@ -48,40 +43,31 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[str, Any]:
     """A whole run over `grid`; returns its summary."""
+    started = time.monotonic()
     job = prepare(config) if settings.records is None else deployed(config, settings.records)
-    if settings.records is None and not settings.resume:
+    if not settings.resume:
         refuse_over_budget(job)
+    known = facts(job)
     with _folder(job, settings) as folder:
-        known = facts(job)
-        begun = saved(folder, config, known) if settings.resume else None
-        over = begun is not None and begun.state.round == config.federation.rounds
-        if settings.records is None and settings.resume and not over:
-            refuse_over_budget(job, None if begun is None else begun.run)
+        course = Course(job, Coordinator(job.server), folder, known, started, resume=settings.resume)
         kept = {}
         if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
-            with open_ledger(Path(config.run.ledger), begun) as ledger:
+            with open_ledger(Path(config.run.ledger), course.begun) as ledger:
                 kept = {"ledger": ledger.name}
-        if begun is None:
-            begun = _first_checkpoint(job, known, kept)
-            folder.save(begun, config.run.keep)
-        strategy = FedSpa(job, folder, settings, begun)
+        strategy = FedSpa(course, settings, kept)
+        if course.begun is None:
+            strategy.save()
         # A run that goes on may miss a site that is gone for good; a new one wants everybody.
         patience = (
             settings.start_timeout if not settings.resume else min(settings.start_timeout, settings.round_timeout)
         )
         _gather(grid, strategy, patience)
         strategy.start(grid, strategy.initial_arrays(), num_rounds=strategy.rounds_left, timeout=settings.round_timeout)
-        job.model.load(strategy.coordinator.state.model)
         if grid.late:
             strategy.dropped["late"] += grid.late
-        # A summary asks the books for nothing but their guarantee, which is here the server's own bound.
-        books, by_class = cast(Books, strategy), strategy.coordinator.accuracy_by_class()
-        summary = summarise(job, strategy.history, books, strategy.seconds, by_class, _total(strategy))
-        if settings.records is not None:
-            summary |= {"engine": "each agent's own", "engine_reason": "a deployed agent takes the fastest that it has"}
-        summary["provenance"] = provenance(config, begun.facts, summary["engine"])
+        summary = course.summary(strategy.guarantee, _total(strategy))
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
-        folder.finish(summary, job.model.module)
+        folder.finish(summary, job.server.model.module)
     log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))
     for warning in summary["warnings"]:
         log(WARNING, "%s", warning)
@@ -91,17 +77,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
 def deployed(config: Config, records: int) -> Job:
     """The job of a server whose agents hold at least `records` records each."""
     for_agents_of_their_own(config)
-    held_out = records_of(config)
-    total = config.federation.agents * records
-    stand_ins = Dataset(
-        train_x=torch.zeros(1, *held_out.input_shape).expand(total, *held_out.input_shape),
-        train_y=torch.zeros(1, dtype=torch.int64).expand(total),
-        test_x=held_out.test_x,
-        test_y=held_out.test_y,
-        classes=held_out.classes,
-        name=held_out.name,
-    )
-    return prepare(config, stand_ins)
+    return prepare_server(config, records_of(config), {records})
 
 
 def _total(strategy: FedSpa) -> Total | None:
@@ -123,7 +99,7 @@ def _total(strategy: FedSpa) -> Total | None:
                         f"{number}, which sent {uploads} updates; let its node write the same file, which no ledger in "
                         "its node-config and a whole path in run.ledger see to",
                     )
-            return largest_total(job.plan, ledger, len(job.holdings))
+            return largest_total(job.plan, ledger, job.config.federation.agents)
     except FedspaError as error:
         return no_total(error)
 
@@ -131,22 +107,10 @@ def _total(strategy: FedSpa) -> Total | None:
 def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
     out = job.config.run.out
     if not settings.resume:
-        return RunFolder(job.config, job.data.name)
+        return RunFolder(job.config, job.data_name, Following)
     if out is None:
         raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to go on with")
-    return RunFolder.reopen(Path(out), job.config)
-
-
-def _first_checkpoint(job: Job, known: dict[str, Fact], kept: Mapping[str, str]) -> Checkpoint:
-    start = Coordinator(job)
-    return Checkpoint(
-        state=start.state,
-        clip_value=start.clip_value,
-        run=secrets.token_hex(16),
-        config=job.config,
-        facts=known,
-        extra={**noise(job), **kept},
-    )
+    return RunFolder.reopen(Path(out), job.config, Following)
 
 
 def _gather(grid: PollingGrid, strategy: FedSpa, timeout: float) -> None:

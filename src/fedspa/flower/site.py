@@ -24,10 +24,15 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
+from fedspa.data.datasets import Dataset
 from fedspa.data.features import NAMES, Features, transform
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
@@ -38,6 +43,7 @@ from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.privacy.event import noise_modes, seeded_words
 from fedspa.runs.config import Config
+from fedspa.runs.setup import dealt, records_of
 from fedspa.runs.statement import shown
 
 logger = logging.getLogger("fedspa.agent")
@@ -65,7 +71,7 @@ class Site:
         if self.own_classes is not None:
             return self.own_classes
         assert self.config is not None
-        return int(_federation(self.config.model_dump_json())[0].classes)
+        return _federation(self.config.model_dump_json())[0].classes
 
     @property
     def features(self) -> str:
@@ -95,7 +101,7 @@ class Site:
         return _own_records(self.data, tuple(sorted(self.node.items())), self.classes)
 
     def name(self, number: int) -> str:
-        return f"agent-{number}" if self.simulated else self.agent
+        return agent_name(number) if self.simulated else self.agent
 
     def engine(self, model: str, shape: tuple[int, ...], classes: int, exact: bool) -> tuple[Engine, int]:
         """What trains the model, and its number of parameters. The server may name fedspa's own models only."""
@@ -183,19 +189,13 @@ def _bad_records(own: Records, classes: int) -> str:
 
 
 @lru_cache(maxsize=2)
-def _federation(config_json: str) -> tuple[Any, Any]:
-    from fedspa.data.partition import partition
-    from fedspa.runs.setup import records_of
-
+def _federation(config_json: str) -> tuple[Dataset, list[NDArray[np.int64]]]:
     config = Config.model_validate_json(config_json)
     data = records_of(config)
-    rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
-    return data, partition(data.train_y.numpy(), config.federation.agents, rule, alpha=alpha, seed=seed)
+    return data, dealt(config, data)
 
 
 def _share(config_json: str, number: int) -> tuple[Tensor, Tensor]:
-    import torch
-
     data, holdings = _federation(config_json)
     if not 0 <= number < len(holdings):
         raise DataError(f"agent {number} of a federation of {len(holdings)}; the server's config is another one")

@@ -9,10 +9,10 @@ any other seed is a replay or a forgery.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from logging import INFO, WARNING
 from typing import Any
@@ -22,22 +22,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
+from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
-from fedspa.data.participation import schedule
 from fedspa.errors import FedspaError, PayloadError
-from fedspa.flower.agent import CODES, FINAL_CODES
 from fedspa.flower.asked import Asked
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
-from fedspa.randomness.streams import mask_seed
-from fedspa.runs.checkpoint import Checkpoint
-from fedspa.runs.coordinator import Coordinator, Intake
-from fedspa.runs.folder import RunFolder
-from fedspa.runs.guarantee import Guarantee, not_private_because
-from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.resume import noise, refuse_other_noise, refuse_other_scores
-from fedspa.runs.setup import Job
+from fedspa.runs.course import Course
+from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.resume import noise, refuse_other_noise
+from fedspa.runs.summary import measured
+from fedspa.server.intake import Intake
 
 
 class FedSpa(Strategy):
@@ -46,37 +42,34 @@ class FedSpa(Strategy):
     `start(grid, fedspa.initial_arrays(), num_rounds=fedspa.rounds_left, timeout=…)` trains; then `finish()`.
     """
 
-    def __init__(self, job: Job, folder: RunFolder, settings: FlowerSettings, begun: Checkpoint) -> None:
-        self.job = job
-        self.coordinator = Coordinator(job)
-        self.coordinator.restore(begun.state, begun.clip_value)
-        self.history = folder.rewind(begun)
-        refuse_other_scores(self.coordinator, self.history, folder.path)
+    def __init__(self, course: Course, settings: FlowerSettings, kept: Mapping[str, str]) -> None:
+        """`kept` is what checkpoints must say of a ledger that the server knows of."""
+        self.job = job = course.job
+        self.coordinator = course.server
+        self.course = course
+        begun = course.begun
+        extra = begun.extra if begun is not None else {}
+        self.run = begun.run if begun is not None else secrets.token_hex(16)
         self.roster = Roster(job.config.federation.agents)
-        self._kept = {key: begun.extra[key] for key in ("ledger",) if key in begun.extra}
-        if "roster" in begun.extra:
-            self.roster.restore(begun.extra["roster"])
-        self.dropped: Counter[str] = Counter(begun.extra.get("dropped", {}))
+        if "roster" in extra:
+            self.roster.restore(extra["roster"])
+        self.dropped: Counter[str] = Counter(extra.get("dropped", {}))
         # Valid updates by agent, whether or not they were a quorum: the least that its ledger must hold.
-        self.taken = Counter({int(number): times for number, times in begun.extra.get("taken", {}).items()})
-        self.run = begun.run
+        self.taken = Counter({int(number): times for number, times in extra.get("taken", {}).items()})
         self.guarantee: Guarantee | None = None
-        self._folder = folder
-        self._settings = settings
-        self._begun = begun
-        self._started = time.monotonic()
-        self._facts = begun.facts
-        self._cohorts = islice(_cohorts(job), begun.state.round, None)
-        self._asked = Asked(folder.path / "asked.jsonl")
-        self._asked.require(begun.extra.get("asked", {}))
+        self._settings, self._kept = settings, kept
+        self._cohorts = islice(job.cohorts(), self.coordinator.state.round, None)
+        self._asked = Asked(course.folder.path / "asked.jsonl")
+        self._asked.require(extra.get("asked", {}))
         self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int]] | None = None
-        if self._asked.counts:
+        if self._asked.counts:  # the first checkpoint was saved before the first question
+            if begun is None:
+                raise FedspaError(f"{course.folder.path} has asked agents and holds no checkpoint; restore one")
             refuse_other_noise(begun, job)
         if job.plan is not None:
-            agents = range(job.config.federation.agents)
             self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
-            for number in agents:
+            for number in range(job.config.federation.agents):
                 if times := self._asked.count(number):
                     self.guarantee.took_part([number], times)
 
@@ -88,10 +81,6 @@ class FedSpa(Strategy):
     def quorum(self) -> int:
         per_round = self.job.config.federation.per_round
         return self._settings.quorum or -(-per_round // 2)
-
-    @property
-    def seconds(self) -> float:
-        return self._begun.seconds + time.monotonic() - self._started
 
     def initial_arrays(self) -> ArrayRecord:
         return ArrayRecord({"theta": Array(self.coordinator.state.theta.cpu().numpy())})
@@ -113,7 +102,7 @@ class FedSpa(Strategy):
         )
         fresh = self._asked.add(terms.round, list(asked.values()))
         if self.roster.known != self._saved_roster:  # who is who must outlive a crash in this round
-            self._save()
+            self.save()
         if self.guarantee is not None:
             self.guarantee.took_part(fresh)
         self._round = (terms, asked)
@@ -180,7 +169,7 @@ class FedSpa(Strategy):
             config.federation.agents,
             self.quorum,
         )
-        log(INFO, "\t└──> folder %s", self._folder.path)
+        log(INFO, "\t└──> folder %s", self.course.folder.path)
 
     def _may_be_asked(self, t: int, number: int) -> bool:
         """The plan's cap holds for the server too; a round asked again after a crash is no new participation."""
@@ -213,17 +202,14 @@ class FedSpa(Strategy):
                 number=number,
                 algorithm=config.algorithm.name,
                 model=config.model.name,
-                classes=self.job.data.classes,
+                classes=self.job.server.classes,
                 features=config.data.features or "",
-                coding=self.job.coding,
-                mask_seed=self._seed(terms, number),
+                coding=self.job.server.coding,
+                mask_seed=self.coordinator.mask_seed(terms, number),
                 noise=None if terms.plan is None else config.privacy.noise,
                 terms=terms,
             )
         )
-
-    def _seed(self, terms: Terms, number: int) -> bytes:
-        return terms.mask_seed or mask_seed(self.coordinator.public_key, terms.round, number)
 
     def _take(self, reply: Message, number: int, terms: Terms, intake: Intake) -> str | None:
         """None where the reply's payload was added; else what it is counted as. Its text is never looked at."""
@@ -238,43 +224,26 @@ class FedSpa(Strategy):
         if found is None:
             return "malformed"
         try:
-            intake.take(found, seed=self._seed(terms, number))
+            intake.take(found, seed=self.coordinator.mask_seed(terms, number))
         except PayloadError as error:
             return f"payload-{error.code}"
         self.taken[number] += 1
         return None
 
     def _write(self, terms: Terms, taken: int, uplink: int, asked: int, dropped: Counter[str]) -> None:
-        accuracy, loss = self.coordinator.evaluate()
-        plan = self.job.plan
-        metrics = RoundMetrics(
-            round=terms.round,
-            accuracy=accuracy,
-            loss=loss,
-            agents=taken,
-            uplink_bytes=uplink,
-            epsilon=None if plan is None or self.guarantee is None else self.guarantee.epsilon_max(plan.neighbours),
-            private=not_private_because(plan, self.job.config.privacy.noise) is None,
-            clip_value=self.coordinator.clip_value,
-        )
-        self.history.append(metrics)
+        metrics = measured(self.job, self.coordinator, self.guarantee, taken, uplink)
         self.dropped += dropped
-        self._folder.add_round(asdict(metrics))
-        with (self._folder.path / "replies.jsonl").open("a", encoding="utf-8") as file:
+        self.course.add_round(metrics)
+        with (self.course.folder.path / "replies.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"round": terms.round, "asked": asked, "taken": taken, "dropped": dropped}) + "\n")
-        self._save()
+        self.save()
         lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
-        log(INFO, "round %d: accuracy %.4f, %d of %d updates%s", terms.round, accuracy, taken, asked, lost)
+        log(INFO, "round %d: accuracy %.4f, %d of %d updates%s", terms.round, metrics.accuracy, taken, asked, lost)
 
-    def _save(self) -> None:
-        state = Checkpoint(
-            state=self.coordinator.state,
-            clip_value=self.coordinator.clip_value,
-            run=self.run,
-            config=self.job.config,
-            seconds=self.seconds,
-            facts=self._facts,
-            extra={
+    def save(self) -> None:
+        self.course.save(
+            self.run,
+            {
                 "roster": self.roster.to_json(),
                 "dropped": dict(self.dropped),
                 "asked": self._asked.counts,
@@ -283,7 +252,6 @@ class FedSpa(Strategy):
                 **self._kept,
             },
         )
-        self._folder.save(state, self.job.config.run.keep)
         self._saved_roster = self.roster.known
 
 
@@ -296,10 +264,3 @@ def _only_value(content: RecordDict) -> bytes | str | None:
     if isinstance(payload, bytes):
         return payload
     return code if isinstance(code, str) and code in CODES else None
-
-
-def _cohorts(job: Job) -> Iterator[list[int]]:
-    federation, seed = job.config.federation, job.config.run.seed
-    return schedule(
-        federation.participation, federation.agents, federation.per_round, federation.rounds, job.cap, seed=seed
-    )

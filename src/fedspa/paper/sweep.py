@@ -26,10 +26,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedspa import durable
 from fedspa.errors import ConfigError, FedspaError, PrivacyError, SeededNoiseWarning
 from fedspa.paper import provenance
+from fedspa.running import Stopped, simulate
 from fedspa.runs.config import Config, load
-from fedspa.runs.coordinator import Diverged
 from fedspa.runs.setup import Job
-from fedspa.runs.simulate import Stopped, simulate
+from fedspa.server.coordinator import Diverged
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ that is missing, or another under its path, ends the run and is never replaced.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
 from collections import Counter
@@ -22,12 +21,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from fedspa import durable
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.witness import path_of
+from fedspa.agent.participate import agent_name, message_name
 from fedspa.agent.policy import Policy
 from fedspa.errors import BudgetError, FedspaError, LedgerError
 from fedspa.mechanisms.binomial.plan import AnyPlan
@@ -60,7 +58,7 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
     with Ledger.open(settings.ledger, create=False) as ledger:
         if policy is None:
             return
-        for number in range(len(job.holdings)):
+        for number in range(job.config.federation.agents):
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
                 ledger.require(agent_name(number), job.plan.event, policy.cap, participations=left)
@@ -84,10 +82,6 @@ def refuse_another_event(then: Event, now: Event) -> None:
             f"this run began with {then.to_json()} and would go on with {now.to_json()}: another fedspa calibrates "
             "privacy.epsilon to other noise; finish it with the version that began it, or start a new run"
         )
-
-
-def agent_name(number: int) -> str:
-    return f"agent-{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +148,7 @@ def open_ledger(path: Path, begun: Checkpoint | None, *, simulated: bool = False
     return ledger
 
 
-class Books:
+class Books(ExitStack[None]):
     """Ledger and guarantee of one run. Does nothing where the algorithm is not private.
 
     `run` is the run's name in the ledger. A run that goes on from the checkpoint `begun` keeps the one it was started
@@ -162,43 +156,36 @@ class Books:
     """
 
     def __init__(self, job: Job, folder: Path, begun: Checkpoint | None = None) -> None:
+        super().__init__()
         self._job = job
         self.run = begun.run if begun is not None else draw_run_name(folder)
         self.kept: Mapping[str, str] = {}
-        self._resources = ExitStack()
-        self._message = ""
         self._resumed_with_new_noise = False
         self.guarantee: Guarantee | None = None
+        self.ledger: Ledger | None = None
+        self.cap: Cap | None = None
         if job.plan is None:
             return
         self._event = replace(job.plan.event, noise=job.config.privacy.noise)
         self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
-        self._cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
+        self.cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
         shared = job.config.run.ledger
         path = folder / "ledger.sqlite" if shared is None else Path(shared)
-        self._ledger = self._resources.enter_context(open_ledger(path, begun, simulated=shared is None))
-        self.kept = {"ledger": self._ledger.name}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._resources.close()
+        self.ledger = self.enter_context(open_ledger(path, begun, simulated=shared is None))
+        self.kept = {"ledger": self.ledger.name}
 
     def catch_up(self, cohorts: Iterable[Sequence[int]], uploads: int) -> None:
         """Count what was done before the checkpoint (`cohorts`, with so many uploads), and in vain after it."""
-        if self.guarantee is None:
+        if self.guarantee is None or self.ledger is None:
             return
-        agents = range(len(self._job.holdings))
-        spent = {number: self._ledger.participations(agent_name(number), self.run) for number in agents}
+        agents = range(self._job.config.federation.agents)
+        spent = {number: self.ledger.participations(agent_name(number), self.run) for number in agents}
         if sum(spent.values()) < uploads:
             raise LedgerError(
-                f"{self._ledger.path} holds {sum(spent.values())} entries of this run, whose checkpoint counts "
+                f"{self.ledger.path} holds {sum(spent.values())} entries of this run, whose checkpoint counts "
                 f"{uploads}: it is an old copy or another ledger; put the newest one back"
             )
-        for event in self._ledger.events(self.run):
+        for event in self.ledger.events(self.run):
             refuse_another_event(event, self._event)
         if self._job.config.privacy.noise == "seeded":
             for cohort in cohorts:
@@ -209,62 +196,39 @@ class Books:
             if times:
                 self.guarantee.took_part([number], times)
 
-    def reserve(self, t: int, cohort: Sequence[int]) -> list[int]:
-        """Durable before any of them trains. Returns who takes part: after a resume, those with a turn left."""
-        if self.guarantee is None:
-            return list(cohort)
-        self._message = f"round-{t}"
-        if self._resumed_with_new_noise:
-            cohort = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
-            self._message = self._unused_name(t, cohort)
-        events = dict.fromkeys(map(agent_name, cohort), self._event)
-        announced = self._job.plan.participations if self._job.plan is not None else None
-        self._ledger.reserve_many(events, self.run, self._message, cap=self._cap, announced=announced)
-        self.guarantee.took_part(cohort)
-        return list(cohort)
+    def turns(self, t: int, cohort: Sequence[int]) -> tuple[str, list[int]]:
+        """The round's name in the ledger, and who takes part: after a resume, those with a turn left."""
+        if self.guarantee is None or self.ledger is None or not self._resumed_with_new_noise:
+            return message_name(t), list(cohort)
+        present = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
+        # The first name for round t under which none of them has an entry.
+        for message in (message_name(t, attempt) for attempt in count(1)):
+            if not any(self.ledger.find(agent_name(number), self.run, message) for number in present):
+                break
+        return message, present
 
-    def release(self, t: int, payloads: Mapping[int, bytes]) -> None:
-        """Marked as sent, each by the digest of its bytes."""
-        if self.guarantee is None:
-            return
-        digests = {
-            agent_name(number): hashlib.blake2b(payload, digest_size=16).hexdigest()
-            for number, payload in payloads.items()
-        }
-        self._ledger.release_many(digests, self.run, self._message)
+    def took_part(self, agents: Sequence[int]) -> None:
+        if self.guarantee is not None:
+            self.guarantee.took_part(agents)
 
     def settle(self) -> None:
         """Before a checkpoint that counts on its entries. A ledger of the run's own waits for no disk otherwise."""
-        if self.guarantee is None or self._job.config.run.ledger is not None:
+        if self.ledger is None or self._job.config.run.ledger is not None:
             return
-        log = self._ledger.path.with_name(f"{self._ledger.path.name}-wal")
+        path = self.ledger.path
+        log = path.with_name(f"{path.name}-wal")
         try:
-            durable.force(log if log.exists() else self._ledger.path)
-            durable.force(path_of(self._ledger.path))
+            durable.force(log if log.exists() else path)
+            durable.force(path_of(path))
             durable.force_folder(log.parent)
         except OSError as error:
             raise LedgerError(f"{log} cannot be written: {error.strerror or error}; mend that, then resume") from None
 
-    def epsilon(self) -> float | None:
-        """Largest verified ε over agents so far, under the plan's relation."""
-        if self._job.plan is None or self.guarantee is None:
-            return None
-        return self.guarantee.epsilon_max(self._job.plan.neighbours)
-
     def total(self) -> Total | None:
         """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server."""
-        if self._job.plan is None or self._job.config.run.ledger is None:
+        if self._job.plan is None or self.ledger is None or self._job.config.run.ledger is None:
             return None
         try:
-            return largest_total(self._job.plan, self._ledger, len(self._job.holdings))
+            return largest_total(self._job.plan, self.ledger, self._job.config.federation.agents)
         except FedspaError as error:
             return no_total(error)
-
-    def _unused_name(self, t: int, cohort: Sequence[int]) -> str:
-        """The first name for round t under which none of them has an entry."""
-        names = (f"round-{t}" if attempt == 1 else f"round-{t}-attempt-{attempt}" for attempt in count(1))
-        return next(
-            name
-            for name in names
-            if all(self._ledger.find(agent_name(number), self.run, name) is None for number in cohort)
-        )

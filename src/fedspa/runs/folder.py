@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from torch import nn
 
@@ -31,20 +30,26 @@ from fedspa.runs.config import Config, to_toml
 from fedspa.runs.journal import Journal
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import to_go_on
-from fedspa.track import Tracking
 
-log = logging.getLogger(__name__)
+
+class Follower(Protocol):
+    """Who is told of a run as it is written: each round, its end, and that the folder is let go."""
+
+    def add_round(self, metrics: Mapping[str, Any]) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Follow = Callable[[Config, Path], Follower]  # made before anything is written: it may refuse the config
 
 
 class RunFolder:
     """A fresh folder: `run.out`, or a dated one under runs/. `reopen` is for a run that was interrupted."""
 
-    def __init__(self, config: Config, data_name: str) -> None:
-        self.path = Path(config.run.out) if config.run.out is not None else _dated(config, data_name)
-        self._lock = -1
-        self._tracking = Tracking(config, self.path)
-        self._journal = Journal(self.path, self.checkpoints)
-        self._to_go_on = to_go_on(config, self.path)
+    def __init__(self, config: Config, data_name: str, follow: Follow) -> None:
+        self._name(Path(config.run.out) if config.run.out is not None else _dated(config, data_name), config, follow)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -58,18 +63,21 @@ class RunFolder:
             durable.replace_text(self.path / "config.toml", to_toml(config))
 
     @classmethod
-    def reopen(cls, path: Path, config: Config) -> Self:
+    def reopen(cls, path: Path, config: Config, follow: Follow) -> Self:
         """The folder of an interrupted run, locked."""
         self = cls.__new__(cls)
-        self.path, self._lock = path, -1
-        self._tracking = Tracking(config, path)
-        self._journal = Journal(path, self.checkpoints)
-        self._to_go_on = to_go_on(config, path)
+        self._name(path, config, follow)
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
         with _starting(path):
             self._take_lock()
         return self
+
+    def _name(self, path: Path, config: Config, follow: Follow) -> None:
+        self.path, self._lock = path, -1
+        self._follower = follow(config, path)
+        self._journal = Journal(path, self.checkpoints)
+        self._to_go_on = to_go_on(config, path)
 
     @property
     def ledger(self) -> Path:
@@ -91,7 +99,7 @@ class RunFolder:
     def add_round(self, metrics: Mapping[str, Any]) -> None:
         with self._writing():
             self._journal.add(metrics)
-        self._tracking.add_round(metrics)
+        self._follower.add_round(metrics)
 
     def save(self, state: Checkpoint, keep: int) -> None:
         """With where the metrics stand now, which are on the disk by then."""
@@ -108,26 +116,20 @@ class RunFolder:
         return found if isinstance(found, dict) else None
 
     def finish(self, summary: Mapping[str, Any], module: nn.Module) -> None:
-        """The model, then the summary: where there is one, the run is done. Last a report, which can be made again."""
+        """The model, then the summary: where there is one, the run is done."""
         from safetensors.torch import save_model
-
-        from fedspa import report
 
         with self._writing():
             durable.replace_tensors(self.path / "model.safetensors", lambda draft: save_model(module, str(draft)))
             durable.replace_text(
                 self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
             )
-        self._tracking.finish(summary)
-        try:
-            report.write([self.path], self.path / "report.html")
-        except FedspaError as error:
-            log.warning("there is no report: %s; `fedspa report %s` tries again", error, self.path)
+        self._follower.finish(summary)
         self.close()
 
     def close(self) -> None:
         """Let the folder go."""
-        self._tracking.close()
+        self._follower.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

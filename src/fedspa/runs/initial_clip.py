@@ -7,29 +7,31 @@ exactly 0, so ours is over the non-zero values.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedspa.data.datasets import Dataset
 from fedspa.engine.generic import GenericEngine
-
-if TYPE_CHECKING:
-    from fedspa.runs.setup import Job
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.binomial.plan import AnyPlan
 
 # Enough for a stable median; the paper does not say how many it took.
 AGENTS, RECORDS = 10, 10
 
 
-def median_clip(job: Job, theta: Tensor) -> float:
+def median_clip(plan: AnyPlan, model: FlatModel, data: Dataset, holdings: Sequence[NDArray[np.int64]]) -> float:
     """Median over examples of a few agents at θ₀: of |g_j| ≠ 0 for `coordinate`, of the active part's norm for `l2`."""
-    assert job.plan is not None
-    chosen = [i for held in job.holdings[:AGENTS] for i in held[:RECORDS]]
+    theta = model.flatten()
+    chosen = [i for held in holdings[:AGENTS] for i in held[:RECORDS]]
     index = torch.tensor(chosen)
-    x, y = job.data.train_x[index].to(theta.device), job.data.train_y[index].to(theta.device)
-    rows = torch.cat(list(GenericEngine(job.model.module).rows(theta, x, y, None)))
-    if job.plan.clip == "coordinate":
+    x, y = data.train_x[index].to(theta.device), data.train_y[index].to(theta.device)
+    rows = torch.cat(list(GenericEngine(model.module).rows(theta, x, y, None)))
+    if plan.clip == "coordinate":
         magnitudes = rows.abs()
         return float(magnitudes[magnitudes > 0].median())
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return float(norms.median()) * math.sqrt(job.plan.compression)
+    return float(norms.median()) * math.sqrt(plan.compression)

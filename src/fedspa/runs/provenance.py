@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspa import __version__
 from fedspa.data.datasets import Dataset
@@ -25,7 +25,7 @@ from fedspa.errors import ConfigError, printable
 from fedspa.runs import digest
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, Section
-from fedspa.runs.setup import Job
+from fedspa.runs.setup import Job, Simulated
 
 COMMIT = "commit of the working folder"
 # Told, and free to differ: the digests decide.
@@ -40,30 +40,24 @@ UNPUBLISHED = frozenset({"number of training records", *(f"digest of the {name}"
 
 def digests_of(data: Dataset) -> dict[str, Fact]:
     """Of every record and label. It takes a quarter of a second for MNIST, and can be made beside other work."""
-    parts = {
-        "training records": data.train_x,
-        "training labels": data.train_y,
-        "test records": data.test_x,
-        "test labels": data.test_y,
-    }
-    return {f"digest of the {name}": digest.of_tensors([part]) for name, part in parts.items()}
+    return _digests(
+        training_records=data.train_x, training_labels=data.train_y, test_records=data.test_x, test_labels=data.test_y
+    )
 
 
 def facts(job: Job, digests: Mapping[str, Fact] | None = None) -> dict[str, Fact]:
     """What decides a run beside its config. `digests` are those of its records, where they were made before."""
-    data, module = job.data, job.model.module
+    server, module = job.server, job.server.model.module
     kind = type(module)
     return {
-        "shape of a record": " × ".join(map(str, data.input_shape)),
-        "number of classes": data.classes,
-        "number of training records": len(data.train_y),
-        "number of test records": len(data.test_y),
-        **(digests_of(data) if digests is None else digests),
-        "digest of the agents' holdings": _holdings(job),
+        "shape of a record": " × ".join(map(str, server.x.shape[1:])),
+        "number of classes": server.classes,
+        "number of test records": len(server.y),
+        **(digests or _digests(test_records=server.x, test_labels=server.y)),
+        **(_of_agents(job) if isinstance(job, Simulated) else {}),
         "class of the module": f"{kind.__module__}.{kind.__qualname__}",
-        "number of parameters": job.model.dimension,
+        "number of parameters": server.model.dimension,
         "digest of the module": digest.of_module(module),
-        "engine": job.engine.name,
         "fedspa version": __version__,
         "Python version": ".".join(platform.python_version_tuple()[:2]),
         "torch version": str(torch.__version__),
@@ -129,9 +123,17 @@ def provenance(config: Config, known: Mapping[str, Fact], engine: str) -> dict[s
     return {"data": config.data.name, "model": config.model.name, **told, "engine": engine}
 
 
-def _holdings(job: Job) -> str:
+def _digests(**parts: Tensor) -> dict[str, Fact]:
+    return {f"digest of the {name.replace('_', ' ')}": digest.of_tensors([part]) for name, part in parts.items()}
+
+
+def _of_agents(job: Simulated) -> dict[str, Fact]:
     sizes = torch.tensor([len(held) for held in job.holdings])
-    return digest.of_tensors([sizes, torch.from_numpy(np.concatenate(job.holdings))])
+    return {
+        "number of training records": len(job.data.train_y),
+        "digest of the agents' holdings": digest.of_tensors([sizes, torch.from_numpy(np.concatenate(job.holdings))]),
+        "engine": job.engine.name,
+    }
 
 
 def _device(name: str) -> str:

@@ -12,11 +12,11 @@ from fedspa.privacy.event import from_json
 from fedspa.runs.books import refuse_another_event
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_latest
 from fedspa.runs.config import Config
-from fedspa.runs.coordinator import Coordinator
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import ROUNDING, TOLD
 from fedspa.runs.setup import Job
+from fedspa.server.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,12 @@ def refuse_differences(folder: Path, checkpoint: Checkpoint, config: Config, fac
         )
 
 
-def refuse_other_scores(server: Coordinator, done: list[RoundMetrics], folder: Path) -> None:
+def refuse_other_scores(server: Coordinator, done: list[RoundMetrics], config: Config, folder: Path) -> None:
     """The module at the checkpoint's parameters must score what it scored then: whatever of its code no digest found
     would show here."""
     if not done:
         return
     (accuracy, loss), last = server.evaluate(), done[-1]
-    config = server.job.config
     exact = config.privacy.noise == "seeded" and config.run.device == "cpu"
     if (accuracy, loss) == (last.accuracy, last.loss):
         return

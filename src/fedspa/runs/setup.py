@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedspa.algorithms import ALGORITHMS, Algorithm
+from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.data.datasets import Dataset, load
 from fedspa.data.features import Features
+from fedspa.data.participation import schedule
 from fedspa.data.partition import partition
 from fedspa.data.view import view
 from fedspa.engine.choose import choose, reason
@@ -23,47 +26,91 @@ from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.initial import oriented
 from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.randomness.sparsify import MaskMode
+from fedspa.randomness.streams import derive_key, mask_seed, root_key
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import refuse_unpriced
+from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.plans import calibrated_plan, cap_of
+from fedspa.server.job import ServerJob
 from fedspa.server.optimizers import ServerOptimizer
-from fedspa.wire.payload import Coding
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that could start now. `holdings[i]` are the training records of agent i."""
+    """A run whose server could start now. Its agents take part `cap` times at most, and hold records of their own."""
 
     config: Config
-    data: Dataset
-    holdings: list[NDArray[np.int64]]
-    model: FlatModel
-    engine: Engine
-    engine_reason: str
-    algorithm: Algorithm
-    optimizer: ServerOptimizer
-    active: int
+    server: ServerJob
     cap: int
-    plan: AnyPlan | None
-    layers: tuple[tuple[int, int], ...] | None = None
+    data_name: str
 
     @property
-    def coding(self) -> Coding:
-        """`int` where there is noise to hide the rounding in, `f32` where not, unless the config says otherwise."""
-        return self.config.algorithm.coding or ("int" if self.plan is not None else "f32")
+    def plan(self) -> AnyPlan | None:
+        return self.server.plan
+
+    def cohorts(self) -> Iterator[list[int]]:
+        """Who takes part, round by round."""
+        federation = self.config.federation
+        return schedule(
+            federation.participation,
+            federation.agents,
+            federation.per_round,
+            federation.rounds,
+            self.cap,
+            seed=self.config.run.seed,
+        )
+
+    @property
+    def trained_by(self) -> dict[str, Any]:
+        """The summary's words on what the agents train with."""
+        reason = "a deployed agent takes the fastest that it has"
+        return {"engine": "each agent's own", "engine_reason": reason, "tf32": False}
 
 
-def prepare(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Job:
+@dataclass(frozen=True)
+class Simulated(Job):
+    """With the agents: `holdings[i]` are the training records of agent i."""
+
+    data: Dataset
+    holdings: list[NDArray[np.int64]]
+    engine: Engine
+    engine_reason: str
+
+    @property
+    def trained_by(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine.name,
+            "engine_reason": self.engine_reason,
+            "tf32": getattr(self.engine, "tf32", False),
+        }
+
+
+def prepare(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Simulated:
     """Load, deal out, build and calibrate. `data` and `module` stand in for what the config names."""
-    data, given = data if data is not None else records_of(config), module
-    holdings = partition(
-        data.train_y.numpy(),
-        config.federation.agents,
-        config.data.partition,
-        alpha=config.data.alpha,
-        seed=config.run.seed,
+    data = data if data is not None else records_of(config)
+    holdings = dealt(config, data)
+    job = prepare_server(config, data, {len(held) for held in holdings}, module)
+    server, plan, run = job.server, job.plan, config.run
+    if plan is not None and plan.clip_rule == "median":
+        server = replace(server, clip_value=median_clip(plan, server.model, data, holdings))
+    return Simulated(
+        config=config,
+        server=server,
+        cap=job.cap,
+        data_name=job.data_name,
+        data=data,
+        holdings=holdings,
+        engine=server.engine,
+        engine_reason=reason(
+            run.engine, server.model.module, data.input_shape, run.device, config.privacy.noise == "exact"
+        ),
     )
-    input_shape = tuple(data.train_x.shape[1:])
+
+
+def prepare_server(config: Config, data: Dataset, sizes: set[int], module: nn.Module | None = None) -> Job:
+    """The server's part, for agents that hold so many records each. Of `data` it gets the held-out records."""
+    given, input_shape = module, data.input_shape
     if module is None:
         module = models.build(config.model.name, input_shape, data.classes, config.run.seed)
         if config.model.init == "oriented":
@@ -74,30 +121,27 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
         raise ConfigError(
             "the module lies on torch's device 'meta' and has no values; build it on another, as on 'cpu'"
         )
-    module = module.to(_device(config.run.device))
+    run, settings, exact = config.run, config.algorithm, config.privacy.noise == "exact"
+    module = module.to(_device(run.device))
     model = FlatModel(module)
     if given is not None:
         _try_scores(model, input_shape, data.classes)
-    algorithm = ALGORITHMS[config.algorithm.name]
+    algorithm = ALGORITHMS[settings.name]
     # cpSGD compresses by the size of its numbers: every coordinate travels.
-    layers = _layers(config.algorithm.layer_shares, model.sizes)
-    active = _active(config.algorithm.compression, model.dimension) if algorithm.sparse else model.dimension
+    layers = _layers(settings.layer_shares, model.sizes)
+    active = _active(settings.compression, model.dimension) if algorithm.sparse else model.dimension
     if layers is not None:
         active = sum(k for _, k in layers)
-    records = _smallest_holding(config, holdings)
-    plan = calibrated_plan(config, model.dimension, active, records) if algorithm.private else None
+    _refuse_sizes(config, sizes)
+    # The fewest records an agent has: its sampling rate is the largest, so noise that serves it serves all.
+    plan = calibrated_plan(config, model.dimension, active, min(sizes)) if algorithm.private else None
     if plan is not None:
         refuse_unpriced(plan, config.privacy.accountant)
-    settings = config.algorithm
-    run, exact = config.run, config.privacy.noise == "exact"
-    engine = choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32)
-    return Job(
-        config=config,
-        data=data,
-        holdings=holdings,
+    # cpSGD has no mask; agents that rotate do so alike, so that their numbers add up.
+    mask: MaskMode = "shared" if settings.name == "cpsgd" else settings.mask
+    public_key = derive_key(root_key("seeded", run.seed), "public")
+    server = ServerJob(
         model=model,
-        engine=engine,
-        engine_reason=reason(run.engine, module, input_shape, run.device, exact),
         algorithm=algorithm,
         optimizer=ServerOptimizer(
             step=settings.server or algorithm.server,
@@ -108,11 +152,30 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
             ema=settings.ema,
             lr_decay=settings.lr_decay,
         ),
-        active=active,
-        cap=cap_of(config),
-        plan=plan,
-        layers=layers,
+        terms=Terms(
+            round=0,
+            dimension=model.dimension,
+            active=active,
+            mask=mask,
+            mask_seed=None if mask == "per-agent" else mask_seed(public_key, 0, -1),
+            sampling=config.privacy.sampling,
+            batch=settings.batch,
+            local_steps=settings.local_steps,
+            local_lr=settings.local_lr,
+            plan=plan,
+            layers=layers,
+        ),
+        # `int` where there is noise to hide the rounding in.
+        coding=settings.coding or ("int" if plan is not None else "f32"),
+        clip_value=None if plan is None else plan.clip_value,
+        public_key=public_key,
+        x=data.test_x,
+        y=data.test_y,
+        classes=data.classes,
+        engine=choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32),
+        threads=run.threads,
     )
+    return Job(config, server, cap_of(config), data.name)
 
 
 def records_of(config: Config, data: Dataset | None = None) -> Dataset:
@@ -126,6 +189,12 @@ def records_of(config: Config, data: Dataset | None = None) -> Dataset:
         return _mapped(named.name, named.dir, named.features, named.holdout, alone)
     data = data if data is not None else load(named.name, Path(named.dir))
     return view(data, named.features, named.holdout, alone=alone)
+
+
+def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
+    """Which training records each simulated agent holds."""
+    rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
+    return partition(data.train_y.numpy(), config.federation.agents, rule, alpha=alpha, seed=seed)
 
 
 @lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
@@ -173,12 +242,10 @@ def _layers(shares: list[float] | None, sizes: list[int]) -> tuple[tuple[int, in
     return layers
 
 
-def _smallest_holding(config: Config, holdings: list[NDArray[np.int64]]) -> int:
-    """The fewest records an agent has: its sampling rate is the largest, so noise that serves it serves all."""
-    sizes = {len(indices) for indices in holdings}
+def _refuse_sizes(config: Config, sizes: set[int]) -> None:
     if config.algorithm.batch > min(sizes):
         raise ConfigError(
-            f"algorithm.batch is {config.algorithm.batch}; the smallest of the {len(holdings)} agents holds "
+            f"algorithm.batch is {config.algorithm.batch}; the smallest of the {config.federation.agents} agents holds "
             f"{min(sizes)} records: at most that"
         )
     if config.private and config.privacy.delta >= 1 / max(sizes):
@@ -186,4 +253,3 @@ def _smallest_holding(config: Config, holdings: list[NDArray[np.int64]]) -> int:
             f"privacy.delta is {config.privacy.delta}; agents hold up to {max(sizes)} records: it must be below "
             f"1/{max(sizes)} = {1 / max(sizes):.3g}"
         )
-    return min(sizes)

@@ -1,15 +1,17 @@
-"""The summary of a run: one flat object, the same for `--json`, summary.json and the screen."""
+"""What a round and a run come to: a line of metrics.jsonl, and one flat object for `--json`, summary.json and the
+screen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from fedspa.runs.books import Books, Total
-from fedspa.runs.guarantee import promised
+from fedspa.runs.books import Total
+from fedspa.runs.guarantee import Guarantee, not_private_because, promised
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.setup import Job
+from fedspa.runs.setup import Job, Simulated
 from fedspa.runs.statement import warnings
+from fedspa.server.coordinator import Coordinator
 
 TOGETHER = (
     "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "
@@ -17,10 +19,28 @@ TOGETHER = (
 )
 
 
+def measured(
+    job: Job, server: Coordinator, guarantee: Guarantee | None, agents: int, uplink_bytes: int
+) -> RoundMetrics:
+    """Of the round that the server has just closed, with the updates of so many agents."""
+    accuracy, loss = server.evaluate()
+    plan = job.plan
+    return RoundMetrics(
+        round=server.state.round - 1,
+        accuracy=accuracy,
+        loss=loss,
+        agents=agents,
+        uplink_bytes=uplink_bytes,
+        epsilon=None if plan is None or guarantee is None else guarantee.epsilon_max(plan.neighbours),
+        private=not_private_because(plan, job.config.privacy.noise) is None,
+        clip_value=server.clip_value,
+    )
+
+
 def summarise(
     job: Job,
     history: Sequence[RoundMetrics],
-    books: Books,
+    guarantee: Guarantee | None,
     seconds: float,
     accuracy_by_class: Sequence[float | None],
     total: Total | None = None,
@@ -33,7 +53,8 @@ def summarise(
     agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out
     records. `adversary` says against whom ε holds; `bits` and `trials` are cpSGD's. `rounds_empty` had no update.
     """
-    config = job.config
+    config, server = job.config, job.server
+    together = isinstance(job, Simulated) and not job.engine.separates_records
     uploads = sum(metrics.agents for metrics in history)
     sent = sum(metrics.uplink_bytes for metrics in history)
     empty = sum(metrics.agents == 0 for metrics in history)
@@ -42,26 +63,24 @@ def summarise(
         "accuracy_best": max(metrics.accuracy for metrics in history),
         "accuracy_last": history[-1].accuracy,
         "accuracy_by_class": list(accuracy_by_class),
-        **promised(job.plan, books.guarantee, config.privacy.noise),
+        **promised(job.plan, guarantee, config.privacy.noise),
         "epsilon_total": None if total is None else total.epsilon,
         "accountant_total": None if total is None else total.accountant,
         "uplink_bytes": sent / config.federation.agents,
         "payload_bytes": sent / max(1, uploads),
-        "coding": job.coding,
-        "compression": job.plan.compression if job.plan is not None else job.active / job.model.dimension,
-        "dimension": job.model.dimension,
+        "coding": server.coding,
+        "compression": job.plan.compression if job.plan is not None else server.terms.active / server.model.dimension,
+        "dimension": server.model.dimension,
         "rounds": len(history),
         "rounds_empty": empty,
         "agents": config.federation.agents,
-        "engine": job.engine.name,
-        "engine_reason": job.engine_reason,
-        "tf32": getattr(job.engine, "tf32", False),
+        **job.trained_by,
         "seconds": round(seconds, 3),
         "seed": config.run.seed,
         "warnings": [
             *warnings(config, job.plan),
             *([] if total is None or total.note is None else [total.note]),
             *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
-            *([TOGETHER] if job.plan is not None and not job.engine.separates_records else []),
+            *([TOGETHER] if job.plan is not None and together else []),
         ],
     }

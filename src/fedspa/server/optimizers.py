@@ -15,7 +15,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-ServerStep = Literal["adam", "average", "momentum"]
+from fedspa.algorithms.base import ServerStep
+
 Decay = Literal["none", "sqrt"]
 
 

@@ -34,9 +34,9 @@ from fedspa.privacy.event import Neighbours
 from fedspa.randomness.mask import active_coordinates
 from fedspa.runs.books import Books
 from fedspa.runs.config import Config, load
-from fedspa.runs.coordinator import Diverged
-from fedspa.runs.setup import Job, prepare
+from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import Simulation
+from fedspa.server.coordinator import Diverged
 from fedspa.wire.payload import Update
 
 RECORDS = 128
@@ -52,7 +52,7 @@ NOISE = 4.0
 class Run:
     """A finished run: what the server got from which agent, and how far θ moved."""
 
-    job: Job
+    job: Simulated
     sent: list[tuple[int, Update]]
     moved: Tensor
 
@@ -101,12 +101,12 @@ def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor, *, 
             # One block of the Hadamard matrix to each agent.
             holdings=list(np.arange(len(x)).reshape(-1, RECORDS)),
             engine=target.engine(setting, model.module, model.shape),
-            algorithm=replace(job.algorithm, respond=overheard),
+            server=replace(job.server, algorithm=replace(job.server.algorithm, respond=overheard)),
         )
         simulation = Simulation(job)
         start = simulation.server.state.theta.clone()
         with Books(job, Path(folder)) as books:
-            for cohort in simulation.cohorts():
+            for cohort in job.cohorts():
                 simulation.round(cohort, books)
     return Run(job, sent, simulation.server.state.theta - start)
 

@@ -10,21 +10,22 @@ import torch
 from torch.nn import functional
 
 from fedspa.runs import config
-from fedspa.runs.evaluation import Evaluation
-from fedspa.runs.setup import Job, prepare
+from fedspa.runs.setup import prepare
+from fedspa.server.evaluation import Evaluation
+from fedspa.server.job import ServerJob
 
 
-def job(engine: str, threads: int) -> Job:
+def job(engine: str, threads: int) -> ServerJob:
     overrides = [
         "privacy.epsilon=none",
         "privacy.noise_multiplier=1.0",
         f"run.engine={engine}",
         f"run.threads={threads}",
     ]
-    made = prepare(config.load(None, [*overrides, "model.name=mlp"]))
+    made = prepare(config.load(None, [*overrides, "model.name=mlp"])).server
     # Ten parts with an incomplete last one, and losses whose sum depends on their order.
-    test_x = torch.cat([made.data.test_x * 10.0**scale for scale in range(-2, 6)])[:2500]
-    return replace(made, data=replace(made.data, test_x=test_x, test_y=made.data.test_y.repeat(8)[:2500]))
+    test_x = torch.cat([made.x * 10.0**scale for scale in range(-2, 6)])[:2500]
+    return replace(made, x=test_x, y=made.y.repeat(8)[:2500])
 
 
 @pytest.mark.parametrize("engine", ["native", "generic"])
@@ -33,21 +34,21 @@ def test_agrees_with_one_pass(engine: str) -> None:
     theta = made.model.flatten()
     accuracy, loss = Evaluation(made, theta.device)(theta)
     with torch.no_grad():
-        logits = made.model.logits(theta, made.data.test_x)
-    assert accuracy == (logits.argmax(1) == made.data.test_y).double().mean().item()
-    assert loss == pytest.approx(functional.cross_entropy(logits, made.data.test_y).item(), rel=1e-5)
+        logits = made.model.logits(theta, made.x)
+    assert accuracy == (logits.argmax(1) == made.y).double().mean().item()
+    assert loss == pytest.approx(functional.cross_entropy(logits, made.y).item(), rel=1e-5)
 
 
 def test_by_class() -> None:
     made = job("native", 3)
-    assert made.data.classes == 10
-    without = made.data.test_y.clone()
+    assert made.classes == 10
+    without = made.y.clone()
     without[without == 4] = 5
-    made = replace(made, data=replace(made.data, test_y=without))
+    made = replace(made, y=without)
     theta = made.model.flatten()
     found = Evaluation(made, theta.device).by_class(theta)
     with torch.no_grad():
-        right = made.model.logits(theta, made.data.test_x).argmax(1) == without
+        right = made.model.logits(theta, made.x).argmax(1) == without
     assert found[4] is None
     for label in {*range(10)} - {4}:
         assert found[label] == right[without == label].double().mean().item()
@@ -72,8 +73,8 @@ def test_what_overflows_is_told_as_torch_tells_it() -> None:
     made = job("native", 2)
     theta = made.model.flatten() * 1e40
     with torch.no_grad():
-        logits = made.model.logits(theta, made.data.test_x)
+        logits = made.model.logits(theta, made.x)
     assert not logits.isfinite().all()
     accuracy, loss = Evaluation(made, theta.device)(theta)
     assert math.isnan(loss)
-    assert accuracy == (logits.argmax(1) == made.data.test_y).double().mean().item()
+    assert accuracy == (logits.argmax(1) == made.y).double().mean().item()

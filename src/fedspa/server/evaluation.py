@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedspa.engine.task import Predicts
 from fedspa.learning.threads import torch_threads
-from fedspa.runs.setup import Job
+from fedspa.server.job import ServerJob
 
 Part = tuple[Tensor, Tensor]
 PART = 4096  # records
@@ -22,13 +22,13 @@ PART = 4096  # records
 class Evaluation:
     """The held-out records of a run, split once, and what scores them."""
 
-    def __init__(self, job: Job, device: torch.device) -> None:
-        x, y = job.data.test_x.to(device), job.data.test_y.to(device)
+    def __init__(self, job: ServerJob, device: torch.device) -> None:
+        x, y = job.x.to(device), job.y.to(device)
         self._engine = job.engine if isinstance(job.engine, Predicts) else None
         self._parts: list[Part] = list(zip(torch.split(x, PART), torch.split(y, PART)))
         self._at_once = 256 if device.type == "cpu" else PART  # through torch
-        self._count = torch.bincount(job.data.test_y, minlength=job.data.classes)
-        self._model, self._threads = job.model, job.config.run.threads
+        self._count = torch.bincount(job.y, minlength=job.classes)
+        self._model, self._threads = job.model, job.threads
 
     def __call__(self, theta: Tensor) -> tuple[float, float]:
         """Accuracy and mean loss at θ; the loss may be NaN or ∞."""

@@ -7,25 +7,20 @@ same object.
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedspa.algorithms import Algorithm, Terms
+from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError
-from fedspa.mechanisms.gaussian.plan import Plan
-from fedspa.mechanisms.gaussian.release import largest_clip_growth
-from fedspa.randomness.sparsify import MaskMode
-from fedspa.randomness.streams import derive_key, mask_seed, root_key
-from fedspa.runs.evaluation import Evaluation
-from fedspa.runs.initial_clip import median_clip
-from fedspa.runs.setup import Job
-from fedspa.server.aggregate import Aggregator
+from fedspa.randomness.streams import mask_seed
+from fedspa.server.evaluation import Evaluation
+from fedspa.server.intake import Intake
+from fedspa.server.job import ServerJob
 from fedspa.server.optimizers import ServerState, decayed
-from fedspa.wire.payload import FLOAT32_MAX, Coding
+from fedspa.wire.payload import FLOAT32_MAX
 
 
 class Diverged(FedspaError):
@@ -40,52 +35,15 @@ class Diverged(FedspaError):
         )
 
 
-class Intake:
-    """The payloads of one round, each validated and added as it comes; memory does not grow with their number."""
-
-    def __init__(self, terms: Terms, algorithm: Algorithm, coding: Coding, most: int) -> None:
-        self._terms = terms
-        self._algorithm = algorithm
-        self._coding = coding
-        self.total = Aggregator(terms.dimension, terms.update_bound, max(1, most))
-        self.log_clips = 0.0
-        self.uplink_bytes = 0
-
-    @property
-    def count(self) -> int:
-        return self.total.count
-
-    def take(self, payload: bytes, *, seed: bytes | None = None, seen: Container[bytes] = frozenset()) -> None:
-        """Add one payload, or raise a PayloadError and add nothing.
-
-        `seed` is the mask seed that this agent was dealt; agents that draw their own are held against `seen`.
-        """
-        update = self._algorithm.decode(payload, self._terms, self._coding, seed, seen)
-        self.total.add(update, self._terms.coordinates(update.mask_seed))
-        self.log_clips += math.log(self._plausible(update.clip_value))
-        self.uplink_bytes += len(payload)
-
-    def _plausible(self, clip_value: float) -> float:
-        """A private clip, held to where its steps can lead: one agent's word must not move all others'."""
-        plan = self._terms.plan
-        if not isinstance(plan, Plan) or plan.clip_rule != "quantile":
-            return 1.0
-        reach = largest_clip_growth(plan)
-        return min(max(clip_value, plan.clip_value / reach), plan.clip_value * reach)
-
-
 class Coordinator:
     """θ, the server's moments and the clip value, from round to round."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ServerJob) -> None:
         self.job = job
         theta = job.model.flatten()
         self.state: ServerState = job.optimizer.start(theta)
+        self.clip_value = job.clip_value
         self._evaluation = Evaluation(job, theta.device)
-        self.public_key = derive_key(root_key("seeded", job.config.run.seed), "public")
-        self.clip_value = job.plan.clip_value if job.plan is not None else None
-        if job.plan is not None and job.plan.clip_rule == "median":
-            self.clip_value = median_clip(job, theta)
 
     def restore(self, state: ServerState, clip_value: float | None) -> None:
         """Go on from a checkpoint of this run."""
@@ -102,23 +60,18 @@ class Coordinator:
 
     def terms(self) -> Terms:
         """What is announced for the round that `state` is in."""
-        job, settings, t = self.job, self.job.config.algorithm, self.state.round
-        # cpSGD has no mask; agents that rotate do so alike, so that their numbers add up.
-        mask: MaskMode = "shared" if settings.name == "cpsgd" else settings.mask
-        common = {"per-agent": None, "shared": t, "fixed": 0}[mask]
-        return Terms(
+        job, first, t = self.job, self.job.terms, self.state.round
+        return replace(
+            first,
             round=t,
-            dimension=job.model.dimension,
-            active=job.active,
-            mask=mask,
-            mask_seed=None if common is None else mask_seed(self.public_key, common, -1),
-            sampling=job.config.privacy.sampling,
-            batch=settings.batch,
-            local_steps=settings.local_steps,
-            local_lr=decayed(settings.local_lr, settings.lr_decay, t),
-            plan=None if job.plan is None or self.clip_value is None else job.plan.with_clip_value(self.clip_value),
-            layers=job.layers,
+            mask_seed=mask_seed(job.public_key, t, -1) if first.mask == "shared" else first.mask_seed,
+            local_lr=decayed(first.local_lr, job.optimizer.lr_decay, t),
+            plan=None if first.plan is None or self.clip_value is None else first.plan.with_clip_value(self.clip_value),
         )
+
+    def mask_seed(self, terms: Terms, number: int) -> bytes:
+        """The mask that agent `number` is dealt: everybody's, or its own."""
+        return terms.mask_seed or mask_seed(self.job.public_key, terms.round, number)
 
     def intake(self, terms: Terms, most: int) -> Intake:
         """A fresh round's intake, for at most that many payloads."""

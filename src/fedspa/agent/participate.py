@@ -1,0 +1,196 @@
+"""An agent's side of a round: judge the terms, pay, train, encode, mark as sent. Whoever carries the bytes calls this.
+
+    terms ─► policy.check ─► records ─► policy.admit ─► ledger.reserve ─► train ─► encode ─► outbox ─► ledger.release
+
+Whatever goes wrong at a site ends in a `Refusal` with one of `CODES`. Only the code travels; the text stays here.
+
+Functions take a list of agents: those of a simulated round pay in one durable write and train as one piece of work.
+A deployed agent is alone, and answers through `participate_once`: an entry of its ledger is trained for at most once,
+by whoever made it, and has one answer for ever, the payload that was stored and released before it first left, or
+`spent` where there is none, for whatever reason. So a server that asks again, breaks the training or kills the process
+draws no second noise from an entry (docs/deployment.md has the proof).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, get_args
+
+from torch import Tensor
+
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.outbox import Outbox, Sent
+from fedspa.agent.policy import Code, Policy, PolicyRefusal
+from fedspa.algorithms import Agent, Algorithm, Terms
+from fedspa.algorithms.base import Answer, finite
+from fedspa.engine.task import Engine
+from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError
+from fedspa.learning.threads import torch_threads
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.privacy.cap import Cap
+from fedspa.randomness.streams import NoiseMode
+from fedspa.wire.payload import Coding
+
+logger = logging.getLogger("fedspa.agent")
+
+# The policy's own codes, then ours: terms that are none, seeded noise, records that do not fit the terms, a ledger that
+# cannot be used, a round that is over, one that was paid for and has no payload to send, and anything else.
+CODES: Final = frozenset({*get_args(Code), "terms", "noise", "data", "ledger", "stale", "spent", "internal"})
+# An agent that gave one of these would give it again: it is not asked again in the same run.
+FINAL_CODES: Final = CODES - {"ledger", "stale", "spent", "internal"}
+
+
+class Refusal(FedspaError):
+    """No update. Only `code` may travel to the server; the text is for the agent."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code: Final = code if code in CODES else "internal"
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Errors of a site become Refusals."""
+    try:
+        yield
+    except PolicyRefusal as error:
+        raise Refusal(error.code, str(error)) from error
+    except BudgetError as error:
+        raise Refusal("budget", str(error)) from error
+    except LedgerError as error:
+        raise Refusal("ledger", str(error)) from error
+    except DataError as error:
+        raise Refusal("data", str(error)) from error
+    except ConfigError as error:
+        raise Refusal("terms", str(error)) from error
+
+
+def agent_name(number: int) -> str:
+    """Of a simulated agent, in ledgers. A deployed one has a name of its own."""
+    return f"agent-{number}"
+
+
+def message_name(t: int, attempt: int = 1) -> str:
+    """Of round t, in ledgers."""
+    return f"round-{t}" if attempt == 1 else f"round-{t}-attempt-{attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """A round of `run` as its agents see it. `message` is its name in their ledgers; `noise` is None where nothing is
+    private."""
+
+    run: str
+    message: str
+    algorithm: Algorithm
+    terms: Terms
+    theta: Tensor
+    coding: Coding
+    noise: NoiseMode | None
+
+
+def judge(invitation: Invitation, policy: Policy | None, *, simulated: bool) -> None:
+    """Refuse what can be refused before a record is looked at."""
+    plan = invitation.terms.plan
+    if simulated and policy is None:
+        return
+    if plan is None:
+        raise PolicyRefusal("not-private", f"{invitation.algorithm.name} promises no privacy")
+    if invitation.noise == "seeded" and not simulated:
+        raise Refusal("noise", "the server asks for seeded noise, which it could subtract; only simulations have it")
+    assert policy is not None
+    # cpSGD's plan is priced for that, which takes long at a dimension that is made up: not before the model's is known.
+    if not isinstance(plan, BinomialPlan):
+        policy.check(plan)
+
+
+def participate(
+    invitation: Invitation, agents: Mapping[str, Agent], engine: Engine, ledger: Ledger | None, cap: Cap | None
+) -> dict[str, bytes]:
+    """Payloads by name, of agents of a simulation: nothing leaves it, so that a round may be paid for once and repeated
+    to the bit. A PayloadError where a value is not finite, by which divergence is noticed."""
+    if ledger is not None and invitation.terms.plan is not None:
+        pay(invitation, agents, ledger, cap)
+    payloads = _payloads(invitation, agents, engine, finite)
+    if ledger is not None and invitation.terms.plan is not None:
+        _mark_sent(invitation, payloads, ledger)
+    return payloads
+
+
+def participate_once(
+    invitation: Invitation, name: str, agent: Agent, engine: Engine, path: Path, policy: Policy
+) -> bytes:
+    """A deployed agent's payload, or a Refusal: one entry of the ledger at `path`, one training, one answer."""
+    run, message, t, plan = invitation.run, invitation.message, invitation.terms.round, invitation.terms.plan
+    assert plan is not None  # `judge` lets nothing else through
+    outbox = Outbox(path, name)
+    with outbox.alone(), Ledger.open(path, create=False) as ledger:
+        last = outbox.last(run)
+        if last is not None and ledger.find(name, run, message_name(last.round)) is None:
+            # Paid for before it was stored: an old copy of the ledger was put back, with its witness.
+            raise LedgerError(
+                f"{path} lacks round {last.round} of run {run}, whose update is in its outbox: it is an old copy; put "
+                "the newest back (where there is none: count that round as spent, then remove the outbox)"
+            )
+        if last is not None and t < last.round:
+            raise Refusal("stale", f"round {t} of run {run}; round {last.round} was already answered")
+        entry = ledger.find(name, run, message)
+        if entry is not None:
+            if last is not None and last.round == t and entry.digest == _digest(last.payload):
+                return last.payload
+            raise Refusal("spent", f"round {t} of run {run} was paid for, and there is no payload of it to send")
+        policy.admit(plan, ledger, name, run, message)
+        if not pay(invitation, [name], ledger, policy.cap):
+            # Only where the outbox could not be locked: another process trains for this entry.
+            raise Refusal("spent", f"round {t} of run {run} is paid for by another process")
+        try:
+            payloads = _payloads(invitation, {name: agent}, engine)
+            outbox.put(run, Sent(t, payloads[name]))
+            _mark_sent(invitation, payloads, ledger)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            logger.exception("round %d of run %s was paid for and failed; the agent sits it out", t, run)
+            raise Refusal("spent", f"round {t} of run {run} failed after it was paid for") from error
+    return payloads[name]
+
+
+def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap | None) -> bool:
+    """Durable before any of them trains. Whether nobody had paid for this round before."""
+    plan = invitation.terms.plan
+    assert plan is not None
+    event = replace(plan.event, noise=invitation.noise)
+    entries = ledger.reserve_many(
+        dict.fromkeys(names, event), invitation.run, invitation.message, cap=cap, announced=plan.participations
+    )
+    return all(entry.fresh for entry in entries)
+
+
+def _payloads(
+    invitation: Invitation,
+    agents: Mapping[str, Agent],
+    engine: Engine,
+    checked: Callable[[Answer], Answer] = lambda answer: answer,
+) -> dict[str, bytes]:
+    """What each of them sends: trained as one piece of work, encoded one by one."""
+    algorithm, terms = invitation.algorithm, invitation.terms
+    with torch_threads(1):
+        answers = algorithm.respond(invitation.theta, terms, list(agents.values()), engine)
+        return {
+            name: algorithm.encode(checked(answer), terms, invitation.coding) for name, answer in zip(agents, answers)
+        }
+
+
+def _mark_sent(invitation: Invitation, payloads: Mapping[str, bytes], ledger: Ledger) -> None:
+    """Each by the digest of its bytes."""
+    digests = {name: _digest(payload) for name, payload in payloads.items()}
+    ledger.release_many(digests, invitation.run, invitation.message)
+
+
+def _digest(payload: bytes) -> str:
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()

@@ -1,0 +1,153 @@
+"""A run as its user starts it, from the config to the report. `fedspa.run` is `simulate`.
+
+Killed at any instant and resumed, a run ends as if it had never been killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedspa import report
+from fedspa.data.datasets import Dataset
+from fedspa.errors import ConfigError, FedspaError, SeededNoiseWarning, quoted
+from fedspa.learning.threads import torch_threads
+from fedspa.runs import config as configs
+from fedspa.runs.books import Books, refuse_over_budget
+from fedspa.runs.config import Config
+from fedspa.runs.course import Course
+from fedspa.runs.folder import RunFolder
+from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.provenance import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
+from fedspa.runs.setup import Simulated, prepare, records_of
+from fedspa.runs.simulate import USED_UP, Simulation
+from fedspa.runs.statement import SEEDED_NOISE
+from fedspa.server.coordinator import Diverged
+from fedspa.track import Tracking
+
+log = logging.getLogger(__name__)
+
+
+class Following(Tracking):
+    """The tracker of a run, if it has one, and its report at the end, which can be made again."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        super().__init__(config, folder)
+        self._path = folder
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        super().finish(summary)
+        try:
+            report.write([self._path], self._path / "report.html")
+        except FedspaError as error:
+            log.warning("there is no report: %s; `fedspa report %s` tries again", error, self._path)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: what it reached, the trained module, and where its files are."""
+
+    summary: Mapping[str, Any]
+    metrics: list[RoundMetrics]
+    module: nn.Module
+    folder: Path = field(default_factory=Path)
+
+
+class Stopped(FedspaError):
+    """A run that was asked to stop did, after a whole round, and can be resumed."""
+
+    def __init__(self, folder: Path, done: int, config: Config) -> None:
+        super().__init__(
+            f"stopped after round {done} of {config.federation.rounds}; to go on: {to_go_on(config, folder)}"
+        )
+
+
+def simulate(
+    config: Config | Mapping[str, Any] | Path | str | None = None,
+    *,
+    data: Dataset | None = None,
+    module: nn.Module | None = None,
+    resume: Path | str | None = None,
+    on_start: Callable[[Simulated, Path], None] | None = None,
+    on_round: Callable[[RoundMetrics], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> RunResult:
+    """Simulate a whole federation.
+
+    `config` is a `Config`, a nested mapping, the path of a TOML file, or None for the packaged quickstart. `data` and
+    `module` are used in place of what the config names. Nothing is written before everything was checked.
+
+    `resume` is the folder of an interrupted run: without a `config`, its own is used; with one that differs, the run is
+    refused. `stop` is asked after each round; where it says so, the run is saved and raises `Stopped`.
+
+    Seeded noise, with which nothing is private, is a `SeededNoiseWarning`.
+    """
+    started = time.monotonic()
+    if resume is not None and not isinstance(resume, str | Path):
+        raise ConfigError(f"resume is {quoted(resume)}; give the path of an interrupted run's folder")
+    for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
+        if called is not None and not callable(called):
+            raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")
+    if resume is not None and config is None:
+        config = Path(resume) / "config.toml"
+    config = config if isinstance(config, Config) else configs.load(config)
+    if resume is not None:
+        refuse_ungiven(config, Path(resume), data, module)
+    config = under_true_names(config, data, module)
+    records = records_of(config, data)
+    with ThreadPoolExecutor(1) as beside:
+        digests = beside.submit(digests_of, records)
+        job = prepare(config, records, module)
+    if config.private and config.privacy.noise == "seeded":
+        warnings.warn(SEEDED_NOISE, SeededNoiseWarning, stacklevel=2)
+    if resume is None:
+        refuse_over_budget(job)
+    simulation, known = Simulation(job), facts(job, digests.result())
+    with (
+        RunFolder(config, job.data_name, Following)
+        if resume is None
+        else RunFolder.reopen(Path(resume), config, Following) as folder
+    ):
+        course = Course(job, simulation.server, folder, known, started, resume=resume is not None)
+        done, module = course.history, job.server.model.module
+        with Books(job, folder.path, course.begun) as books, torch_threads(1):
+            if course.over and (told := folder.summary()) is not None:
+                job.server.model.load(simulation.server.state.model)
+                folder.finish(told, module)
+                return RunResult(told, done, module, folder.path)
+            if course.begun is None:  # the ledger is there: from this checkpoint on it is never made again
+                books.settle()
+                course.save(books.run, books.kept)
+            if on_start is not None:
+                on_start(job, folder.path)
+            if resume is not None:
+                books.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
+            for cohort in islice(job.cohorts(), len(done), None):
+                try:
+                    metrics = simulation.round(cohort, books)
+                except Diverged as error:
+                    raise Diverged(error.round, error.sign, folder.checkpoints) from error
+                course.add_round(metrics)
+                last = len(done) == config.federation.rounds
+                stopping = not last and stop is not None and stop()
+                if last or stopping or len(done) % config.run.checkpoint_every == 0:
+                    books.settle()
+                    course.save(books.run, books.kept)
+                if on_round is not None:
+                    on_round(metrics)
+                if stopping:
+                    raise Stopped(folder.path, len(done), config)
+            summary = course.summary(books.guarantee, books.total())
+            if (turns := sum(map(len, job.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
+                summary["warnings"].append(f"{turns} turns of agents fell away: {USED_UP}")
+        folder.finish(summary, module)
+    return RunResult(summary, done, module, folder.path)

@@ -1,0 +1,81 @@
+"""A run between its rounds, on the server's side: where it stands, what it has reached, and how it is kept. The
+simulator and a deployment go through the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fedspa.runs.books import Total, refuse_over_budget
+from fedspa.runs.checkpoint import Checkpoint, Fact
+from fedspa.runs.folder import RunFolder
+from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.provenance import provenance, with_commits
+from fedspa.runs.resume import refuse_other_scores, saved
+from fedspa.runs.setup import Job
+from fedspa.runs.summary import summarise
+from fedspa.server.coordinator import Coordinator
+
+
+class Course:
+    """`begun` is the checkpoint that a resumed run goes on from; None where nothing was kept yet. `known` are the
+    facts of what is trained, and `started` is when this process began with it."""
+
+    def __init__(
+        self,
+        job: Job,
+        server: Coordinator,
+        folder: RunFolder,
+        known: Mapping[str, Fact],
+        started: float,
+        *,
+        resume: bool,
+    ) -> None:
+        self.job, self.server, self.folder = job, server, folder
+        self._facts, self._started = dict(known), started
+        self.history: list[RoundMetrics] = []
+        self.begun = saved(folder, job.config, known) if resume else None
+        if resume and not self.over:  # what is done asks for no more budget, whatever others spent since
+            refuse_over_budget(job, None if self.begun is None else self.begun.run)
+        if self.begun is not None:
+            server.restore(self.begun.state, self.begun.clip_value)
+            self._facts = with_commits(self.begun.facts, known)
+            self.history = folder.rewind(self.begun)
+            refuse_other_scores(server, self.history, job.config, folder.path)
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds were done before."""
+        return self.begun is not None and self.begun.state.round == self.job.config.federation.rounds
+
+    @property
+    def seconds(self) -> float:
+        """Spent so far, in all processes."""
+        return (self.begun.seconds if self.begun is not None else 0.0) + time.monotonic() - self._started
+
+    def add_round(self, metrics: RoundMetrics) -> None:
+        self.history.append(metrics)
+        self.folder.add_round(asdict(metrics))
+
+    def save(self, run: str, extra: Mapping[str, Any]) -> None:
+        """A checkpoint of the run, under its name in ledgers."""
+        state = Checkpoint(
+            state=self.server.state,
+            clip_value=self.server.clip_value,
+            run=run,
+            config=self.job.config,
+            seconds=self.seconds,
+            facts=self._facts,
+            extra=extra,
+        )
+        self.folder.save(state, self.job.config.run.keep)
+
+    def summary(self, guarantee: Guarantee | None, total: Total | None) -> dict[str, Any]:
+        """Of the run, whose model now has its last parameters."""
+        self.job.server.model.load(self.server.state.model)
+        by_class = self.server.accuracy_by_class()
+        summary = summarise(self.job, self.history, guarantee, self.seconds, by_class, total)
+        return {**summary, "provenance": provenance(self.job.config, self._facts, summary["engine"])}
