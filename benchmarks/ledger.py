@@ -24,7 +24,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.privacy.event import GaussianEvent
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from provenance import stamp
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)

@@ -105,7 +105,7 @@ def test_other_numbers_reach_no_overflow_either(tmp_path: Path, trainings: list[
     """The largest rate with the largest clip and noise, of 2^31 − 1 coordinates: no update is refused for it later."""
     asked = attacked_site.question(1e6)
     plan = replace(asked.terms.plan, clip_value=1e10, noise_multiplier=1e6)
-    wild = replace(asked, terms=replace(asked.terms, plan=plan))
+    wild = replace(asked, terms=replace(asked.terms, steps=plan))
     site = attacked_site.target(tmp_path, True)
     seen = Counter(over_the_wire(site, wild, attacked_site.sure_of_the_others()).popitem()[0] for _ in range(3))
     assert seen == {"payload": 3}

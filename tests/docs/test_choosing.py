@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from fedspa.privacy.calibrate import noise_multiplier
+from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.runs.config import load
 
 ROOT = Path(__file__).parents[2]

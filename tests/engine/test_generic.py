@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from engine.plain import plain
 from fedspa.engine import local
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients, example_rows
@@ -55,11 +56,8 @@ def task(active: int | None = None, *, private: bool = True, **changes: Any) -> 
         "y": y,
         "coordinates": torch.from_numpy(active_coordinates(bytes(16), d, k)) if active else None,
         "scale": d / k,
-        "sampling": "poisson",
-        "batch": 5,
-        "local_steps": 6,
         "local_lr": 0.1,
-        "plan": plan if private else None,
+        "steps": plan if private else plain("poisson", 5, 6),
         "key": derive_key(bytes(32), "task"),
     }
     return LocalTask(**{**fields, **changes})

@@ -26,6 +26,7 @@ from fedspa.flower.terms import (
     from_record,
     to_record,
 )
+from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.gaussian.plan import Plan
 
@@ -45,15 +46,10 @@ PLAN = Plan(
 )
 TERMS = Terms(
     round=2,
-    dimension=650,
-    active=130,
     mask="per-agent",
     mask_seed=None,
-    sampling="poisson",
-    batch=20,
-    local_steps=4,
     local_lr=0.1,
-    plan=PLAN,
+    steps=PLAN,
 )
 GIVEN = Announcement(
     run="0123456789abcdef" * 2,
@@ -165,7 +161,13 @@ def test_layers_that_do_not_add_up_are_refused(key, value):
 
 
 def test_there_and_back_without_privacy():
-    plain = replace(GIVEN, algorithm="fedavg", coding="f32", noise=None, terms=replace(TERMS, plan=None))
+    plain = replace(
+        GIVEN,
+        algorithm="fedavg",
+        coding="f32",
+        noise=None,
+        terms=replace(TERMS, steps=NoPlan(650, 130, "poisson", 20, 4)),
+    )
     record = to_record(plain)
     assert "noise_multiplier" not in record
     assert from_record(record) == plain

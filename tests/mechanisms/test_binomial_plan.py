@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.binomial.plan import BinomialPlan, calibrated, least_trials, trials_for_compression
+from fedspa.mechanisms.binomial.rounded import surely_infinite
 from fedspa.privacy import accounting
-from fedspa.privacy.rounded import surely_infinite
 
 PLAN = BinomialPlan(
     dimension=100,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 
 _MANY: Final = 2**31 - 1
 
@@ -32,5 +32,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "bits": (1, 16),
     "trials": (1, _MANY),
 }
+# A number that only some mechanism knows: its plan says how far it may go.
+OTHERS: Final = (-1e30, 1e30)
 # As many parameter tensors as a model may have where a mask is drawn layer by layer.
 MOST_LAYERS: Final = 10_000

@@ -25,8 +25,10 @@ from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, exa
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.mechanisms.binomial.codec import IntegerUpdate, decode_integers, encode_integers
+from fedspa.mechanisms.binomial.grid import example_grid
+from fedspa.mechanisms.binomial.mechanism import BINOMIAL
 from fedspa.mechanisms.binomial.plan import BinomialPlan
-from fedspa.mechanisms.binomial.release import Integers, dequantized, example_grid, noised, summed
+from fedspa.mechanisms.binomial.release import Integers, dequantized, noised, summed
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Coding, Expected, Update
@@ -107,10 +109,11 @@ def _plan(terms: Terms) -> BinomialPlan:
 
 CPSGD = Algorithm(
     "cpsgd",
-    private=True,
+    BINOMIAL,
     sparse=False,
     server="average",
     respond=respond,
     encode=encode,
     decode=decode,
+    mask="shared",  # agents that rotate do so alike, so that their numbers add up
 )

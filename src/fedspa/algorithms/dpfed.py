@@ -5,5 +5,6 @@ Fed-SPA's round with all d coordinates active, and the averaging server.
 
 from fedspa.algorithms.base import Algorithm
 from fedspa.algorithms.fedspa import respond
+from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 
-DP_FED = Algorithm("dp-fed", private=True, sparse=False, server="average", respond=respond)
+DP_FED = Algorithm("dp-fed", GAUSSIAN, sparse=False, server="average", respond=respond)

@@ -7,4 +7,4 @@ It is Fed-SPA's round with all coordinates active and no plan, so it shares its 
 from fedspa.algorithms.base import Algorithm
 from fedspa.algorithms.fedspa import respond
 
-FEDAVG = Algorithm("fedavg", private=False, sparse=False, server="average", respond=respond)
+FEDAVG = Algorithm("fedavg", None, sparse=False, server="average", respond=respond)

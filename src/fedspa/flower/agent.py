@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Final, get_args
 
 import torch
@@ -33,7 +32,7 @@ from fedspa.engine.task import Engine
 from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
-from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
+from fedspa.mechanisms import Plan
 from fedspa.privacy.event import Event
 from fedspa.randomness.streams import agent_key, root_key
 
@@ -99,7 +98,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     return _paid(site, announcement, plan, theta, agent, engine)
 
 
-def _paid(site: Site, announcement: Announcement, plan: AnyPlan, theta: Tensor, agent: Agent, engine: Engine) -> bytes:
+def _paid(site: Site, announcement: Announcement, plan: Plan, theta: Tensor, agent: Agent, engine: Engine) -> bytes:
     """One entry, one training, one answer."""
     assert site.ledger is not None
     assert site.policy is not None
@@ -186,9 +185,7 @@ def _judge_plan(site: Site, announcement: Announcement) -> None:
     if announcement.noise == "seeded" and not site.simulated:
         raise Refusal("noise", "the server asks for seeded noise, which it could subtract; only simulations have it")
     assert site.policy is not None
-    # cpSGD's plan is priced for that, which takes long at a dimension that is made up: not before the model's is known.
-    if not isinstance(plan, BinomialPlan):
-        site.policy.check(plan)
+    site.policy.check_words(plan)  # what takes long at a dimension that is made up waits until the model's is known
 
 
 def _root(site: Site, announcement: Announcement) -> bytes:
@@ -198,8 +195,8 @@ def _root(site: Site, announcement: Announcement) -> bytes:
     return root_key(announcement.noise or site.config.privacy.noise, site.config.run.seed)
 
 
-def _event(plan: AnyPlan, announcement: Announcement) -> Event:
-    return replace(plan.event, noise=announcement.noise)
+def _event(plan: Plan, announcement: Announcement) -> Event:
+    return plan.event.with_noise(announcement.noise)
 
 
 def _digest(payload: bytes) -> str:

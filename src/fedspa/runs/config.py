@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedspa import toml
 from fedspa.data.partition import ALPHA_RANGE
 from fedspa.errors import ConfigError, quoted
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP
-from fedspa.privacy.calibrate import LEAST_NOISE, MOST_NOISE
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.runs import combinations
 
 AlgorithmName = Literal["fedspa", "fedavg", "dp-fed", "cpsgd"]

@@ -16,8 +16,7 @@ import torch
 
 from fedspa.algorithms import Algorithm, Terms
 from fedspa.errors import FedspaError
-from fedspa.mechanisms.gaussian.plan import Plan
-from fedspa.mechanisms.gaussian.release import largest_clip_growth
+from fedspa.mechanisms.base import NoPlan, Plan
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import derive_key, mask_seed, root_key
 from fedspa.runs.evaluation import Evaluation
@@ -68,9 +67,9 @@ class Intake:
     def _plausible(self, clip_value: float) -> float:
         """A private clip, held to where its steps can lead: one agent's word must not move all others'."""
         plan = self._terms.plan
-        if not isinstance(plan, Plan) or plan.clip_rule != "quantile":
+        if plan is None:
             return 1.0
-        reach = largest_clip_growth(plan)
+        reach = plan.clip_growth
         return min(max(clip_value, plan.clip_value / reach), plan.clip_value * reach)
 
 
@@ -103,22 +102,23 @@ class Coordinator:
     def terms(self) -> Terms:
         """What is announced for the round that `state` is in."""
         job, settings, t = self.job, self.job.config.algorithm, self.state.round
-        # cpSGD has no mask; agents that rotate do so alike, so that their numbers add up.
-        mask: MaskMode = "shared" if settings.name == "cpsgd" else settings.mask
+        mask: MaskMode = job.algorithm.mask or settings.mask
         common = {"per-agent": None, "shared": t, "fixed": 0}[mask]
         return Terms(
             round=t,
-            dimension=job.model.dimension,
-            active=job.active,
             mask=mask,
             mask_seed=None if common is None else mask_seed(self.public_key, common, -1),
-            sampling=job.config.privacy.sampling,
-            batch=settings.batch,
-            local_steps=settings.local_steps,
             local_lr=decayed(settings.local_lr, settings.lr_decay, t),
-            plan=None if job.plan is None or self.clip_value is None else job.plan.with_clip_value(self.clip_value),
+            steps=self._steps(),
             layers=job.layers,
         )
+
+    def _steps(self) -> Plan | NoPlan:
+        job, settings = self.job, self.job.config.algorithm
+        if job.plan is None or self.clip_value is None:
+            sampling = job.config.privacy.sampling
+            return NoPlan(job.model.dimension, job.active, sampling, settings.batch, settings.local_steps)
+        return job.plan.with_clip_value(self.clip_value)
 
     def intake(self, terms: Terms, most: int) -> Intake:
         """A fresh round's intake, for at most that many payloads."""

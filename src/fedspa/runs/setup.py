@@ -22,7 +22,7 @@ from fedspa.errors import ConfigError, DataError
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.initial import oriented
-from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.mechanisms import Plan
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.plans import calibrated_plan, cap_of
@@ -44,7 +44,7 @@ class Job:
     optimizer: ServerOptimizer
     active: int
     cap: int
-    plan: AnyPlan | None
+    plan: Plan | None
     layers: tuple[tuple[int, int], ...] | None = None
 
     @property
