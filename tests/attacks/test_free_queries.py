@@ -28,7 +28,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.algorithms.fedspa import FED_SPA
+from fedspa.algorithms import FED_SPA
 from fedspa.flower import agent
 from fedspa.flower.agent import Refusal, participate
 from fedspa.flower.client_app import app

@@ -20,7 +20,7 @@ import pytest
 from typer.main import get_command
 
 from fedspa.cli import app, main
-from fedspa.privacy import compare
+from fedspa.mechanisms.gaussian import compare
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -82,6 +82,6 @@ def test_the_exact_mode_counts_too() -> None:
 def test_without_a_plan_nothing_is_left_out_and_nothing_counted() -> None:
     theta = FlatModel(net()).flatten()
     private = task("l2", "given", None, BAD)
-    plain = LocalTask(private.x, private.y, None, 1.0, 0.1, plain("poisson", BATCH, STEPS), KEY)
+    free = LocalTask(private.x, private.y, None, 1.0, 0.1, plain("poisson", BATCH, STEPS), KEY)
     for engine in engines():
-        assert engine.train(theta, [plain])[0].zeroed == 0
+        assert engine.train(theta, [free])[0].zeroed == 0

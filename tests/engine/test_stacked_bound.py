@@ -37,7 +37,7 @@ def train(runner: str, module: nn.Module, theta: Tensor, task: LocalTask) -> Ten
 
     device = torch.device("cpu" if INTERPRETED else "cuda")
     omega = None if task.coordinates is None else task.coordinates.to(device)
-    moved = LocalTask(task.x.to(device), task.y.to(device), omega, task.scale, task.local_lr, task.plan, task.key)  # fmt: skip
+    moved = LocalTask(task.x.to(device), task.y.to(device), omega, task.scale, task.local_lr, task.steps, task.key)
     rounds = Rounds(LayerGradients(module.to(device)), device, tf32="tf32" in runner)
     return rounds.train(theta.to(device), [moved])[0].delta.double().cpu()
 

@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.outbox import Outbox, Sent
-from fedspa.algorithms.fedspa import FED_SPA
+from fedspa.algorithms import FED_SPA
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
 from fedspa.flower import agent as agents

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from fedspa.agent.limits import LIMITS
 from fedspa.algorithms import Terms
 from fedspa.flower.terms import (
-    _BINOMIAL_KEYS,
     _KEYS,
-    _PLAN_KEYS,
     VERSION,
     Announcement,
     TermsError,
@@ -27,7 +25,9 @@ from fedspa.flower.terms import (
     to_record,
 )
 from fedspa.mechanisms.base import NoPlan
+from fedspa.mechanisms.binomial.mechanism import BINOMIAL
 from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 from fedspa.mechanisms.gaussian.plan import Plan
 
 PLAN = Plan(
@@ -51,6 +51,7 @@ TERMS = Terms(
     local_lr=0.1,
     steps=PLAN,
 )
+FREE = NoPlan(650, 130, "poisson", 20, 4)
 GIVEN = Announcement(
     run="0123456789abcdef" * 2,
     number=1,
@@ -88,12 +89,9 @@ CPSGD = replace(
     algorithm="cpsgd",
     terms=replace(
         TERMS,
-        active=650,
         mask="shared",
         mask_seed=bytes(range(16)),
-        sampling="fixed",
-        local_steps=1,
-        plan=CPSGD_PLAN,
+        steps=CPSGD_PLAN,
     ),
 )
 
@@ -127,6 +125,19 @@ def test_there_and_back_with_cpsgds_plan():
 def test_bad_terms_of_cpsgd_are_refused(key, value):
     with pytest.raises(TermsError):
         from_record(ConfigRecord(dict(to_record(CPSGD)) | {key: value}))
+
+
+@pytest.mark.parametrize(("key", "value"), [("active", 649), ("sampling", "poisson"), ("local_steps", 2)])
+def test_parts_that_disagree_with_the_plan_are_refused_by_name(key, value):
+    """cpSGD's plan decides these; the record says them once more."""
+    with pytest.raises(TermsError, match=f"^{key} is {value!r}; the plan of the same terms has"):
+        from_record(ConfigRecord(dict(to_record(CPSGD)) | {key: value}))
+
+
+@pytest.mark.parametrize("key", ["dimension", "active", "sampling", "batch", "local_steps", "plan"])
+def test_terms_have_no_parts_that_could_disagree_with_their_plan(key):
+    with pytest.raises(TypeError):
+        replace(TERMS, **{key: getattr(TERMS.steps, key, None)})
 
 
 def test_there_and_back_with_one_mask_for_all():
@@ -166,7 +177,7 @@ def test_there_and_back_without_privacy():
         algorithm="fedavg",
         coding="f32",
         noise=None,
-        terms=replace(TERMS, steps=NoPlan(650, 130, "poisson", 20, 4)),
+        terms=replace(TERMS, steps=FREE),
     )
     record = to_record(plain)
     assert "noise_multiplier" not in record
@@ -241,7 +252,7 @@ def test_other_keys_are_another_version():
 
 NUMBERS = [
     (given_, key)
-    for given_, keys in ((GIVEN, _KEYS | _PLAN_KEYS), (CPSGD, _KEYS | _BINOMIAL_KEYS))
+    for given_, keys in ((GIVEN, _KEYS | GAUSSIAN.record), (CPSGD, _KEYS | BINOMIAL.record))
     for key, kind in keys.items()
     if kind in (int, float) and key != "version"
 ]

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial import bound as binomial
 from fedspa.mechanisms.binomial.bound import (
     amplified,
     composed_epsilon,
@@ -22,7 +23,7 @@ from fedspa.mechanisms.binomial.bound import (
 )
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy import accounting, binomial
+from fedspa.privacy import accounting
 from fedspa.privacy.event import Event
 
 # B = 10 of m = 600, d = 100, 4 levels, 10,000 trials, no rotation, local.

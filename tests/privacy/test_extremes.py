@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.gaussian import compare
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.mechanisms.gaussian.published import published_epsilon, published_noise
-from fedspa.privacy import accounting, compare
+from fedspa.privacy import accounting
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 from fedspa.privacy.event import MOST
 

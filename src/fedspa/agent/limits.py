@@ -32,7 +32,5 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "bits": (1, 16),
     "trials": (1, _MANY),
 }
-# A number that only some mechanism knows: its plan says how far it may go.
-OTHERS: Final = (-1e30, 1e30)
 # As many parameter tensors as a model may have where a mask is drawn layer by layer.
 MOST_LAYERS: Final = 10_000

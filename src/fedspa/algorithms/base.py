@@ -3,7 +3,7 @@ answer travels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,15 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.engine.task import Engine
 from fedspa.errors import PayloadError
-from fedspa.mechanisms import Mechanism, Plan
+from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.randomness import sparsify
 from fedspa.randomness.mask import active_coordinates, layered_coordinates
 from fedspa.randomness.sparsify import MaskMode
-from fedspa.server.optimizers import ServerStep
 from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, Update, decode, encode, step_size
 
 # Without clipping nothing bounds an update; a weight that moves this far in a round belongs to a diverged model.
@@ -119,9 +117,6 @@ class Agent:
 
 
 Answer = Update | IntegerUpdate
-Respond = Callable[[Tensor, Terms, Sequence[Agent], Engine], Iterator[Answer]]
-Encode = Callable[[Answer, Terms, Coding], bytes]
-Decode = Callable[[bytes, Terms, Coding, bytes | None, Container[bytes]], Update]
 
 
 def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
@@ -154,24 +149,3 @@ def decode_values(payload: bytes, terms: Terms, coding: Coding, seed: bytes | No
         seen=seen,
     )
     return decode(payload, expected)
-
-
-@dataclass(frozen=True, slots=True)
-class Algorithm:
-    """How agents answer a round (`respond`), how answers travel, and how θ moves unless the config says otherwise.
-
-    `mechanism` is what protects records; None where nothing does. `mask` is given where there is no choice of it.
-    """
-
-    name: str
-    mechanism: Mechanism | None
-    sparse: bool
-    server: ServerStep
-    respond: Respond
-    encode: Encode = encode_values
-    decode: Decode = decode_values
-    mask: MaskMode | None = None
-
-    @property
-    def private(self) -> bool:
-        return self.mechanism is not None

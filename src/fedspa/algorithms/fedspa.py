@@ -20,11 +20,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedspa.algorithms.base import Agent, Algorithm, Terms
+from fedspa.algorithms.base import Agent, Terms
 from fedspa.engine.task import Engine, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.wire.payload import Update
 
@@ -74,6 +73,3 @@ def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine
         exact=agent.exact,
         rows=rows,
     )
-
-
-FED_SPA = Algorithm("fedspa", GAUSSIAN, sparse=True, server="adam", respond=respond)

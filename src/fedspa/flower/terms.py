@@ -9,12 +9,13 @@ paid for them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
 from flwr.app import ConfigRecord
 
-from fedspa.agent.limits import LIMITS, MOST_LAYERS, OTHERS
+from fedspa.agent.limits import LIMITS, MOST_LAYERS
 from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.algorithms.base import require_sendable
 from fedspa.data.features import NAMES
@@ -128,8 +129,9 @@ def from_record(record: ConfigRecord) -> Announcement:
     if values.keys() != expected.keys():
         strange = sorted(map(str, values.keys() ^ expected.keys()))
         raise TermsError(f"terms with missing or unknown keys: {', '.join(strange)[:200]}")
+    limits = LIMITS if mechanism is None else {**LIMITS, **mechanism.limits}
     for key, kind in expected.items():
-        _check(key, values[key], kind)
+        _check(key, values[key], kind, limits)
     if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
     if values["active"] > values["dimension"] or len(values["model"]) > 200:
@@ -174,11 +176,11 @@ def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
     return tuple(zip(sizes, active))
 
 
-def _check(key: str, value: Any, kind: type) -> None:
+def _check(key: str, value: Any, kind: type, limits: Mapping[str, tuple[float, float]]) -> None:
     if type(value) is not kind:
         raise TermsError(f"{key} is a {type(value).__name__}; it must be a {kind.__name__}")
     if kind in (int, float):
-        least, most = (VERSION, VERSION) if key == "version" else LIMITS.get(key, OTHERS)
+        least, most = (VERSION, VERSION) if key == "version" else limits[key]
         if not least <= cast(float, value) <= most:  # NaN is nowhere
             raise TermsError(f"{key} is {value}; it must lie between {least:g} and {most:g}")
     if isinstance(value, str) and key in _NAMES and value not in _NAMES[key]:

@@ -4,7 +4,7 @@ its plans are made. Nothing outside asks which one it is."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 from fedspa.privacy.event import Event, Neighbours, Sampling
@@ -139,7 +139,7 @@ class NoPlan:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a run's config asks of a mechanism. `options` are the config's keys that only some mechanisms read.
+    """What a run's config asks of a mechanism. `options` are all its keys, by `section.key`: some mechanisms read more.
 
     `records` is a public number m, the fewest that an agent holds; `neighbours` is None where the sampling decides.
     """
@@ -164,20 +164,29 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """A room. `events` are the kinds that its ledgers hold, each with what makes it from its fields.
+    """A room.
 
-    `calibrated` gives the plan with the least noise that what is asked allows; `of_event` the plan whose participations
-    are an event, from which it takes all that an event says. `record` are the fields of a plan that a server announces
-    beside the dimension and the steps, with their types; `of_record` makes the plan from all of these, and refuses
-    parts that disagree.
+    `events`: the kinds that its ledgers hold, each with what makes it from its fields.
+    `check`: raises a ValueError of one line where the keys of a config, as `section.key`, do not go together.
+    `accountant`: the name of what prices a run of such a config.
+    `calibrated`: the plan with the least noise that what is asked allows.
+    `of_event`: the plan whose participations are an event, from which it takes all that an event says.
+    `record`: the fields of a plan that a server announces beside the dimension and the steps, with their types.
+    `of_record`: the plan of all these.
+    `limits`: least and most of the numbers in `record` that no other mechanism has.
+    `options`: keys of a config that others do not read.
     """
 
     name: str
     events: Mapping[str, Callable[..., Event]]
+    check: Callable[[Mapping[str, Any]], None]
+    accountant: Callable[[Mapping[str, Any]], str]
     calibrated: Callable[[Asked], Plan]
     of_event: Callable[[Event, Asked], Plan]
     record: Mapping[str, type]
     of_record: Callable[[Mapping[str, Any]], Plan]
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
 
 def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:

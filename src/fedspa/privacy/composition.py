@@ -1,5 +1,7 @@
-"""Composition of releases of which no more is known than (ε, δ), for any δ: Dwork, Rothblum, Vadhan 2010, Theorem III.3,
-and plain addition, whichever is less. δ is chosen for the total at hand."""
+"""Composition of releases of which no more is known than (ε, δ), for any δ, which is chosen for the total at hand.
+
+Dwork, Rothblum, Vadhan 2010, Theorem III.3, and plain addition, whichever is less.
+"""
 
 from __future__ import annotations
 

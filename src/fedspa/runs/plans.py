@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedspa.algorithms import ALGORITHMS
 from fedspa.data.participation import cap_for
@@ -29,6 +29,12 @@ def calibrated_plan(config: Config, dimension: int, active: int, records: int) -
     return _mechanism(config).calibrated(_asked(config, dimension, active, records))
 
 
+def flat(config: Config) -> dict[str, Any]:
+    """Its values by `section.key`."""
+    sections = config.model_dump().items()
+    return {f"{section}.{key}": value for section, values in sections for key, value in values.items()}
+
+
 def _mechanism(config: Config) -> Mechanism:
     mechanism = ALGORITHMS[config.algorithm.name].mechanism
     assert mechanism is not None  # nobody asks for the plan of an algorithm without one
@@ -53,5 +59,5 @@ def _asked(config: Config, dimension: int, active: int, records: int) -> Asked:
         clip_rule=privacy.clip_rule,
         epsilon=privacy.epsilon,
         accountant=privacy.accountant,
-        options={**algorithm.model_dump(), **privacy.model_dump()},
+        options=flat(config),
     )

@@ -26,19 +26,53 @@ _RECORD: dict[str, type] = {
 }
 
 
+def check(config: Mapping[str, Any]) -> None:
+    """cpSGD is one step a round, of every agent, on batches of a fixed size."""
+    only: tuple[tuple[str, object, str], ...] = (
+        ("federation.per_round", config["federation.agents"], "all agents take part in every round"),
+        ("algorithm.local_steps", 1, "one step a round"),
+        ("algorithm.coding", "int", "whole numbers travel"),
+        ("privacy.sampling", "fixed", "batches of exactly B records"),
+        ("privacy.neighbours", "replace-one", "batches are of a fixed size"),
+        ("privacy.clip_rule", "given", "the levels lie within the clip value"),
+        ("privacy.noise_multiplier", None, "its noise is Binomial: give privacy.trials"),
+        ("privacy.accountant", "pld", "it has an accounting of its own"),
+    )
+    for key, allowed, why in only:
+        value = config[key]
+        if value != allowed and not (value is None and key in ("algorithm.coding", "privacy.neighbours")):
+            shown = "unset" if allowed is None else repr(allowed)
+            raise ValueError(f"{key} is {value!r}; for cpsgd it must be {shown}: {why}")
+    if config["privacy.clip"] == "l2" and not config["algorithm.rotation"]:
+        raise ValueError(
+            "privacy.clip is 'l2'; cpsgd without algorithm.rotation needs 'coordinate': its levels span one coordinate"
+        )
+    asked = {
+        "privacy.epsilon": config["privacy.epsilon"] is not None,
+        "privacy.trials": config["privacy.trials"] is not None,
+        "algorithm.compression (below 1)": config["algorithm.compression"] < 1,
+    }
+    given = [key for key, there in asked.items() if there]
+    if len(given) != 1:
+        raise ValueError(
+            f"cpsgd takes exactly one of privacy.epsilon, privacy.trials and algorithm.compression (below 1); given: "
+            f"{', '.join(given) or 'none'}"
+        )
+
+
 def calibrated(asked: Asked) -> BinomialPlan:
     options = asked.options
-    trials = options["trials"] or 1
-    if options["compression"] < 1:
-        trials = trials_for_compression(options["compression"], options["bits"])
+    trials = options["privacy.trials"] or 1
+    if options["algorithm.compression"] < 1:
+        trials = trials_for_compression(options["algorithm.compression"], options["algorithm.bits"])
     drawn = BinomialEvent(
         batch=asked.batch,
         records=asked.records,
         steps=1,
         dimension=asked.dimension,
-        bits=options["bits"],
+        bits=options["algorithm.bits"],
         trials=trials,
-        rotation=options["rotation"],
+        rotation=options["algorithm.rotation"],
         aggregated=1,  # the plan's adversary decides
     )
     plan = of_event(drawn, asked)
@@ -55,7 +89,7 @@ def of_event(event: Event, asked: Asked) -> BinomialPlan:
         bits=event.bits,
         trials=event.trials,
         rotation=event.rotation,
-        adversary=asked.options["adversary"],
+        adversary=asked.options["privacy.adversary"],
         agents=asked.agents,
         batch=event.batch,
         records=event.records,
@@ -71,8 +105,14 @@ def of_record(values: Mapping[str, Any]) -> BinomialPlan:
 BINOMIAL = Mechanism(
     name="binomial",
     events={KIND: BinomialEvent},
+    check=check,
+    accountant=lambda config: "binomial" if config["algorithm.rotation"] else "pld",
     calibrated=calibrated,
     of_event=of_event,
     record=_RECORD,
     of_record=of_record,
+    options=(
+        *("algorithm.compression", "algorithm.bits", "algorithm.rotation"),
+        *("privacy.trials", "privacy.adversary"),
+    ),
 )

@@ -185,9 +185,9 @@ class BinomialPlan:
     def notes(self) -> list[str]:
         found = [] if self.flaw is None else [self.flaw]
         if self.has_guarantee and self.published_epsilon(self.participations) is None:
-            by = f"accountant {self.event.priced_by('pld', self.neighbours)}"
             found.append(
-                f"outside the condition of cpSGD's own theorem; epsilon is by what docs/cpsgd.md proves ({by})"
+                "outside the condition of cpSGD's own theorem; epsilon is by what docs/cpsgd.md proves (accountant "
+                f"{self.event.priced_by('pld', self.neighbours)})"
             )
         return found
 

@@ -28,8 +28,28 @@ _RECORD: dict[str, type] = {
 _STEPS = ("dimension", "active", "sampling", "batch", "local_steps")
 
 
+def check(config: Mapping[str, Any]) -> None:
+    epsilon, noise = config["privacy.epsilon"], config["privacy.noise_multiplier"]
+    sampling, neighbours = config["privacy.sampling"], config["privacy.neighbours"]
+    accountant = config["privacy.accountant"]
+    if (epsilon is None) == (noise is None):
+        both = "neither" if epsilon is None else "both"
+        raise ValueError(f"privacy.epsilon and privacy.noise_multiplier: {both} given; exactly one must be")
+    if sampling == "fixed" and neighbours == "add-remove":
+        raise ValueError(
+            "privacy.neighbours is 'add-remove'; privacy.sampling 'fixed' has a sound accountant under "
+            "'replace-one' only"
+        )
+    if sampling == "poisson" and neighbours == "replace-one" and accountant == "rdp":
+        raise ValueError(
+            "privacy.accountant is 'rdp'; Poisson sampling under 'replace-one' has a sound accountant in 'pld' only"
+        )
+    if accountant == "theorem-1" and sampling != "fixed":
+        raise ValueError("privacy.accountant is 'theorem-1', which assumes privacy.sampling 'fixed'")
+
+
 def calibrated(asked: Asked) -> Plan:
-    noise = asked.options["noise_multiplier"] or _least_noise(asked)
+    noise = asked.options["privacy.noise_multiplier"] or _least_noise(asked)
     return of_event(GaussianEvent(asked.sampling, asked.batch, asked.records, asked.local_steps, noise), asked)
 
 
@@ -90,6 +110,8 @@ def _least_noise(asked: Asked) -> float:
 GAUSSIAN = Mechanism(
     name="gaussian",
     events={KIND: GaussianEvent, CLIP_FROM_DATA: partial(GaussianEvent, clip_from_data=True)},
+    check=check,
+    accountant=lambda config: "rdp" if config["privacy.accountant"] == "rdp" else "pld",
     calibrated=calibrated,
     of_event=of_event,
     record=_RECORD,
