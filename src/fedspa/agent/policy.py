@@ -108,11 +108,11 @@ class Policy:
 
     def check(self, plan: Plan) -> None:
         """Raise a PolicyRefusal where `plan` is laxer than this policy. Looks at no data and no ledger: see `admit`."""
-        self.check_words(plan)
-        if plan.stated_event is None:
+        if plan.breach is None and plan.stated_event is None:
             raise PolicyRefusal(
                 "not-private", f"no ε is known for noise multiplier {plan.noise_multiplier:g} at δ = {plan.delta:g}"
             )
+        self.check_words(plan)
 
     def check_words(self, plan: Plan) -> None:
         """`check` without any pricing, which may take long at a dimension that is made up."""
