@@ -93,7 +93,7 @@ def answered(site: Site, asked: Announcement) -> bytes:
     """Under a policy that has nothing against these terms."""
     assert site.policy is not None
     limits: dict[str, Any] = {"min_noise_multiplier": 0.01, "clippings": ("l2", "coordinate"), "epsilon": 1e6}
-    if asked.terms.sampling == "fixed":
+    if asked.terms.steps.sampling == "fixed":
         limits["neighbours"] = "replace-one"
     return participate(replace(site, policy=replace(site.policy, **limits)), asked, torch.zeros(650))
 
