@@ -66,9 +66,9 @@ def test_it_runs_is_booked_and_reported(tmp_path: Path) -> None:
     assert not summary["private"]  # the noise was seeded
     assert isinstance(event, toy.LaplaceEvent)
     assert len(ledger_content(shared)) == 12
-    page = (result.folder / "report.html").read_text("utf-8")
-    assert "Laplace noise over the L1 bound of an example" in page
-    shown = CliRunner().invoke(app, ["ledger", "show", str(shared), "--json"], catch_exceptions=False)
+    shown = CliRunner().invoke(
+        app, ["ledger", "show", str(shared), "--neighbours", "replace-one", "--json"], catch_exceptions=False
+    )
     assert json.loads(shown.stdout)["agents"][0]["spent"][0]["event"]["scale"] == 4.0
 
 
