@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from plain import unprotected
 from torch import Tensor, nn
 
-from engine.plain import unprotected
 from fedspa.engine.choose import choose
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library

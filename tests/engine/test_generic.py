@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import plain
 from torch import nn
 
-from engine.plain import plain
 from fedspa.engine import local
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients, example_rows

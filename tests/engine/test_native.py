@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from native_nets import KEY, gradient_scale, nets, records, small_net, small_task
+from plain import plain
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.plain import plain
 from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine

@@ -16,9 +16,9 @@ from dataclasses import replace
 import pytest
 import torch
 from native_nets import KEY, same, small_net, small_task
+from plain import plain, unprotected
 from torch import nn
 
-from engine.plain import plain, unprotected
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.native import engine as native_engine
 from fedspa.engine.reference import ReferenceEngine

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from plain import plain
 from torch import Tensor, nn
 
-from engine.plain import plain
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalTask

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from native_nets import small_net, small_task
+from plain import plain, unprotected
 from torch import nn
 
-from engine.plain import plain, unprotected
 from fedspa.engine.native import NativeEngine, library, supports
 from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError

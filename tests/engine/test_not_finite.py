@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from plain import plain
 from torch import Tensor, nn
 
-from engine.plain import plain
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from plain import plain, unprotected
 from torch import nn
 
-from engine.plain import plain, unprotected
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.layers import Activation, Pool, Weighted
 from fedspa.engine.local import Gradients

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toy
 from flwr.app import ConfigRecord
+from small_runs import ledger_content, small
 from typer.testing import CliRunner
 
 import fedspa
@@ -24,8 +26,6 @@ from fedspa.privacy import accounting
 from fedspa.privacy.cap import BY_FILTER_SO_FAR, FirstPlan, total
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare
-from mechanisms import toy
-from runs.small_runs import ledger_content, small
 
 PLAN = toy.LaplacePlan(650, 0.01, 10, 200, 2, 4.0, 1e-3)
 ONCE = PLAN.event.step_epsilon(1e-3)
