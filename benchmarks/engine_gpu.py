@@ -34,6 +34,7 @@ from fedspa.engine.stacked.describe import describe
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build
+from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.randomness.mask import active_coordinates
@@ -78,7 +79,8 @@ def make_tasks(job: Job, d: int, private: bool) -> list[LocalTask]:
             d, k, job.clip, value, "poisson", job.batch, job.records, job.steps, 1, 1.0, "add-remove", 1e-4, job.rule
         )  # fmt: skip
         key = derive_key(bytes(32), "benchmark", w)
-        tasks.append(LocalTask(x, y, omega, 1.0, "poisson", job.batch, job.steps, 0.01, plan if private else None, key))
+        free = NoPlan(d, d, "poisson", job.batch, job.steps)
+        tasks.append(LocalTask(x, y, omega, 1.0, 0.01, plan if private else free, key))
     return tasks
 
 
@@ -195,7 +197,7 @@ def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool, whole
     engines = {tf32: StackedEngine(module, "cuda", tf32=tf32) for tf32 in (True, False)}
     free = StackedEngine(module, "cuda", tf32=True)
     few = max(3, job.steps // 30)  # the rivals' time a step does not depend on how many there are
-    short = [replace(task, local_steps=few) for task in tasks]
+    short = [replace(task, steps=replace(task.steps, local_steps=few)) for task in tasks]
     work: dict[str, tuple[Callable[[], object], int]] = {
         "stacked": (lambda: engines[True].train(theta, tasks), AGENTS * job.steps),
         "stacked, full float32": (lambda: engines[False].train(theta, tasks), AGENTS * job.steps),

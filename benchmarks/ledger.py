@@ -24,8 +24,8 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.paper import shipped
-from fedspa.privacy.event import GaussianEvent
 from provenance import stamp
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedspa.mechanisms.gaussian import exact
+from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.noise import add_noise
 from fedspa.randomness.streams import Stream, derive_key, root_key
 
@@ -74,7 +75,7 @@ def steps(stream: Stream, repeats: int) -> list[dict[str, float]]:
         row["sum"] = 1e3 * best_seconds(lambda c=clipped: c.sum(0), repeats)  # type: ignore[misc]
         row["secure"] = 1e3 * best_seconds(lambda c=clipped: add_noise(c.sum(0), SIGMA, stream), repeats)  # type: ignore[misc]
         for clip, value in (("l2", 1.0), ("coordinate", active**-0.5)):
-            grid = exact.make_grid(clip, value, active, SIGMA)  # type: ignore[arg-type]
+            grid = make_grid(clip, value, active, SIGMA)  # type: ignore[arg-type]
             row[f"exact {clip}"] = 1e3 * best_seconds(
                 lambda c=clipped, g=grid: exact.release(exact.integer_sum(c, g), g, stream),  # type: ignore[misc]
                 repeats,

@@ -135,7 +135,7 @@ def agent(each: Round, plan: Plan, number: int) -> LocalTask:
     y = torch.randint(0, CLASSES, (RECORDS,), generator=generator)
     seed = number.to_bytes(16, "big")
     mask = None if each.active == each.d else torch.from_numpy(active_coordinates(seed, each.d, each.active))
-    return LocalTask(x, y, mask, 1.0, "poisson", each.batch, each.steps, 0.01, plan, 2 * seed)
+    return LocalTask(x, y, mask, 1.0, 0.01, plan, 2 * seed)
 
 
 def peak(each: Round, engine: str, cores: int) -> float:

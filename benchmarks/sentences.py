@@ -11,7 +11,7 @@ from typing import Any
 import accuracy
 import engine_gpu
 import uploads
-from fedspa.privacy.calibrate import noise_multiplier
+from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.runs.config import load
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ def step_time(engine: Engine, theta: torch.Tensor, x: torch.Tensor, y: torch.Ten
     """Microseconds of processor time a record and step."""
     batch = len(y)
     plan = Plan(len(theta), len(theta), "l2", 1.0, "fixed", batch, batch, STEPS, 1, 1.0, "replace-one", 1e-6)
-    task = LocalTask(x, y, None, 1.0, "fixed", batch, STEPS, 1e-12, plan, bytes(32))
+    task = LocalTask(x, y, None, 1.0, 1e-12, plan, bytes(32))
     best = float("inf")
     for _ in range(REPEATS):
         start = time.process_time()

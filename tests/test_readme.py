@@ -38,7 +38,7 @@ def test_its_commands_exist() -> None:
 
 
 def test_its_privacy_table_is_what_the_command_prints() -> None:
-    from fedspa.privacy.compare import rows
+    from fedspa.mechanisms.gaussian.compare import rows
 
     table = rows(batch=10, records=600, local_steps=300, participations=5, delta=1e-3, epsilon=1.0)
     for row in table:

@@ -12,6 +12,7 @@ from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build
+from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import Plan
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping
 
@@ -28,7 +29,8 @@ def agent(case: Case, name: str, seed: int, steps: int) -> LocalTask:
     clip: Any = clipping(name)
     plan = Plan(d, k, clip, CLIP[clip], "poisson", case.batch, case.records, steps, 1, NOISE, "add-remove", 1e-4)
     key = seed.to_bytes(32, "big")
-    return LocalTask(x, y, mask, 1.0, "poisson", case.batch, steps, LEARNING_RATE, plan if private else None, key)
+    free = NoPlan(d, d, "poisson", case.batch, steps)
+    return LocalTask(x, y, mask, 1.0, LEARNING_RATE, plan if private else free, key)
 
 
 def turn(name: str, case: Case, agents: int, steps: int, threads: int) -> Callable[[], int]:

@@ -18,15 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedspa import mechanisms
 from fedspa.agent.ledger import ledger as ledger_module
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, verify
 from fedspa.agent.ledger.schema import create
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting, filter
-from fedspa.privacy import event as event_module
 from fedspa.privacy.cap import Cap, FirstPlan, Total, total
-from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours
+from fedspa.privacy.event import Event, Neighbours
 from fedspa.privacy.moments import ORDERS, Moments
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
@@ -71,8 +73,8 @@ def test_an_older_fedspa_is_to_be_upgraded_and_nothing_restored(path: Path, monk
     """A backup would know nothing of what was spent since."""
     with Ledger.open(path) as ledger:
         ledger.reserve("a", replace(EVENT, clip_from_data=True), "run", "0")
-        monkeypatch.delitem(event_module._KINDS, "gaussian-clip-from-data")
-        event_module._from_json.cache_clear()
+        monkeypatch.delitem(mechanisms.MECHANISMS["gaussian"].events, "gaussian-clip-from-data")
+        mechanisms._event_of.cache_clear()
         newer = r"written by a newer fedspa .*clip-from-data.*upgrade"
         with pytest.raises(LedgerError, match=newer) as caught:
             ledger.spent("a")

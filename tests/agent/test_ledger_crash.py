@@ -16,8 +16,9 @@ from fedspa.agent.ledger import ledger as ledger_module
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, verify
 from fedspa.errors import BudgetError
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import Cap, FirstPlan, Total
-from fedspa.privacy.event import Event, GaussianEvent
+from fedspa.privacy.event import Event
 
 EVENT = GaussianEvent("poisson", 10, 600, 30, 2.47)
 

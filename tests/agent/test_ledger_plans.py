@@ -14,9 +14,9 @@ from fedspa.agent.ledger.report import export, summary, verify
 from fedspa.agent.ledger.schema import _PLANS
 from fedspa.agent.ledger.witness import GENESIS
 from fedspa.errors import BudgetError, LedgerError
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.cap import BY_FILTER, Cap, FirstPlan
-from fedspa.privacy.event import GaussianEvent
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.2)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)

@@ -15,8 +15,9 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import MOST_PROBLEMS, export, lines, summary, verify
 from fedspa.agent.ledger.schema import _TRIGGERS, GENESIS, entry_hash
 from fedspa.errors import LedgerError, PrivacyError
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import BY_FILTER, Total
-from fedspa.privacy.event import BinomialEvent, GaussianEvent
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.20)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)

@@ -15,9 +15,10 @@ from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.binomial.plan import BinomialPlan
-from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
 
@@ -40,15 +41,10 @@ PLAN = BinomialPlan(
 )
 TERMS = Terms(
     round=1,
-    dimension=DIMENSION,
-    active=DIMENSION,
     mask="shared",
     mask_seed=bytes(range(16)),
-    sampling="fixed",
-    batch=RECORDS,
-    local_steps=1,
     local_lr=0.5,
-    plan=PLAN,
+    steps=PLAN,
 )
 
 
@@ -75,7 +71,7 @@ def sent(terms: Terms, who: Agent) -> Tensor:
 
 
 def test_records_among_those_of_others_make_the_same_answer() -> None:
-    terms = replace(TERMS, plan=replace(PLAN, batch=5, trials=50), batch=5)
+    terms = replace(TERMS, steps=replace(PLAN, batch=5, trials=50))
     someone, other = agent(0), agent(1)
     rows = torch.randperm(RECORDS, generator=torch.Generator().manual_seed(1)) + RECORDS
     x, y = torch.cat([other.x, someone.x]), torch.cat([other.y, someone.y])
@@ -89,9 +85,7 @@ def test_records_among_those_of_others_make_the_same_answer() -> None:
 def test_the_native_engine_sends_what_generic_sends(clip: Clipping, rotation: bool) -> None:
     """Same batch, same coins, same noise. A gradient that float32 rounds otherwise changes a level where a coin was
     within 1e-5 of its value: of 4 · 8 · 21 numbers hardly one."""
-    terms = replace(
-        TERMS, plan=replace(PLAN, clip=clip, rotation=rotation or clip == "l2", batch=5, trials=50), batch=5
-    )
+    terms = replace(TERMS, steps=replace(PLAN, clip=clip, rotation=rotation or clip == "l2", batch=5, trials=50))
     module = net()
     theta, others = FlatModel(module).flatten(), 0
     for key in range(8):
@@ -126,7 +120,7 @@ def clipped_mean(who: Agent) -> Tensor:
 @pytest.mark.parametrize("rotation", [False, True])
 def test_the_mean_of_many_answers_is_a_step_down_the_clipped_gradient(rotation: bool) -> None:
     """200 answers with keys of their own; every coordinate within 5.5σ of −η·g (21 coordinates: 10⁻⁶)."""
-    terms = replace(TERMS, plan=replace(PLAN, rotation=rotation))
+    terms = replace(TERMS, steps=replace(PLAN, rotation=rotation))
     answers = torch.stack([sent(terms, agent(key=i)) for i in range(200)])
     off = (answers.mean(0) + TERMS.local_lr * clipped_mean(agent())).abs().max()
     assert off < 5.5 * terms.update_noise / 14.1
@@ -140,7 +134,7 @@ def test_a_batch_is_of_exactly_b_records() -> None:
     sizes = set()
     for key in range(20):
         who = replace(agent(key=key), x=torch.rand(RECORDS, INPUTS, generator=generator) + 1.0)
-        mean = sent(replace(TERMS, plan=plan, batch=5), who) / -TERMS.local_lr
+        mean = sent(replace(TERMS, steps=plan), who) / -TERMS.local_lr
         # Every gradient is far beyond the clip, so the biases' means are whole fifths of it.
         shares = (mean[-CLASSES:] / plan.clip_value * 5).round()
         sizes.update(int(share) % 2 for share in shares)
@@ -149,7 +143,7 @@ def test_a_batch_is_of_exactly_b_records() -> None:
 
 
 def test_answers_of_agents_and_rounds_differ_and_repeat_by_key() -> None:
-    terms = replace(TERMS, plan=replace(PLAN, trials=1000))
+    terms = replace(TERMS, steps=replace(PLAN, trials=1000))
     first = sent(terms, agent())
     assert torch.equal(first, sent(terms, agent()))
     assert not torch.equal(first, sent(terms, agent(key=1)))
@@ -158,7 +152,7 @@ def test_answers_of_agents_and_rounds_differ_and_repeat_by_key() -> None:
 def test_values_stay_within_the_bound_that_the_server_enforces() -> None:
     for rotation in (False, True):
         plan = replace(PLAN, rotation=rotation, trials=50)
-        terms = replace(TERMS, plan=plan)
+        terms = replace(TERMS, steps=plan)
         for extreme in (0, plan.trials + plan.levels - 1):
             numbers = np.full(plan.coordinates, extreme)
             payload = CPSGD.encode(IntegerUpdate(1, DIMENSION, bytes(range(16)), numbers), terms, "int")
@@ -168,11 +162,11 @@ def test_values_stay_within_the_bound_that_the_server_enforces() -> None:
 
 def test_too_few_records_and_other_plans_are_refused() -> None:
     with pytest.raises(PrivacyError, match="records"):
-        sent(replace(TERMS, plan=replace(PLAN, records=13)), agent())
+        sent(replace(TERMS, steps=replace(PLAN, records=13)), agent())
     gaussian = Plan(DIMENSION, DIMENSION, "l2", 1.0, "fixed", 5, RECORDS, 1, 1, 1.0, "replace-one", 1e-3)
     with pytest.raises(PrivacyError, match="no plan of cpsgd"):
-        sent(replace(TERMS, plan=gaussian), agent())
-    with pytest.raises(PrivacyError, match="plan of cpsgd"):
+        sent(replace(TERMS, steps=gaussian), agent())
+    with pytest.raises(PrivacyError, match="does not add"):
         list(ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), TERMS, [agent()], GenericEngine(net())))
 
 

@@ -17,6 +17,7 @@ from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalResult, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.sampling import draw_batch
@@ -38,8 +39,11 @@ def plan(**changes: object) -> Plan:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+FREE = NoPlan(D, K, "poisson", B, TAU)
+
+
 def terms(**changes: object) -> Terms:
-    base = Terms(3, D, K, "per-agent", None, "poisson", B, TAU, 0.2, plan())
+    base = Terms(3, "per-agent", None, 0.2, plan())
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -90,7 +94,7 @@ def test_the_noise_of_an_update_is_what_the_server_expects(mask: str) -> None:
     200 agents × 11 values: the standard deviation is within 5 standard errors (false alarm below 1e-6).
     """
     tiny = plan(clip_value=1e-6, noise_multiplier=50.0)
-    announced = terms(plan=tiny, mask=mask, mask_seed=None if mask == "per-agent" else bytes(16))
+    announced = terms(steps=tiny, mask=mask, mask_seed=None if mask == "per-agent" else bytes(16))
     updates = ALGORITHMS["fedspa"].respond(
         FlatModel(net()).flatten() * 0, announced, [agent(i) for i in range(200)], GenericEngine(net())
     )
@@ -116,7 +120,7 @@ def test_records_among_those_of_others_make_the_same_update(algorithm: str, nati
         pytest.skip("the native engine was not built")
     engine = NativeEngine(net(), 1) if native else GenericEngine(net())
     assert isinstance(engine, ReadsRows) == native
-    someone, announced = agent(7), terms() if algorithm == "fedspa" else terms(plan=None)
+    someone, announced = agent(7), terms() if algorithm == "fedspa" else terms(steps=FREE)
     assert among_others(someone).records == someone.records
     answers = [
         next(ALGORITHMS[algorithm].respond(FlatModel(net()).flatten(), announced, [who], engine))
@@ -136,7 +140,7 @@ def test_masks_are_the_agents_own_or_everyones() -> None:
 
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 def test_honest_updates_stay_within_the_plausible_bound(clip: str) -> None:
-    announced = terms(plan=plan(clip=clip, clip_value=0.4, clip_rule="quantile"))
+    announced = terms(steps=plan(clip=clip, clip_value=0.4, clip_rule="quantile"))
     agents = [replace(agent(i), x=agent(i).x * 1e3) for i in range(20)]
     for update in ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), announced, agents, GenericEngine(net())):
         assert np.abs(update.values).max() < announced.update_bound
@@ -145,8 +149,8 @@ def test_honest_updates_stay_within_the_plausible_bound(clip: str) -> None:
 def test_fedavg_and_dp_fed_upload_every_coordinate() -> None:
     theta, engine = FlatModel(net()).flatten(), GenericEngine(net())
     for name, announced in (
-        ("fedavg", terms(active=D, plan=None)),
-        ("dp-fed", terms(active=D, plan=plan(active=D))),
+        ("fedavg", terms(steps=replace(FREE, active=D))),
+        ("dp-fed", terms(steps=plan(active=D))),
     ):
         (update,) = ALGORITHMS[name].respond(theta, announced, [agent(0)], engine)
         assert update.active == D
@@ -175,8 +179,4 @@ def test_fixed_batches_of_fewer_records_than_the_plan_names_are_refused() -> Non
     few = replace(agent(0), x=agent(0).x[:-1], y=agent(0).y[:-1])
     fixed = plan(sampling="fixed", neighbours="replace-one")
     with pytest.raises(PrivacyError, match=f"{M - 1} records"):
-        list(
-            ALGORITHMS["fedspa"].respond(
-                FlatModel(net()).flatten(), terms(sampling="fixed", plan=fixed), [few], GenericEngine(net())
-            )
-        )
+        list(ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), terms(steps=fixed), [few], GenericEngine(net())))

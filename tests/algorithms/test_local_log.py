@@ -20,7 +20,7 @@ from fedspa.wire.payload import HEADER_BYTES, Update, encode
 ROOT = bytes(range(32))
 D, K, B, M, TAU = 33, 11, 20, 20, 2  # a linear layer from 10 to 3; every record is in every batch
 TERMS = Terms(
-    *(7, D, K, "per-agent", None, "poisson", B, TAU, 0.2),
+    *(7, "per-agent", None, 0.2),
     Plan(D, K, "l2", 0.4, "poisson", B, M, TAU, 1, 1.3, "add-remove", 1e-3),
 )
 

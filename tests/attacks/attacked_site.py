@@ -58,6 +58,6 @@ def sure_of_the_others() -> torch.Tensor:
 def question(local_lr: float, **changes: Any) -> Announcement:
     """What asks for that bias alone, of nearly all records, at the least noise that the policy allows."""
     plan = Plan(650, 1, "l2", 1.0, "poisson", 99, 100, 1, 3, 0.8, "add-remove", 1e-5)
-    terms = Terms(0, 650, 1, "fixed", bytes(16), "poisson", 99, 1, local_lr, plan, ONE_BIAS)
+    terms = Terms(0, "fixed", bytes(16), local_lr, plan, ONE_BIAS)
     asked = Announcement(RUN, 0, "fedspa", "logistic", 10, "", "f32", bytes(16), "secure", terms)
     return Announcement(**{field: changes.get(field, getattr(asked, field)) for field in asked.__slots__})

@@ -22,9 +22,10 @@ import numpy as np
 import pytest
 from scipy import signal
 
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.cap import Cap, FirstPlan, admits
-from fedspa.privacy.event import Event, GaussianEvent
+from fedspa.privacy.event import Event
 from fedspa.privacy.pld import Array, LossMass, composed_mass, reach_for
 from fedspa.privacy.poisson import Added, Removed
 

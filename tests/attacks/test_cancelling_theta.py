@@ -29,8 +29,9 @@ from fedspa.engine.stacked import supports as stacked_supports
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import ConfigError
 from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.gaussian.plan import Plan
 
 CLASSES, RECORDS = 3, 70
 Case = tuple[nn.Module, Tensor]  # the model with its cancelling θ inside, and records
@@ -211,7 +212,7 @@ def moved(engine: Engine, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping) -
     d, n = len(theta), len(y)
     plan = Plan(d, d, clip, 1.0, "fixed", n, n, 1, 1, 1e-9, "replace-one", 1e-3)
     step = 2.0**24 * max(float(theta.abs().max()), 1.0)  # so long that θ's rounding is nothing beside it
-    task = LocalTask(x, y, None, 1.0, "fixed", n, 1, step, plan, bytes(32))
+    task = LocalTask(x, y, None, 1.0, step, plan, bytes(32))
     [result] = engine.train(theta, [task])
     return result.delta.double().cpu() * -n / step
 

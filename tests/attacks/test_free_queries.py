@@ -29,7 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
-from fedspa.algorithms.fedspa import FED_SPA
+from fedspa.algorithms import FED_SPA
 from fedspa.flower import agent
 from fedspa.flower.agent import participate
 from fedspa.flower.client_app import app
@@ -106,7 +106,7 @@ def test_other_numbers_reach_no_overflow_either(tmp_path: Path, trainings: list[
     """The largest rate with the largest clip and noise, of 2^31 − 1 coordinates: no update is refused for it later."""
     asked = attacked_site.question(1e6)
     plan = replace(asked.terms.plan, clip_value=1e10, noise_multiplier=1e6)
-    wild = replace(asked, terms=replace(asked.terms, plan=plan))
+    wild = replace(asked, terms=replace(asked.terms, steps=plan))
     site = attacked_site.target(tmp_path, True)
     seen = Counter(over_the_wire(site, wild, attacked_site.sure_of_the_others()).popitem()[0] for _ in range(3))
     assert seen == {"payload": 3}

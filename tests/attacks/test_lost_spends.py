@@ -21,7 +21,7 @@ from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, summary, verify
 from fedspa.errors import LedgerError
-from fedspa.privacy.event import GaussianEvent
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 
 EVENT = GaussianEvent("poisson", 10, 600, 30, 2.47)
 ENDS = ("", "-wal", ".witness")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from plain import unprotected
 from torch import Tensor, nn
 
 from fedspa.engine.choose import choose
@@ -24,7 +24,8 @@ from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import ConfigError, DataError
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.gaussian.plan import Plan
 
 RECORDS, STEPS = 12, 3
 
@@ -56,7 +57,7 @@ def values() -> tuple[nn.Module, Tensor]:
 def task(theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, rule: Any, rows: Tensor | None = None) -> LocalTask:
     n = RECORDS if rows is None else len(rows)
     plan = Plan(len(theta), len(theta), clip, 0.5, "fixed", n, n, STEPS, 1, 1e-9, "replace-one", 1e-3, rule)
-    return LocalTask(x, y, None, 1.0, "fixed", n, STEPS, 0.1, plan, bytes(range(32)), rows=rows)
+    return LocalTask(x, y, None, 1.0, 0.1, plan, bytes(range(32)), rows=rows)
 
 
 def engines(net: nn.Module) -> Iterator[Engine]:
@@ -139,7 +140,7 @@ def test_without_privacy_it_is_an_error_of_one_line() -> None:
     x[4, 1] = 10
     for engine in (GenericEngine(net), ReferenceEngine(net), StackedEngine(net, "cpu", tf32=False)):
         with pytest.raises(DataError) as caught:
-            engine.train(theta, [replace(task(theta, x, y, "l2", "given"), plan=None)])
+            engine.train(theta, [unprotected(task(theta, x, y, "l2", "given"))])
         assert "\n" not in str(caught.value)
 
 

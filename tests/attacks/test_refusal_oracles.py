@@ -68,17 +68,17 @@ ODD: dict[str, Made] = {
     "labels as text": with_label("7"),
 }
 ASKED = attacked_site.question(0.1)
-FIXED = replace(ASKED, terms=replace(ASKED.terms, sampling="fixed", batch=20, plan=replace(
+FIXED = replace(ASKED, terms=replace(ASKED.terms, steps=replace(
     ASKED.terms.plan, sampling="fixed", neighbours="replace-one", batch=20)))  # fmt: skip
 CPSGD_PLAN = BinomialPlan(650, "coordinate", 0.1, 4, 9000, False, "local", 4, 20, 100, 3, 1e-5)
 CPSGD = replace(ASKED, algorithm="cpsgd", coding="int", terms=replace(
-    ASKED.terms, active=650, mask="shared", sampling="fixed", batch=20, layers=None, plan=CPSGD_PLAN))  # fmt: skip
+    ASKED.terms, mask="shared", layers=None, steps=CPSGD_PLAN))  # fmt: skip
 QUESTIONS = {
     "poisson": ASKED,
     "exact": replace(ASKED, noise="exact"),
     "fixed": FIXED,
     "cpsgd": CPSGD,
-    "quantile": replace(ASKED, terms=replace(ASKED.terms, plan=replace(ASKED.terms.plan, clip_rule="quantile"))),
+    "quantile": replace(ASKED, terms=replace(ASKED.terms, steps=replace(ASKED.terms.plan, clip_rule="quantile"))),
 }
 
 
@@ -96,7 +96,7 @@ def answered(site: Site, asked: Announcement) -> bytes:
     """Under a policy that has nothing against these terms."""
     assert site.policy is not None
     limits: dict[str, Any] = {"min_noise_multiplier": 0.01, "clippings": ("l2", "coordinate"), "epsilon": 1e6}
-    if asked.terms.sampling == "fixed":
+    if asked.terms.steps.sampling == "fixed":
         limits["neighbours"] = "replace-one"
     return participate(replace(site, policy=replace(site.policy, **limits)), asked, torch.zeros(650))
 

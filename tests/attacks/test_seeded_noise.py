@@ -24,9 +24,11 @@ from fedspa.agent.ledger.report import export
 from fedspa.cli import main
 from fedspa.cli.run import show
 from fedspa.cli.watch import terms
+from fedspa.mechanisms import event_of
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.cap import Cap, FirstPlan, total
-from fedspa.privacy.event import GaussianEvent, as_server_saw, from_json, noise_modes, seeded_words
+from fedspa.privacy.event import as_server_saw, noise_modes, seeded_words
 from fedspa.report.progress import snapshot
 from fedspa.running import RunResult
 from fedspa.runs.statement import plain_words, statement
@@ -214,10 +216,10 @@ class TestEvents:
         assert 'noise":"' not in EVENT.to_json()
         for mode in ("secure", "exact", "seeded"):
             event = replace(EVENT, noise=mode)
-            assert from_json(event.to_json()) == event != EVENT
+            assert event_of(event.to_json()) == event != EVENT
         for wrong in ('"noise":null,', '"noise":"none",'):
             with pytest.raises(fedspa.FedspaError):
-                from_json(EVENT.to_json().replace('"noise_m', wrong + '"noise_m'))
+                event_of(EVENT.to_json().replace('"noise_m', wrong + '"noise_m'))
 
     def test_the_mode_splits_no_price(self) -> None:
         """Ten participations cost what ten cost, whatever their noise came from; not five and five."""

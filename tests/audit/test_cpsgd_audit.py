@@ -31,11 +31,11 @@ from fedspa.engine.local import ClippedSums
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
+from fedspa.mechanisms.binomial.bound import sensitivity, spread
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import noised
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.binomial import sensitivity, spread
 from fedspa.randomness.streams import Stream
 
 # The check that is there for each mistake, and the questions of the audit that it is one of.

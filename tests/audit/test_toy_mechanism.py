@@ -34,6 +34,7 @@ from fedspa.runs import setup
 @dataclass(frozen=True)
 class ToyPlan:
     scale: float
+    audited = "toy"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ def questions(setting: Setting, target: ToyTarget) -> Iterator[Question]:
 
 TOY = Audited(
     name="toy",
-    plan=ToyPlan,
     choices={"noise": ()},
     synthetic=lambda noise=1.0: ToyTarget(ToyPlan(noise)),
     of_plan=ToyTarget,
@@ -121,7 +121,7 @@ def test_it_is_found_by_the_plan_of_a_config(monkeypatch: pytest.MonkeyPatch, tm
     code, report = _audit("--config", str(tmp_path / "run.toml"))
     assert (code, report["claimed"]) == (0, 2.0)
     assert report["notes"]
-    job.plan = SimpleNamespace()
+    job.plan = SimpleNamespace(audited="unheard of")
     with pytest.raises(ConfigError, match="no audit knows the mechanism"):
         _audit("--config", str(tmp_path / "run.toml"))
 

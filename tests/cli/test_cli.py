@@ -20,7 +20,7 @@ import pytest
 from typer.main import get_command
 
 from fedspa.cli import app, main
-from fedspa.privacy import compare
+from fedspa.mechanisms.gaussian import compare
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -126,7 +126,7 @@ def test_a_full_disk_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedspa.privacy.compare.rows", full)
+    monkeypatch.setattr("fedspa.mechanisms.gaussian.compare.rows", full)
     code, _, err = call(f"privacy {SETTING} --noise 30")
     assert (code, err) == (2, "fedspa: no room to write the output; free disk space\n")
 

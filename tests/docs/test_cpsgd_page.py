@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedspa.mechanisms.binomial.bound import composed_epsilon
+from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.binomial.plan import trials_for_compression
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.binomial import composed_epsilon
-from fedspa.privacy.event import BinomialEvent
 from fedspa.runs.statement import shown
 
 PAGE = Path(__file__).parents[2] / "docs" / "cpsgd.md"

@@ -30,7 +30,7 @@ def contribution(train: Train, theta: Tensor, x: Tensor, clip_value: float, mask
     with patch("fedspa.mechanisms.gaussian.plan.SMALLEST_CLIP", 0.0):
         plan = Plan(d, k, "l2", clip_value, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
         for record in (x, torch.full_like(x, math.nan)):
-            task = LocalTask(record, torch.zeros(1, dtype=torch.int64), mask, 1.0, "fixed", 1, 1, step, plan, bytes(32))
+            task = LocalTask(record, torch.zeros(1, dtype=torch.int64), mask, 1.0, step, plan, bytes(32))
             deltas.append(train(task).double())
     return float((deltas[0] - deltas[1]).norm()) / step / clip_value
 

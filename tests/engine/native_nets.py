@@ -152,4 +152,4 @@ def small_task(**changes: object) -> LocalTask:
         *(d, k, settings_["clip"], settings_["clip_value"], sampling, 6, len(y), settings_["steps"], 1),  # type: ignore[arg-type]
         *(0.5, relation, 1e-3, settings_["rule"]),  # type: ignore[arg-type]
     )
-    return LocalTask(x, y, mask, 1.5, sampling, 6, settings_["steps"], 0.02, plan, KEY)  # type: ignore[arg-type]
+    return LocalTask(x, y, mask, 1.5, 0.02, plan, KEY)  # type: ignore[arg-type]

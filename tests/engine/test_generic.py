@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import plain
 from torch import nn
 
 from fedspa.engine import local
@@ -55,11 +56,8 @@ def task(active: int | None = None, *, private: bool = True, **changes: Any) -> 
         "y": y,
         "coordinates": torch.from_numpy(active_coordinates(bytes(16), d, k)) if active else None,
         "scale": d / k,
-        "sampling": "poisson",
-        "batch": 5,
-        "local_steps": 6,
         "local_lr": 0.1,
-        "plan": plan if private else None,
+        "steps": plan if private else plain("poisson", 5, 6),
         "key": derive_key(bytes(32), "task"),
     }
     return LocalTask(**{**fields, **changes})
@@ -97,13 +95,13 @@ def test_gradients_that_exist_at_a_time_have_a_budget(make: Any, monkeypatch: py
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 def test_a_whole_training_matches_the_reference(clip: Any, sampling: Any, active: int | None, exact: bool) -> None:
     """Same key, same batches, same noise: only float32's rounding may differ."""
-    work = task(active, sampling=sampling, exact=exact)
+    work = task(active, exact=exact)
     assert work.plan is not None
     rule = "add-remove" if sampling == "poisson" else "replace-one"
     plan = Plan(
         work.plan.dimension, work.plan.active, clip, 0.3, sampling, 5, 20, 6, 1, 1.0, rule, 1e-3, "quantile"
     )  # fmt: skip
-    work = task(active, sampling=sampling, plan=plan, exact=exact)
+    work = task(active, steps=plan, exact=exact)
     theta = FlatModel(smooth_net()).flatten()
     got = GenericEngine(smooth_net()).train(theta, [work])[0]
     wanted = ReferenceEngine(smooth_net()).train(theta, [work])[0]
@@ -118,7 +116,7 @@ def test_plain_training_matches_torchs_sgd() -> None:
     x, y = records(20)
     net = smooth_net()
     theta = FlatModel(net).flatten()
-    work = task(private=False, batch=20, sampling="fixed", scale=1.0)
+    work = task(steps=plain("fixed", 20, 6), scale=1.0)
     got = GenericEngine(net).train(theta, [work])[0].delta
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(6):

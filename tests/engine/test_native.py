@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from native_nets import KEY, gradient_scale, nets, records, small_net, small_task
+from plain import plain
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,8 +19,9 @@ from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.gaussian.plan import Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -61,7 +63,7 @@ def test_one_step_agrees_with_the_reference(
         plan = Plan(d, k, clip, bound, sampling, batch, len(y), 1, 1, 0.01, relation, 1e-3)  # type: ignore[arg-type]
     # A step so large that θ's own float32 rounding is small beside it: Δ over the step is then −(sum + noise).
     size = 2.0**12
-    task = LocalTask(x, y, mask, 1.0, sampling, batch, 1, size * batch, plan, seed.to_bytes(32, "big"))  # type: ignore[arg-type]
+    task = LocalTask(x, y, mask, 1.0, size * batch, plan, seed.to_bytes(32, "big"))  # type: ignore[arg-type]
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double() / size
     truth = ReferenceEngine(module).train(theta, [task])[0].delta.double() / size
     assert ours.shape == truth.shape == (k,)
@@ -77,7 +79,7 @@ def test_a_whole_batch_at_the_bound(level: library.Level, clip: Clipping) -> Non
     module = nn.Sequential(nn.Linear(6, 3))
     x, y = torch.linspace(1, 2, 6).expand(20, 6).contiguous(), torch.zeros(20, dtype=torch.int64)
     plan = Plan(21, 21, clip, 1e-3, "fixed", 20, 20, 1, 1, 1e-3, "replace-one", 1e-3)
-    task = LocalTask(x, y, None, 1.0, "fixed", 20, 1, 20 * 2.0**12, plan, KEY)
+    task = LocalTask(x, y, None, 1.0, 20 * 2.0**12, plan, KEY)
     theta = torch.zeros(21)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
     truth = ReferenceEngine(module).train(theta, [task])[0].delta
@@ -132,7 +134,7 @@ def test_whole_vectors_of_channels(level: library.Level, clip: Clipping | None, 
     mask = torch.randperm(d, generator=generator)[:k].sort().values if k < d else None
     bound = gradient_scale(module, x, y, clip or "coordinate") / 2
     plan = Plan(d, k, clip, bound, "fixed", 9, 9, 1, 1, 1e-3, "replace-one", 1e-3) if clip else None
-    task = LocalTask(x, y, mask, 1.0, "fixed", 9, 1, 9 * 2.0**12, plan, KEY)
+    task = LocalTask(x, y, mask, 1.0, 9 * 2.0**12, plan, KEY)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
     truth = ReferenceEngine(module).train(theta, [task])[0].delta
     assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * bound + 1e-6 * float(truth.abs().max()) / 2.0**12
@@ -164,7 +166,7 @@ def test_whole_training_agrees_with_the_reference(
 def test_fedavg_agrees_with_the_reference() -> None:
     theta = FlatModel(small_net()).flatten()
     private = small_task(steps=20)
-    task = LocalTask(private.x, private.y, None, 1.0, "poisson", 6, 20, 0.1, None, KEY)
+    task = LocalTask(private.x, private.y, None, 1.0, 0.1, plain("poisson", 6, 20), KEY)
     ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
     truth = ReferenceEngine(small_net()).train(theta, [task])[0]
     assert float((ours.delta - truth.delta).abs().max()) < 5e-6
@@ -177,7 +179,7 @@ def test_batches_larger_than_a_chunk_and_empty_ones() -> None:
     x, y = base.x.repeat(8, 1, 1, 1), base.y.repeat(8)
     for batch in (300, 1):  # nearly all of 320 records, or one: a third of those Poisson batches are empty
         plan = Plan(len(theta), len(theta), "l2", 0.5, "poisson", batch, len(y), 4, 1, 0.5, "add-remove", 1e-3)
-        task = LocalTask(x, y, None, 1.0, "poisson", batch, 4, 0.05, plan, KEY)
+        task = LocalTask(x, y, None, 1.0, 0.05, plan, KEY)
         ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
         truth = ReferenceEngine(small_net()).train(theta, [task])[0]
         assert float((ours.delta - truth.delta).abs().max()) < 2e-6
@@ -197,6 +199,6 @@ def test_functional_layers_and_nesting_are_traced() -> None:
     module = Net()
     base = small_task()
     theta = FlatModel(module).flatten()
-    task = LocalTask(base.x, base.y % 4, None, 1.0, "poisson", 6, 3, 0.1, None, KEY)
+    task = LocalTask(base.x, base.y % 4, None, 1.0, 0.1, plain("poisson", 6, 3), KEY)
     ours = NativeEngine(module, 1).train(theta, [task])[0].delta
     assert float((ours - ReferenceEngine(module).train(theta, [task])[0].delta).abs().max()) < 1e-6

@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 import torch
 from native_nets import KEY, same, small_net, small_task
+from plain import plain, unprotected
 from torch import nn
 
 from fedspa.engine.native import NativeEngine, library
@@ -34,7 +35,9 @@ pytestmark = pytest.mark.skipif(library.library() is None, reason="the native en
 def test_the_thread_count_changes_no_bit(level: library.Level) -> None:
     theta = FlatModel(small_net()).flatten()
     base = small_task()
-    tasks = [LocalTask(base.x[i:], base.y[i:], None, 1.0, "fixed", 6, 5, 0.05, None, bytes([i]) * 32) for i in range(7)]
+    tasks = [
+        LocalTask(base.x[i:], base.y[i:], None, 1.0, 0.05, plain("fixed", 6, 5), bytes([i]) * 32) for i in range(7)
+    ]
     alone = [NativeEngine(small_net(), 1, level).train(theta, [task])[0] for task in tasks]
     for threads in (1, 2, 5):
         together = NativeEngine(small_net(), threads, level).train(theta, tasks)
@@ -48,8 +51,8 @@ def test_memory_of_earlier_agents_changes_no_bit(level: library.Level) -> None:
     mask, half = torch.arange(1, len(theta), 9), torch.arange(0, len(theta), 2)
     one = small_task(clip="l2", rule="quantile", mask=mask, steps=2)
     tasks = [
-        *(small_task(steps=3), one, replace(one, plan=None), small_task(clip="l2"), small_task(steps=3)),
-        *(replace(one, x=one.x * math.nan), one, replace(one, coordinates=None, plan=None), small_task(mask=mask)),
+        *(small_task(steps=3), one, unprotected(one), small_task(clip="l2"), small_task(steps=3)),
+        *(replace(one, x=one.x * math.nan), one, unprotected(replace(one, coordinates=None)), small_task(mask=mask)),
         *(small_task(), small_task(mask=half, clip="l2"), small_task(mask=half[1:] - 1), small_task(mask=half)),
     ]
     alone = [NativeEngine(small_net(), 1, level).train(theta, [task])[0] for task in tasks]
@@ -82,7 +85,7 @@ def test_records_among_those_of_others_are_the_same_records(sampling: str, kind:
     x = torch.full((100, 1, 12, 12), math.nan, dtype=kind)
     y = torch.full((100,), 99, dtype=torch.int64 if kind is torch.float32 else torch.int32)
     x[rows], y[rows] = base.x.to(kind), base.y.to(y.dtype)
-    for task in (base, replace(base, plan=None)):
+    for task in (base, unprotected(base)):
         scattered = replace(task, x=x, y=y, rows=rows)
         assert scattered.records == len(base.y)
         for engine in (NativeEngine(small_net(), 2), ReferenceEngine(small_net())):
@@ -105,7 +108,7 @@ def test_a_record_that_is_not_finite_counts_as_zero(clip: str, poison: float) ->
     x = base.x[:6].clone()
     assert base.plan is not None
     plan = replace(base.plan, records=6)
-    task = LocalTask(x, base.y[:6], None, 1.0, "fixed", 6, 1, 1000.0, plan, KEY)
+    task = LocalTask(x, base.y[:6], None, 1.0, 1000.0, plan, KEY)
     whole = NativeEngine(small_net(), 1).train(theta, [task])[0].delta
     x[2, 0, 4, 4] = poison
     without = NativeEngine(small_net(), 1).train(theta, [task])[0].delta
@@ -123,7 +126,7 @@ def test_fedavg_shows_a_broken_record() -> None:
     base = small_task()
     x = base.x.clone()
     x[:, 0, 4, 4] = math.nan
-    task = LocalTask(x, base.y, None, 1.0, "fixed", 6, 1, 0.1, None, KEY)
+    task = LocalTask(x, base.y, None, 1.0, 0.1, plain("fixed", 6, 1), KEY)
     assert NativeEngine(small_net(), 1).train(FlatModel(small_net()).flatten(), [task])[0].delta.isnan().all()
 
 
@@ -135,7 +138,7 @@ def test_no_example_can_weigh_more_than_the_bound() -> None:
         d = len(theta)
         plan = Plan(d, d, clip, value, "fixed", 1, 5, 1, 1, 1e-9, "replace-one", 1e-3)  # type: ignore[arg-type]
         for seed in range(5):
-            task = LocalTask(base.x[:5], base.y[:5], None, 1.0, "fixed", 1, 1, 2.0**20, plan, bytes([seed]) * 32)
+            task = LocalTask(base.x[:5], base.y[:5], None, 1.0, 2.0**20, plan, bytes([seed]) * 32)
             gradient = NativeEngine(small_net(), 1).train(theta, [task])[0].delta.double() / 2.0**20
             assert 0 < float(gradient.norm()) <= plan.clip_norm * (1 + 1e-6)
             if clip == "coordinate":
@@ -153,7 +156,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_agents_at_their_next_step() -> None:
     base = small_task()
-    task = LocalTask(base.x, base.y, None, 1.0, "poisson", 6, 10**9, 0.0, None, KEY)  # days of work
+    task = LocalTask(base.x, base.y, None, 1.0, 0.0, plain("poisson", 6, 10**9), KEY)  # days of work
     main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))

@@ -16,7 +16,8 @@ from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
+from fedspa.mechanisms.gaussian.plan import Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -105,7 +106,7 @@ def test_one_record_cannot_change_how_others_are_rounded(
     deltas = []
     for record in (2.0, math.nan):
         x[half] = record
-        task = LocalTask(x.clone(), y, None, 1.0, "fixed", len(y), 1, 1.0 * len(y), plan, bytes(32))
+        task = LocalTask(x.clone(), y, None, 1.0, 1.0 * len(y), plan, bytes(32))
         deltas.append(NativeEngine(module, 1, level).train(torch.zeros(2), [task])[0].delta.double())
     change = deltas[0] - deltas[1]
     assert 1 - 1e-5 < float(change.norm()) / plan.clip_norm <= 1 + 1e-6
@@ -130,7 +131,7 @@ def test_the_order_of_records_changes_no_bit(level: library.Level, clip: str) ->
     plan = Plan(len(theta), len(theta), clip, 0.3, "fixed", 301, 301, 1, 1, 1e-3, "replace-one", 1e-3)  # type: ignore[arg-type]
     deltas = []
     for order in (torch.arange(301), torch.randperm(301, generator=generator)):
-        task = LocalTask(x[order], y[order], None, 1.0, "fixed", 301, 1, 10.0, plan, bytes(32))
+        task = LocalTask(x[order], y[order], None, 1.0, 10.0, plan, bytes(32))
         deltas.append(NativeEngine(module, 1, level).train(theta, [task])[0].delta)
     assert torch.equal(*deltas)
 
@@ -153,7 +154,7 @@ def test_derivatives_that_overflow_count_as_zero_as_in_the_generic_engine(
     d = len(FlatModel(module).flatten())
     plan = Plan(d, d, clip, 1.0, "fixed", 1, 4, 1, 1, 1e-3, "replace-one", 1e-3)  # type: ignore[arg-type]
     x, y = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
-    task = LocalTask(x, y, None, 1.0, "fixed", 1, 1, 1.0, plan, bytes(32))
+    task = LocalTask(x, y, None, 1.0, 1.0, plan, bytes(32))
     ours, theirs = (
         engine.train(theta, [task])[0] for engine in (NativeEngine(module, 1, level), GenericEngine(module))
     )
@@ -171,7 +172,7 @@ def test_a_private_clip_stays_within_what_a_plan_allows(level: library.Level, bo
     for seed in range(8):
         # Noise of 50 on a count of 4: either way in the first step, half of the times.
         plan = Plan(10, 10, "l2", bound, "fixed", 4, 4, 1, 1, 50.0, "replace-one", 1e-3, "quantile")
-        task = LocalTask(x, y, None, 1.0, "fixed", 4, 1, 1e-12, plan, bytes([seed]) * 32)
+        task = LocalTask(x, y, None, 1.0, 1e-12, plan, bytes([seed]) * 32)
         ours = NativeEngine(module, 1, level).train(theta, [task])[0].clip_value
         truth = GenericEngine(module).train(theta, [task])[0].clip_value
         assert SMALLEST_CLIP <= ours <= LARGEST_CLIP

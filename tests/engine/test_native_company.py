@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from plain import plain
 from torch import Tensor, nn
 
 from fedspa.engine.generic import GenericEngine
@@ -11,7 +12,8 @@ from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.gaussian.plan import Plan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the compiled part is not built")
 
@@ -63,7 +65,7 @@ def test_parameters_in_another_order_move_once(level: library.Level, clip: Clipp
     theta = 0.3 * torch.randn(d, generator=generator)
     x, y = torch.randn(4, 1, 4, 4, generator=generator), torch.randint(0, classes, (4,), generator=generator)
     plan = Plan(d, d, clip, 0.1, "fixed", 4, 4, 1, 1, 1.0, "replace-one", 1e-3)
-    task = LocalTask(x, y, None, 1.0, "fixed", 4, 1, 1.0, plan, bytes(32))
+    task = LocalTask(x, y, None, 1.0, 1.0, plan, bytes(32))
     ours, theirs = (
         engine.train(theta, [task])[0].delta for engine in (NativeEngine(net, 1, level), GenericEngine(net))
     )
@@ -92,6 +94,6 @@ def test_pooling_that_is_padded_on_one_axis(level: library.Level, padding: tuple
 @pytest.mark.parametrize("rows", [torch.tensor([True, False, True]), torch.tensor([0.0, 1.0]), torch.tensor([[0, 1]])])
 def test_records_are_named_by_whole_numbers_in_one_line(rows: Tensor) -> None:
     net, records = nn.Sequential(nn.Linear(3, 2)), (torch.zeros(3, 3), torch.zeros(3, dtype=torch.int64))
-    task = LocalTask(*records, None, 1.0, "poisson", 1, 1, 0.1, None, bytes(32), rows=rows)
+    task = LocalTask(*records, None, 1.0, 0.1, plain("poisson", 1, 1), bytes(32), rows=rows)
     with pytest.raises(DataError, match="numbers"):
         NativeEngine(net, 1).train(torch.zeros(8), [task])

@@ -60,7 +60,7 @@ def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool
     theta = FlatModel(module).flatten()
     bound = gradient_scale(module, x, y, "coordinate")
     plan = Plan(len(theta), len(theta), "coordinate", bound, "fixed", 7, 7, 1, 1, 1e-3, "replace-one", 1e-3)
-    task = LocalTask(x, y, None, 1.0, "fixed", 7, 1, 7 * 2.0**12, plan, KEY)
+    task = LocalTask(x, y, None, 1.0, 7 * 2.0**12, plan, KEY)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
     truth = ReferenceEngine(module).train(theta, [task])[0].delta
     assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * bound
@@ -105,7 +105,7 @@ def test_the_fast_transforms_are_accurate_where_clipping_is_hard(
         theta = FlatModel(module).flatten()
         d, bound = len(theta), 0.1 * gradient_scale(module, x, y, "coordinate")
         plan = Plan(d, d, "coordinate", bound, "fixed", len(y), len(y), 1, 1, 1e-3, "replace-one", 1e-3)
-        task = LocalTask(x, y, None, 1.0, "fixed", len(y), 1, len(y) * 2.0**12, plan, KEY)
+        task = LocalTask(x, y, None, 1.0, len(y) * 2.0**12, plan, KEY)
         ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double() / 2.0**12
         truth = ReferenceEngine(module).train(theta, [task])[0].delta.double() / 2.0**12
         assert float((ours - truth).abs().max()) <= 1e-5 * bound + 1e-6 * float(truth.abs().max())

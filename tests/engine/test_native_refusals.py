@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from native_nets import small_net, small_task
+from plain import plain, unprotected
 from torch import nn
 
 from fedspa.engine.native import NativeEngine, library, supports
@@ -77,28 +78,28 @@ def test_shared_and_frozen_parameters_are_left_to_other_engines() -> None:
 def test_wrong_labels_masks_and_modes_are_refused() -> None:
     theta = FlatModel(small_net()).flatten()
     task = small_task()
-    engine = NativeEngine(small_net(), 2)
+    engine, free = NativeEngine(small_net(), 2), unprotected(task).steps
     make = lambda **c: LocalTask(**{name: getattr(task, name) for name in LocalTask.__slots__} | c)  # noqa: E731
     with pytest.raises(DataError, match="label"):
-        engine.train(theta, [make(y=task.y + 3, plan=None)])  # in a private step it costs the record its gradient
+        engine.train(theta, [make(y=task.y + 3, steps=free)])  # in a private step it costs the record its gradient
     with pytest.raises(PrivacyError, match="must agree"):
         engine.train(theta, [make(coordinates=torch.arange(5))])
     with pytest.raises(PrivacyError, match="without replacement"):
-        engine.train(theta, [make(sampling="fixed", batch=99)])
+        engine.train(theta, [make(steps=plain("fixed", 99, 1))])
     with pytest.raises(ConfigError, match="exact"):
         engine.train(theta, [make(exact=True)])
     with pytest.raises(ConfigError, match="coordinates outside"):
-        engine.train(theta, [make(coordinates=torch.tensor([len(theta)]), plan=None)])
+        engine.train(theta, [make(coordinates=torch.tensor([len(theta)]), steps=free)])
     for coordinates in ([3, 2], [1, 1]):
         with pytest.raises(ConfigError, match="do not increase"):
-            engine.train(theta, [make(coordinates=torch.tensor(coordinates), plan=None)])
+            engine.train(theta, [make(coordinates=torch.tensor(coordinates), steps=free)])
     with pytest.raises(DataError, match="one each"):
         engine.train(theta, [make(x=task.x[:-1])])
 
 
 def test_one_agents_fault_stops_the_others_and_is_what_is_said() -> None:
-    endless = replace(small_task(), local_steps=10**9)
-    wrong = replace(endless, y=endless.y + 3, plan=None)
+    endless = small_task(steps=10**9)
+    wrong = unprotected(replace(endless, y=endless.y + 3))
     for tasks in ([endless, wrong], [wrong, endless], [endless, endless, wrong]):
         with pytest.raises(DataError, match="label"):
             NativeEngine(small_net(), 3).train(FlatModel(small_net()).flatten(), tasks)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain import plain
 from torch import Tensor, nn
 
 from fedspa.engine.generic import GenericEngine
@@ -48,7 +49,7 @@ def task(clip: Any, rule: Any, mask: Tensor | None, bad: dict[int, float], exact
     d = FlatModel(net()).dimension
     k = d if mask is None else len(mask)
     plan = Plan(d, k, clip, 0.1, "poisson", BATCH, RECORDS, STEPS, 1, 0.5, "add-remove", 1e-3, rule)
-    return LocalTask(x, y, mask, 1.0, "poisson", BATCH, STEPS, 0.1, plan, KEY, exact)
+    return LocalTask(x, y, mask, 1.0, 0.1, plan, KEY, exact)
 
 
 def sampled_bad() -> int:
@@ -81,6 +82,6 @@ def test_the_exact_mode_counts_too() -> None:
 def test_without_a_plan_nothing_is_left_out_and_nothing_counted() -> None:
     theta = FlatModel(net()).flatten()
     private = task("l2", "given", None, BAD)
-    plain = LocalTask(private.x, private.y, None, 1.0, "poisson", BATCH, STEPS, 0.1, None, KEY)
+    free = LocalTask(private.x, private.y, None, 1.0, 0.1, plain("poisson", BATCH, STEPS), KEY)
     for engine in engines():
-        assert engine.train(theta, [plain])[0].zeroed == 0
+        assert engine.train(theta, [free])[0].zeroed == 0

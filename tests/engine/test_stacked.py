@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from plain import plain, unprotected
 from torch import nn
 
 from fedspa.engine.generic import GenericEngine
@@ -115,9 +116,9 @@ def make_task(net: nn.Module, shape: tuple[int, ...], active: int | None, clip: 
     rule, seed = changes.pop("clip_rule", "given"), changes.pop("seed", 0)
     relation: Any = "add-remove" if sampling == "poisson" else "replace-one"
     x, y = records(net, 20, shape, seed)
-    plan = Plan(d, k, clip, 0.3, sampling, 5, 20, 4, 1, 1.0, relation, 1e-3, rule) if clip else None
+    plan = Plan(d, k, clip, 0.3, sampling, 5, 20, 4, 1, 1.0, relation, 1e-3, rule) if clip else plain(sampling, 5, 4)
     omega = None if active is None else torch.from_numpy(active_coordinates(seed.to_bytes(16, "little"), d, k))
-    task = LocalTask(x, y, omega, d / k, sampling, 5, 4, 0.1, plan, derive_key(bytes(32), "task", seed))
+    task = LocalTask(x, y, omega, d / k, 0.1, plan, derive_key(bytes(32), "task", seed))
     return replace(task, **changes)
 
 
@@ -273,7 +274,7 @@ def test_batches_in_advance_are_those_of_the_loop(
     batch = max(1, int(count * share))
     key = derive_key(bytes(32), seed)
     x, y = torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64)
-    made = draw_batches(LocalTask(x, y, None, 1.0, sampling, batch, steps, 0.1, None, key))
+    made = draw_batches(LocalTask(x, y, None, 1.0, 0.1, plain(sampling, batch, steps), key))
     stream = Stream(derive_key(key, "sampling"))
     wanted = [draw_batch(sampling, batch, batch / count, count, stream) for _ in range(steps)]
     assert made.sizes.tolist() == [len(w) for w in wanted]
@@ -292,7 +293,7 @@ def test_batches_in_advance_are_those_of_the_loop(
 )
 def test_batches_by_stretches_are_those_drawn_at_once(sampling: Any, steps: int, lengths: list[int], seed: int) -> None:
     task = LocalTask(
-        *(torch.zeros(40, 1), torch.zeros(40, dtype=torch.int64), None, 1.0, sampling, 6, steps, 0.1, None),
+        *(torch.zeros(40, 1), torch.zeros(40, dtype=torch.int64), None, 1.0, 0.1, plain(sampling, 6, steps)),
         derive_key(bytes(32), seed),
     )
     wanted, draws, first = draw_batches(task), Draws(task), 0
@@ -307,7 +308,7 @@ def test_batches_by_stretches_are_those_drawn_at_once(sampling: Any, steps: int,
 
 def test_empty_batches_are_batches() -> None:
     x, y = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
-    task = LocalTask(x, y, None, 1.0, "poisson", 0, 5, 0.1, None, derive_key(bytes(32), "none"))
+    task = LocalTask(x, y, None, 1.0, 0.1, plain("poisson", 0, 5), derive_key(bytes(32), "none"))
     made = draw_batches(task)
     assert made.sizes.tolist() == [0] * 5
     assert made.largest == 0
@@ -361,7 +362,7 @@ def test_bad_tasks_are_refused() -> None:
     task = make_task(net, (1, 7, 7), 20, "l2")
     assert task.coordinates is not None
     with pytest.raises(DataError, match="label"):
-        engine.train(theta, [replace(task, y=task.y + 1, plan=None)])
+        engine.train(theta, [unprotected(replace(task, y=task.y + 1))])
     with pytest.raises(PrivacyError, match="k = 20"):
         engine.train(theta, [replace(task, coordinates=task.coordinates[:-1])])
     with pytest.raises(ConfigError, match="outside"):
@@ -378,7 +379,7 @@ def test_tokens_that_are_no_words_are_refused() -> None:
     theta, y = FlatModel(net).flatten(), torch.zeros(2, dtype=torch.int64)
     for bad in (-1, 4):
         x = torch.tensor([[0, 3], [1, bad]])
-        task = LocalTask(x, y, None, 1.0, "poisson", 1, 1, 0.1, None, bytes(32))
+        task = LocalTask(x, y, None, 1.0, 0.1, plain("poisson", 1, 1), bytes(32))
         with pytest.raises(DataError, match="token"):
             StackedEngine(net, "cpu", tf32=False).train(theta, [task])
 

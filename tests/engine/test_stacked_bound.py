@@ -22,7 +22,8 @@ from fedspa.engine import stacked
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.task import LocalTask
-from fedspa.mechanisms.gaussian.plan import SMALLEST_CLIP, Clipping, Plan
+from fedspa.mechanisms.base import SMALLEST_CLIP, Clipping
+from fedspa.mechanisms.gaussian.plan import Plan
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNELS = find_spec("triton") is not None and (INTERPRETED or torch.cuda.is_available())
@@ -36,10 +37,7 @@ def train(runner: str, module: nn.Module, theta: Tensor, task: LocalTask) -> Ten
 
     device = torch.device("cpu" if INTERPRETED else "cuda")
     omega = None if task.coordinates is None else task.coordinates.to(device)
-    moved = LocalTask(
-        task.x.to(device), task.y.to(device), omega, task.scale, task.sampling, task.batch, task.local_steps,
-        task.local_lr, task.plan, task.key,
-    )  # fmt: skip
+    moved = LocalTask(task.x.to(device), task.y.to(device), omega, task.scale, task.local_lr, task.steps, task.key)
     rounds = Rounds(LayerGradients(module.to(device)), device, tf32="tf32" in runner)
     return rounds.train(theta.to(device), [moved])[0].delta.double().cpu()
 
@@ -101,7 +99,7 @@ def test_a_coordinate_bound_between_two_float32_numbers_is_not_rounded_up(runner
     plan = Plan(2, 2, "coordinate", value, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
     deltas = []
     for x in (torch.full((1, 1), 1e3), torch.full((1, 1), math.nan)):
-        task = LocalTask(x, torch.zeros(1, dtype=torch.int64), None, 1.0, "fixed", 1, 1, 2.0**24, plan, bytes(32))
+        task = LocalTask(x, torch.zeros(1, dtype=torch.int64), None, 1.0, 2.0**24, plan, bytes(32))
         deltas.append(train(runner, module, torch.zeros(2), task))
     # The margin is more than the noise, 1e-9 of the bound, and the update's own rounding, 6e-8.
     assert float((deltas[0] - deltas[1]).abs().max()) / 2.0**24 <= value
@@ -119,7 +117,7 @@ def test_large_records_add_no_more_than_the_bound(runner: str, clip: Clipping) -
         theta[120:] = torch.randn(3, generator=generator)  # derivatives that are no powers of two
         deltas = []
         for x in (1e12 * torch.randn(1, 40, generator=generator), torch.full((1, 40), math.nan)):
-            task = LocalTask(x, torch.zeros(1, dtype=torch.int64), None, 1.0, "fixed", 1, 1, 2.0**30, plan, bytes(32))
+            task = LocalTask(x, torch.zeros(1, dtype=torch.int64), None, 1.0, 2.0**30, plan, bytes(32))
             deltas.append(train(runner, module, theta, task))
         added = (deltas[0] - deltas[1]) / 2.0**30 / 0.01
         assert 0.999 < float(added.abs().max() if clip == "coordinate" else added.norm()) <= 1
@@ -138,7 +136,7 @@ def test_a_record_does_not_change_how_others_are_rounded(runner: str, clip: Clip
         x = torch.zeros(256, 1)  # the kernels share the examples out among four programs: this is the first one's
         x[::4, 0] = torch.tensor([*[2.0] * 31, record, *[1.2 * 2.0**-18] * 32])
         step = 256 * 2.0**14
-        task = LocalTask(x, torch.zeros(256, dtype=torch.int64), None, 1.0, "fixed", 256, 1, step, plan, bytes(32))
+        task = LocalTask(x, torch.zeros(256, dtype=torch.int64), None, 1.0, step, plan, bytes(32))
         deltas.append(train(runner, module, torch.zeros(2), task) / 2.0**14)
     # Updates of 32 are rounded by 2e-6.
     assert (deltas[0] - deltas[1]).abs().tolist() == pytest.approx([1.0, 1.0], abs=1e-5)

@@ -32,8 +32,12 @@ from fedspa.engine.stacked.engine import LayerGradients  # noqa: E402
 from fedspa.engine.stacked.rounds import Rounds, careful_steps  # noqa: E402
 from fedspa.engine.task import LocalResult, LocalTask  # noqa: E402
 from fedspa.learning.flat import FlatModel  # noqa: E402
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Plan  # noqa: E402
-from fedspa.mechanisms.gaussian.release import CLIP_QUANTILE, CLIP_RATE  # noqa: E402
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP  # noqa: E402
+from fedspa.mechanisms.gaussian.plan import (  # noqa: E402
+    CLIP_QUANTILE,
+    CLIP_RATE,
+    Plan,
+)
 from fedspa.randomness.mask import active_coordinates  # noqa: E402
 from fedspa.randomness.streams import derive_key  # noqa: E402
 
@@ -122,7 +126,7 @@ def make_tasks(name: str, net: nn.Module, count: int, clip: Any, active: int | N
             value = 0.02 if clip == "coordinate" else 0.5 + 0.1 * w
             plan = Plan(d, k, clip, value, "poisson", 4, records, 3, 1, 0.7, "add-remove", 1e-3, rule)
         key = derive_key(bytes(32), "task", w)
-        tasks.append(LocalTask(x, y, omega, d / k, "poisson", 4, 3, 0.05 + 0.01 * w, plan, key))
+        tasks.append(LocalTask(x, y, omega, d / k, 0.05 + 0.01 * w, plan, key))
     return tasks
 
 
@@ -178,7 +182,7 @@ def test_a_steps_sum_is_within_1e_5_of_the_clip_of_the_twins(
         omega = None if active is None else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).to(DEVICE)
         plan = Plan(d, k, clip, value, "poisson", 1 + 3 * w, 10, 1, 1, 0.01, "add-remove", 1e-3)
         key = derive_key(bytes(32), seed, w)
-        tasks.append(LocalTask(x, y, omega, 1.0, "poisson", 1 + 3 * w, 1, 1.0, plan, key))
+        tasks.append(LocalTask(x, y, omega, 1.0, 1.0, plan, key))
     for task, got, wanted in zip(tasks, *both(tasks, net.to(DEVICE))):
         off = float((got.delta.double() - wanted.delta).abs().max()) * task.batch
         assert off <= 1e-5 * value * max(1, draw_batches(task).largest)
@@ -225,7 +229,7 @@ def test_a_later_round_draws_while_it_runs_and_begins_again_where_a_batch_does_n
     def agents(batch: int) -> list[LocalTask]:
         tasks = make_tasks("mlp", net, 2, "coordinate", 40, "given")
         plan = Plan(103, 40, "coordinate", 0.02, "poisson", batch, 40, 3, 1, 0.7, "add-remove", 1e-3)
-        return [replace(task, x=x, y=y, batch=batch, plan=plan) for task in tasks]
+        return [replace(task, x=x, y=y, steps=plan) for task in tasks]
 
     small, large = agents(4), agents(13)
     keys = (derive_key(bytes(32), "large", number) for number in range(1000))

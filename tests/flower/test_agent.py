@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.outbox import Outbox, Sent
 from fedspa.agent.participate import CODES, FINAL_CODES, Refusal
-from fedspa.algorithms.fedspa import FED_SPA
+from fedspa.algorithms import FED_SPA
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
 from fedspa.flower import agent as agents
@@ -32,6 +32,7 @@ from fedspa.flower.agent import participate
 from fedspa.flower.client_app import app
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import to_record
+from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.privacy import accounting
 
@@ -39,6 +40,7 @@ from .local_grid import POLICY, SIMULATION
 from .test_terms import GIVEN, PLAN, TERMS
 
 ASKED = replace(GIVEN, terms=replace(TERMS, round=0))
+FREE = NoPlan(650, 130, "poisson", 20, 4)
 THETA = torch.zeros(650)
 
 
@@ -194,18 +196,18 @@ def test_where_nothing_can_be_locked_one_trains_all_the_same(clinic, monkeypatch
 
 
 def test_nothing_is_spent_on_a_refusal(clinic):
-    lax = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, noise_multiplier=0.5)))
+    lax = replace(ASKED, terms=replace(TERMS, round=0, steps=replace(PLAN, noise_multiplier=0.5)))
     assert refusal(clinic, lax) == "noise-too-small"
     assert refusal(clinic, replace(ASKED, noise="seeded")) == "noise"
     assert (
-        refusal(clinic, replace(ASKED, algorithm="fedavg", noise=None, terms=replace(TERMS, plan=None)))
+        refusal(clinic, replace(ASKED, algorithm="fedavg", noise=None, terms=replace(TERMS, steps=FREE)))
         == "not-private"
     )
     assert refusal(clinic, replace(ASKED, classes=5)) == "terms"
     assert refusal(clinic, replace(ASKED, model="mlp")) == "terms"  # not 650 parameters
     assert refusal(clinic, theta=torch.zeros(651)) == "terms"
     fixed = replace(PLAN, sampling="fixed", neighbours="replace-one", records=201)
-    few = replace(ASKED, terms=replace(TERMS, round=0, sampling="fixed", plan=fixed))
+    few = replace(ASKED, terms=replace(TERMS, round=0, steps=fixed))
     assert refusal(replace(clinic, policy=replace(clinic.policy, neighbours="replace-one")), few) == "data"
     assert spent(clinic) == 0
 
@@ -240,14 +242,14 @@ def test_a_delta_that_promises_nothing_serves_nobody(clinic):
     """The policy's own δ against the site's own records: the server's smaller δ does not change the answer."""
     lax = replace(clinic, policy=replace(clinic.policy, delta=6e-3))  # 1/200 is less
     for delta in (6e-3, 4e-3, 1e-5):
-        assert refusal(lax, replace(ASKED, terms=replace(TERMS, plan=replace(PLAN, delta=delta)))) == "data"
+        assert refusal(lax, replace(ASKED, terms=replace(TERMS, steps=replace(PLAN, delta=delta)))) == "data"
     with pytest.raises(DataError, match="below 1/200"):
         lax.records(0)
     assert spent(clinic) == 0
 
 
 def test_a_simulated_agent_with_a_policy_serves_nothing_that_is_not_private(node):
-    plain = replace(ASKED, algorithm="fedavg", coding="f32", noise=None, terms=replace(ASKED.terms, plan=None))
+    plain = replace(ASKED, algorithm="fedavg", coding="f32", noise=None, terms=replace(ASKED.terms, steps=FREE))
     theirs = SIMULATION | {"algorithm.name": "fedavg", "algorithm.compression": 1.0}
     guarded = read_site({"simulation": True, "policy": node["policy"]}, theirs)
     assert refusal(guarded, plain) == "not-private"
@@ -255,7 +257,7 @@ def test_a_simulated_agent_with_a_policy_serves_nothing_that_is_not_private(node
 
 def test_the_policy_speaks_before_any_record_is_looked_at(clinic, tmp_path):
     (tmp_path / "records.npz").unlink()
-    lax = replace(ASKED, terms=replace(TERMS, round=0, plan=replace(PLAN, noise_multiplier=0.5)))
+    lax = replace(ASKED, terms=replace(TERMS, round=0, steps=replace(PLAN, noise_multiplier=0.5)))
     assert refusal(clinic, lax) == "noise-too-small"
     assert refusal(clinic, ASKED) == "data"
 
@@ -278,9 +280,9 @@ def test_a_plan_of_exactly_the_budget_is_served_whole_and_no_other(clinic, tmp_p
     (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=exact))
     site = read_site(clinic.node, {})
     participate(site, at_round(0), THETA)
-    noisier = replace(TERMS, round=1, plan=replace(PLAN, noise_multiplier=2 * PLAN.noise_multiplier))
+    noisier = replace(TERMS, round=1, steps=replace(PLAN, noise_multiplier=2 * PLAN.noise_multiplier))
     assert refusal(site, replace(ASKED, terms=noisier)) == "budget"
-    longer = replace(TERMS, round=1, plan=replace(PLAN, participations=4))
+    longer = replace(TERMS, round=1, steps=replace(PLAN, participations=4))
     assert refusal(site, replace(ASKED, terms=longer)) == "budget"
     for t in (1, 2):
         participate(site, at_round(t), THETA)
@@ -544,8 +546,7 @@ def test_terms_of_another_dimension_are_not_priced(clinic, monkeypatch, dimensio
     """cpSGD's ε takes long, and memory, at a d that the server made up."""
     plan = BinomialPlan(dimension, "coordinate", 0.1, 1, 5000, False, "local", 4, 10, 200, 3, 1e-3)
     limits = replace(clinic.policy, neighbours="replace-one", clippings=("coordinate",), min_noise_multiplier=0.01)
-    terms = replace(TERMS, round=0, dimension=dimension, active=dimension, sampling="fixed", batch=10, plan=plan)
-    asked = replace(ASKED, algorithm="cpsgd", terms=replace(terms, local_steps=1))
+    asked = replace(ASKED, algorithm="cpsgd", terms=replace(TERMS, round=0, steps=plan))
     monkeypatch.setattr(accounting, "epsilon", lambda *_, **__: pytest.fail("it was priced"))
     assert refusal(replace(clinic, policy=replace(limits, max_compression=1.0)), asked) == "terms"
     assert spent(clinic) == 0

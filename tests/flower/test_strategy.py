@@ -15,14 +15,14 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import fedspa
+from fedspa import mechanisms
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.flower.asked import Asked
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
-from fedspa.privacy import event
-from fedspa.privacy.event import GaussianEvent
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.runs.config import Config
 from fedspa.wire.payload import Update, encode
 
@@ -143,8 +143,8 @@ def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_on
         if question.metadata.group_id == "2" and node == 103:
             with Ledger.open(shared, create=False) as ledger:
                 ledger.reserve("agent-0", GaussianEvent("poisson", 1, 10, 1, 1.0, clip_from_data=True), "other", "0")
-            monkeypatch.delitem(event._KINDS, "gaussian-clip-from-data")
-            event._from_json.cache_clear()
+            monkeypatch.delitem(mechanisms.MECHANISMS["gaussian"].events, "gaussian-clip-from-data")
+            mechanisms._event_of.cache_clear()
         return [reply]
 
     simulation.fault = newer

@@ -17,16 +17,17 @@ from hypothesis import strategies as st
 from fedspa.agent.limits import LIMITS
 from fedspa.algorithms import Terms
 from fedspa.flower.terms import (
-    _BINOMIAL_KEYS,
     _KEYS,
-    _PLAN_KEYS,
     VERSION,
     Announcement,
     TermsError,
     from_record,
     to_record,
 )
+from fedspa.mechanisms.base import NoPlan
+from fedspa.mechanisms.binomial.mechanism import BINOMIAL
 from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 from fedspa.mechanisms.gaussian.plan import Plan
 
 PLAN = Plan(
@@ -45,16 +46,12 @@ PLAN = Plan(
 )
 TERMS = Terms(
     round=2,
-    dimension=650,
-    active=130,
     mask="per-agent",
     mask_seed=None,
-    sampling="poisson",
-    batch=20,
-    local_steps=4,
     local_lr=0.1,
-    plan=PLAN,
+    steps=PLAN,
 )
+FREE = NoPlan(650, 130, "poisson", 20, 4)
 GIVEN = Announcement(
     run="0123456789abcdef" * 2,
     number=1,
@@ -92,12 +89,9 @@ CPSGD = replace(
     algorithm="cpsgd",
     terms=replace(
         TERMS,
-        active=650,
         mask="shared",
         mask_seed=bytes(range(16)),
-        sampling="fixed",
-        local_steps=1,
-        plan=CPSGD_PLAN,
+        steps=CPSGD_PLAN,
     ),
 )
 
@@ -133,6 +127,19 @@ def test_bad_terms_of_cpsgd_are_refused(key, value):
         from_record(ConfigRecord(dict(to_record(CPSGD)) | {key: value}))
 
 
+@pytest.mark.parametrize(("key", "value"), [("active", 649), ("sampling", "poisson"), ("local_steps", 2)])
+def test_parts_that_disagree_with_the_plan_are_refused_by_name(key, value):
+    """cpSGD's plan decides these; the record says them once more."""
+    with pytest.raises(TermsError, match=f"^{key} is {value!r}; the plan of the same terms has"):
+        from_record(ConfigRecord(dict(to_record(CPSGD)) | {key: value}))
+
+
+@pytest.mark.parametrize("key", ["dimension", "active", "sampling", "batch", "local_steps", "plan"])
+def test_terms_have_no_parts_that_could_disagree_with_their_plan(key):
+    with pytest.raises(TypeError):
+        replace(TERMS, **{key: getattr(TERMS.steps, key, None)})
+
+
 def test_there_and_back_with_one_mask_for_all():
     shared = replace(GIVEN, terms=replace(TERMS, mask="shared", mask_seed=GIVEN.mask_seed))
     assert from_record(to_record(shared)) == shared
@@ -165,7 +172,13 @@ def test_layers_that_do_not_add_up_are_refused(key, value):
 
 
 def test_there_and_back_without_privacy():
-    plain = replace(GIVEN, algorithm="fedavg", coding="f32", noise=None, terms=replace(TERMS, plan=None))
+    plain = replace(
+        GIVEN,
+        algorithm="fedavg",
+        coding="f32",
+        noise=None,
+        terms=replace(TERMS, steps=FREE),
+    )
     record = to_record(plain)
     assert "noise_multiplier" not in record
     assert from_record(record) == plain
@@ -239,7 +252,7 @@ def test_other_keys_are_another_version():
 
 NUMBERS = [
     (given_, key)
-    for given_, keys in ((GIVEN, _KEYS | _PLAN_KEYS), (CPSGD, _KEYS | _BINOMIAL_KEYS))
+    for given_, keys in ((GIVEN, _KEYS | GAUSSIAN.record), (CPSGD, _KEYS | BINOMIAL.record))
     for key, kind in keys.items()
     if kind in (int, float) and key != "version"
 ]

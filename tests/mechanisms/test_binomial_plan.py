@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.binomial.plan import BinomialPlan, calibrated, least_trials, trials_for_compression
+from fedspa.mechanisms.binomial.plan import BinomialPlan, least_trials, trials_for_compression, with_least_trials
+from fedspa.mechanisms.binomial.rounded import surely_infinite
 from fedspa.privacy import accounting
-from fedspa.privacy.rounded import surely_infinite
 
 PLAN = BinomialPlan(
     dimension=100,
@@ -87,8 +87,8 @@ def test_the_published_theorem_is_not_needed(rotation: bool) -> None:
     """Its condition asks for 4·23·ln(10·128/δ of a release) trials, between 1,000 and 2,000."""
     few, enough = (replace(PLAN, trials=trials, rotation=rotation) for trials in (500, 2000))
     assert few.is_private
-    assert few.beyond_theorem
-    assert not enough.beyond_theorem
+    assert any("cpSGD's own theorem" in note for note in few.notes)
+    assert not enough.notes
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,16 @@ def cost(plan: BinomialPlan) -> float:
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 100.0])
 @pytest.mark.parametrize("rotation", [False, True])
 def test_calibrated_to_the_fewest_trials(epsilon: float, rotation: bool) -> None:
-    plan = calibrated(replace(PLAN, rotation=rotation, trials=1), epsilon)
+    plan = with_least_trials(replace(PLAN, rotation=rotation, trials=1), epsilon)
     assert cost(plan) <= epsilon
     assert cost(replace(plan, trials=plan.trials - 1)) > epsilon
 
 
 def test_what_no_noise_can_reach_is_said() -> None:
     with pytest.raises(PrivacyError, match="fewer bits"):
-        calibrated(replace(PLAN, dimension=10**8, bits=12, rotation=True), 0.01)
+        with_least_trials(replace(PLAN, dimension=10**8, bits=12, rotation=True), 0.01)
     with pytest.raises(PrivacyError, match="epsilon"):
-        calibrated(PLAN, math.inf)
+        with_least_trials(PLAN, math.inf)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import CLIP_MARGIN, clip_rows, share_below
-from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.privacy.event import Neighbours
 
 CLIPPINGS = get_args(Clipping)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, Plan
-from fedspa.privacy.event import GaussianEvent
 
 PLAN = Plan(
     dimension=1000,

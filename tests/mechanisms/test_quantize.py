@@ -14,9 +14,10 @@ from scipy import stats
 from scipy.linalg import hadamard
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial.bound import sensitivity
+from fedspa.mechanisms.binomial.grid import example_grid, reach
 from fedspa.mechanisms.binomial.plan import BinomialPlan
-from fedspa.mechanisms.binomial.release import dequantized, example_grid, quantized, reach, release, rotate, unrotate
-from fedspa.privacy.binomial import sensitivity
+from fedspa.mechanisms.binomial.release import dequantized, quantized, release, rotate, unrotate
 from fedspa.randomness.philox import ROTATION_DOMAIN, words
 from fedspa.randomness.streams import Stream, derive_key
 

@@ -14,13 +14,18 @@ from fedspa.data import datasets
 from fedspa.data.participation import schedule
 from fedspa.engine.generic import GenericEngine
 from fedspa.learning import models
+from fedspa.mechanisms.binomial.bound import composed_epsilon
 from fedspa.mechanisms.binomial.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.mechanisms.clipping import clip_rows
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.published import (
+    in_range,
+    published_epsilon,
+    published_noise,
+    smallest_certified_epsilon,
+)
 from fedspa.paper import rows, shipped, stand_in
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.binomial import composed_epsilon
-from fedspa.privacy.event import GaussianEvent
-from fedspa.privacy.published import in_range, published_epsilon, published_noise, smallest_certified_epsilon
 from fedspa.randomness.sparsify import scale
 from fedspa.server.optimizers import ServerOptimizer
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.accounting import SOUND, Step, _rdp, epsilon, gaussian_epsilon
-from fedspa.privacy.event import GaussianEvent
+from fedspa.mechanisms.gaussian.event import SOUND, GaussianEvent, rdp
+from fedspa.privacy.accounting import epsilon, gaussian_epsilon
 
 RELATION = {
     "add-remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -119,7 +119,7 @@ def test_rdp_of_fixed_sampling_is_the_theorem() -> None:
                 b = mpmath.sqrt(abs(difference(2 * (j // 2))) * abs(difference(2 * -(-j // 2))))
                 total += q**j * mpmath.binomial(alpha, j) * min(4 * b, 2 * moments[j])
             exact = float(mpmath.log(total) / (alpha - 1))
-            found = _rdp(Step("fixed", rate, noise), alpha)
+            found = rdp("fixed", rate, noise, alpha)
             assert exact * (1 - 1e-6) - 1e-13 <= found <= exact * 1.05 + 1e-13
 
 

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.cap import BY_FILTER, BY_FILTER_SO_FAR, Cap, FirstPlan, admits, total
-from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent, Neighbours
+from fedspa.privacy.event import Event, Neighbours
 
 POISSON, FIXED = (GaussianEvent(sampling, 10, 600, 3, 2.0) for sampling in ("poisson", "fixed"))
 ROTATED = BinomialEvent(10, 600, 1, 100, 2, 10_000, rotation=True, aggregated=1)

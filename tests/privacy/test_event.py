@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import GaussianEvent, from_json
+from fedspa.mechanisms import event_of
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.5)
 TEXT = '{"batch":10,"kind":"gaussian","noise_multiplier":1.5,"records":600,"sampling":"poisson","steps":300}'
@@ -31,8 +32,8 @@ def events(draw: st.DrawFn) -> GaussianEvent:
 
 @given(events())
 def test_text_round_trip(event: GaussianEvent) -> None:
-    assert from_json(event.to_json()) == event
-    assert from_json(event.to_json()).to_json() == event.to_json()
+    assert event_of(event.to_json()) == event
+    assert event_of(event.to_json()).to_json() == event.to_json()
 
 
 def test_text_is_golden() -> None:
@@ -45,7 +46,7 @@ def test_a_clip_read_off_the_data_is_said() -> None:
     assert "NOT PRIVATE" in str(replace(EVENT, clip_from_data=True))
     assert "NOT PRIVATE" not in str(EVENT)
     with pytest.raises(PrivacyError):  # one text for an event, not two
-        from_json(TEXT.replace('"kind"', '"clip_from_data":true,"kind"'))
+        event_of(TEXT.replace('"kind"', '"clip_from_data":true,"kind"'))
 
 
 def test_rate() -> None:
@@ -89,26 +90,26 @@ def test_rate() -> None:
 )
 def test_hostile_text_is_refused(text: str) -> None:
     with pytest.raises(PrivacyError):
-        from_json(text)
+        event_of(text)
 
 
 @pytest.mark.parametrize("thing", [None, 3, 1.5, b"{}", TEXT.encode(), [], {"kind": "gaussian"}, ["x" * 1000]])
 def test_what_is_no_text_is_refused_in_one_line(thing: object) -> None:
     with pytest.raises(PrivacyError, match="it must be text") as caught:
-        from_json(thing)  # type: ignore[arg-type]
+        event_of(thing)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 300
 
 
 def test_a_field_with_a_line_end_in_its_name_is_refused_in_one_line() -> None:
     with pytest.raises(PrivacyError) as caught:
-        from_json(TEXT.replace('"batch"', '"ba\\ntch"'))
+        event_of(TEXT.replace('"batch"', '"ba\\ntch"'))
     assert "\n" not in str(caught.value)
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_an_event_or_a_privacy_error(text: str) -> None:
     with pytest.raises(PrivacyError):
-        from_json(text)
+        event_of(text)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_any_text_is_an_event_or_a_privacy_error(text: str) -> None:
 )
 def test_fields_of_the_wrong_type_are_refused(old: str, new: str) -> None:
     with pytest.raises(PrivacyError):
-        from_json(TEXT.replace(old, new))
+        event_of(TEXT.replace(old, new))
 
 
 def test_equal_events_give_equal_text() -> None:

@@ -15,12 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.gaussian import compare
+from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import Plan
-from fedspa.privacy import accounting, compare
-from fedspa.privacy.calibrate import noise_multiplier
+from fedspa.mechanisms.gaussian.published import published_epsilon, published_noise
+from fedspa.privacy import accounting
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
-from fedspa.privacy.event import MOST, BinomialEvent, GaussianEvent
-from fedspa.privacy.published import published_epsilon, published_noise
+from fedspa.privacy.event import MOST
 
 # Of all sizes, and beyond them: floats by their exponent, whole numbers by their digits.
 ANY_FLOAT = st.one_of(

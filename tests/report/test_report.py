@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.event import GaussianEvent
 from fedspa.report import render, write
 from fedspa.report.promise import promise
 from fedspa.report.read import read

@@ -14,9 +14,9 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.engine.native import library
 from fedspa.errors import BudgetError, PrivacyError
-from fedspa.privacy.binomial import composed_epsilon
+from fedspa.mechanisms.binomial.bound import composed_epsilon
+from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.privacy.cap import BY_FILTER
-from fedspa.privacy.event import BinomialEvent
 from fedspa.report.promise import promise
 from fedspa.report.read import read
 from fedspa.report.tables import epsilons

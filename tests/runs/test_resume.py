@@ -16,7 +16,8 @@ import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.errors import ConfigError, LedgerError
-from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
+from fedspa.mechanisms import Plan
+from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.randomness import streams
 from fedspa.running import Stopped, simulate
 from fedspa.runs import setup
@@ -280,7 +281,7 @@ class TestRefusals:
         config["privacy"] |= {"epsilon": 8.0, "noise": noise, "noise_multiplier": None, "trials": None}
         stop_after(config, 2)
 
-        def mended(config: Config, dimension: int, active: int, records: int) -> AnyPlan:
+        def mended(config: Config, dimension: int, active: int, records: int) -> Plan:
             plan = calibrated_plan(config, dimension, active, records)
             if isinstance(plan, BinomialPlan):
                 return replace(plan, trials=2 * plan.trials)

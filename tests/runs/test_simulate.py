@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedspa
+from fedspa import mechanisms
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import BudgetError, ConfigError, LedgerError
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.paper import shipped
-from fedspa.privacy import event as event_module
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.event import GaussianEvent
 from fedspa.runs.books import Books
 from fedspa.runs.config import load
 from fedspa.runs.metrics import RoundMetrics
@@ -152,8 +152,8 @@ def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_on
         if metrics.round == 2:
             with Ledger.open(shared, create=False) as ledger:
                 ledger.reserve("agent-0", GaussianEvent("poisson", 1, 10, 1, 1.0, clip_from_data=True), "other", "0")
-            monkeypatch.delitem(event_module._KINDS, "gaussian-clip-from-data")
-            event_module._from_json.cache_clear()
+            monkeypatch.delitem(mechanisms.MECHANISMS["gaussian"].events, "gaussian-clip-from-data")
+            mechanisms._event_of.cache_clear()
 
     result = fedspa.run(small(tmp_path, run={"ledger": shared}), on_round=newer)
     assert result.summary["epsilon"] > 0
@@ -167,8 +167,8 @@ def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_on
 def test_a_ledger_of_a_newer_fedspa_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = str(tmp_path / "shared.sqlite")
     fedspa.run(small(tmp_path, run={"out": str(tmp_path / "first"), "ledger": shared}, privacy={"clip_rule": "median"}))
-    monkeypatch.delitem(event_module._KINDS, "gaussian-clip-from-data")
-    event_module._from_json.cache_clear()
+    monkeypatch.delitem(mechanisms.MECHANISMS["gaussian"].events, "gaussian-clip-from-data")
+    mechanisms._event_of.cache_clear()
     with pytest.raises(LedgerError, match="written by a newer fedspa"):
         fedspa.run(small(tmp_path, run={"out": str(tmp_path / "second"), "ledger": shared}))
     assert not (tmp_path / "second").exists()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 
 _MANY: Final = 2**31 - 1
 

@@ -17,7 +17,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
@@ -31,7 +31,6 @@ from fedspa.algorithms.base import Answer, finite
 from fedspa.engine.task import Engine
 from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError
 from fedspa.learning.threads import torch_threads
-from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.privacy.cap import Cap
 from fedspa.randomness.streams import NoiseMode
 from fedspa.wire.payload import Coding
@@ -104,9 +103,7 @@ def judge(invitation: Invitation, policy: Policy | None, *, simulated: bool) -> 
     if invitation.noise == "seeded" and not simulated:
         raise Refusal("noise", "the server asks for seeded noise, which it could subtract; only simulations have it")
     assert policy is not None
-    # cpSGD's plan is priced for that, which takes long at a dimension that is made up: not before the model's is known.
-    if not isinstance(plan, BinomialPlan):
-        policy.check(plan)
+    policy.check_words(plan)  # what takes long at a dimension that is made up waits until the model's is known
 
 
 def participate(
@@ -164,7 +161,7 @@ def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap |
     """Durable before any of them trains. Whether nobody had paid for this round before."""
     plan = invitation.terms.plan
     assert plan is not None
-    event = replace(plan.event, noise=invitation.noise)
+    event = plan.event.with_noise(invitation.noise)
     entries = ledger.reserve_many(
         dict.fromkeys(names, event), invitation.run, invitation.message, cap=cap, announced=plan.participations
     )

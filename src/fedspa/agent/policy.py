@@ -15,8 +15,7 @@ from typing import Any, Final, Literal, get_args
 from fedspa import toml
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError, quoted
-from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
-from fedspa.mechanisms.gaussian.plan import Clipping, ClipRule
+from fedspa.mechanisms.base import Clipping, ClipRule, Plan
 from fedspa.privacy.cap import Cap
 from fedspa.privacy.event import Neighbours
 
@@ -52,8 +51,8 @@ class PolicyRefusal(FedspaError):
 class Policy:
     """An agent's limits. `epsilon` at `delta` under `neighbours` caps all runs together; the rest bounds each plan.
 
-    `min_noise_multiplier` is in the units of `GaussianEvent`, `max_rounds` counts the agent's participations in one
-    run, `max_compression` is the largest p = k/d. Both hold for cpSGD's own plan too (`BinomialPlan`).
+    `min_noise_multiplier` is in the units of `Plan`, `max_rounds` counts the agent's participations in one
+    run, `max_compression` is the largest p = k/d. Every mechanism's plan states them.
     """
 
     epsilon: float
@@ -107,16 +106,18 @@ class Policy:
         """What the ledger holds the agent to, over all runs."""
         return Cap(self.epsilon, self.delta, self.neighbours)
 
-    def check(self, plan: AnyPlan) -> None:
+    def check(self, plan: Plan) -> None:
         """Raise a PolicyRefusal where `plan` is laxer than this policy. Looks at no data and no ledger: see `admit`."""
-        if isinstance(plan, BinomialPlan):
-            # Not its `flaw`: that prices the noise of all agents, and searches for the trials that would be enough.
-            if plan.adversary != "local":
-                raise PolicyRefusal("not-private", "secure aggregation, on which the plan's ε counts, is not run")
-            if not plan.has_guarantee:
-                raise PolicyRefusal("not-private", f"no ε is known for {plan.trials} trials at δ = {plan.delta:g}")
-        elif plan.flaw is not None:
-            raise PolicyRefusal("not-private", plan.flaw)
+        if plan.breach is None and plan.stated_event is None:
+            raise PolicyRefusal(
+                "not-private", f"no ε is known for noise multiplier {plan.noise_multiplier:g} at δ = {plan.delta:g}"
+            )
+        self.check_words(plan)
+
+    def check_words(self, plan: Plan) -> None:
+        """`check` without any pricing, which may take long at a dimension that is made up."""
+        if plan.breach is not None:
+            raise PolicyRefusal("not-private", plan.breach)
         if self.neighbours == "replace-one" and plan.neighbours != "replace-one":
             raise PolicyRefusal("relation", f"the plan protects {plan.neighbours}, this policy asks for replace-one")
         if self.neighbours == "add-remove" and plan.sampling == "fixed":
@@ -147,7 +148,7 @@ class Policy:
                 "clip-rule-not-allowed", f"clip rule {plan.clip_rule!r}, allowed: {', '.join(self.clip_rules)}"
             )
 
-    def admit(self, plan: AnyPlan, ledger: Ledger, agent: str, run: str, message: str) -> None:
+    def admit(self, plan: Plan, ledger: Ledger, agent: str, run: str, message: str) -> None:
         """`check`, and that all of the plan's participations still to come in `run` fit under the cap.
 
         Call it before each participation: at the first it refuses a run that would end over budget, later it stops a

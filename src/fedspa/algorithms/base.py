@@ -3,8 +3,7 @@ answer travels."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -13,14 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.engine.task import Engine
 from fedspa.errors import PayloadError
-from fedspa.mechanisms.binomial import release as quantize
+from fedspa.mechanisms import Plan
+from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
-from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
-from fedspa.mechanisms.gaussian.exact import make_grid
-from fedspa.mechanisms.gaussian.release import largest_clip_growth
-from fedspa.privacy.event import Sampling
 from fedspa.randomness import sparsify
 from fedspa.randomness.mask import active_coordinates, layered_coordinates
 from fedspa.randomness.sparsify import MaskMode
@@ -35,21 +30,29 @@ UNCLIPPED_BOUND = 1e4
 class Terms:
     """What the server announces for one round, beside θ. The agent's policy judges these before any data is touched.
 
-    `plan` is None where nothing is private (FedAvg). `mask_seed` is given where all agents use one mask (`shared`,
-    `fixed`), and None where each draws its own. `layers` are (d_j, k_j) where the mask is drawn layer by layer.
+    `steps` is the plan, which alone says how agents sample, clip and noise; a `NoPlan` where nothing is private
+    (FedAvg). `mask_seed` is given where all agents use one mask (`shared`, `fixed`), and None where each draws its own.
+    `layers` are (d_j, k_j) where the mask is drawn layer by layer.
     """
 
     round: int
-    dimension: int
-    active: int
     mask: MaskMode
     mask_seed: bytes | None
-    sampling: Sampling
-    batch: int
-    local_steps: int
     local_lr: float
-    plan: AnyPlan | None
+    steps: Plan | NoPlan
     layers: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if isinstance(self.steps, NoPlan) else self.steps
+
+    @property
+    def dimension(self) -> int:
+        return self.steps.dimension
+
+    @property
+    def active(self) -> int:
+        return self.steps.active
 
     def coordinates(self, seed: bytes) -> NDArray[np.int64] | None:
         """The mask ω that `seed` picks under these terms; None where every coordinate is active."""
@@ -64,29 +67,13 @@ class Terms:
 
     @property
     def update_noise(self) -> float:
-        """Standard deviation of the noise in each value of Δ: τ independent draws, scaled like the gradient."""
-        if self.plan is None:
-            return 0.0
-        if isinstance(self.plan, BinomialPlan):  # rounding to levels adds at most a quarter of a squared step
-            return self.local_lr * self.plan.step * math.sqrt(self.plan.trials + 1) / 2
-        return self.local_lr * self.scale * self.plan.sigma * math.sqrt(self.local_steps)
+        """Standard deviation of the noise in each value of Δ."""
+        return 0.0 if self.plan is None else self.plan.update_noise(self.local_lr, self.scale)
 
     @property
     def update_bound(self) -> float:
-        """A value of Δ beyond this is no honest agent's: the server refuses it.
-
-        Signal: every sampled example pulls the coordinate to its clip, and ten times as many are sampled as the plan
-        expects (an agent may hold more records than the plan names). Noise: 12 standard deviations. A clip that follows
-        a quantile may have grown in the meantime. cpSGD's numbers are bounded by what they are made of.
-        """
-        if self.plan is None:
-            return UNCLIPPED_BOUND
-        if isinstance(self.plan, BinomialPlan):
-            largest = self.local_lr * (self.plan.reach + self.plan.step * self.plan.trials / 2)
-            return largest * (math.sqrt(self.plan.coordinates) if self.plan.rotation else 1.0) * (1 + 1e-6)
-        examples = 10 * self.local_steps * self.batch + 50
-        signal = self.local_lr * self.scale * self.plan.clip_value * examples / self.batch
-        return (signal + 12 * self.update_noise) * largest_clip_growth(self.plan)
+        """A value of Δ beyond this is no honest agent's: the server refuses it."""
+        return UNCLIPPED_BOUND if self.plan is None else self.plan.update_bound(self.local_lr, self.scale)
 
 
 def require_sendable(terms: Terms, coding: Coding, *, exact: bool) -> None:
@@ -94,16 +81,10 @@ def require_sendable(terms: Terms, coding: Coding, *, exact: bool) -> None:
     asks before it pays."""
     if not terms.update_bound <= FLOAT32_MAX:
         raise PayloadError("bound", f"values of up to {terms.update_bound:.3g} pass float32; take a smaller local rate")
-    plan = terms.plan
-    if isinstance(plan, BinomialPlan):
-        quantize.reach(plan)
-        return
     if coding == "int":
         step_size(terms.update_noise)
-    if exact and plan is not None:
-        make_grid(plan.clip, plan.clip_value, plan.active, plan.gradient_noise_multiplier)
-        if plan.clip_rule == "quantile":
-            make_grid("coordinate", 0.5, 1, 2 * plan.count_noise)
+    if terms.plan is not None:
+        terms.plan.require_sendable(exact=exact)
 
 
 @lru_cache(maxsize=16)  # agents that share a mask, or a simulation's agents and their server, draw it once
@@ -138,9 +119,6 @@ class Agent:
 
 
 Answer = Update | IntegerUpdate
-Respond = Callable[[Tensor, Terms, Sequence[Agent], Engine], Iterator[Answer]]
-Encode = Callable[[Answer, Terms, Coding], bytes]
-Decode = Callable[[bytes, Terms, Coding, bytes | None, Container[bytes]], Update]
 
 
 def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
@@ -173,16 +151,3 @@ def decode_values(payload: bytes, terms: Terms, coding: Coding, seed: bytes | No
         seen=seen,
     )
     return decode(payload, expected)
-
-
-@dataclass(frozen=True, slots=True)
-class Algorithm:
-    """How agents answer a round (`respond`), how answers travel, and how θ moves unless the config says otherwise."""
-
-    name: str
-    private: bool
-    sparse: bool
-    server: ServerStep
-    respond: Respond
-    encode: Encode = encode_values
-    decode: Decode = decode_values

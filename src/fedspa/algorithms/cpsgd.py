@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspa.algorithms.base import Agent, Algorithm, Answer, Terms
+from fedspa.algorithms.base import Agent, Answer, Terms
 from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, example_rows
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.mechanisms.binomial.codec import IntegerUpdate, decode_integers, encode_integers
+from fedspa.mechanisms.binomial.grid import example_grid
 from fedspa.mechanisms.binomial.plan import BinomialPlan
-from fedspa.mechanisms.binomial.release import Integers, dequantized, example_grid, noised, summed
+from fedspa.mechanisms.binomial.release import Integers, dequantized, noised, summed
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Coding, Expected, Update
@@ -103,14 +104,3 @@ def _plan(terms: Terms) -> BinomialPlan:
     if not isinstance(terms.plan, BinomialPlan):
         raise PrivacyError("the terms hold no plan of cpsgd")
     return terms.plan
-
-
-CPSGD = Algorithm(
-    "cpsgd",
-    private=True,
-    sparse=False,
-    server="average",
-    respond=respond,
-    encode=encode,
-    decode=decode,
-)

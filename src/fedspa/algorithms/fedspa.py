@@ -20,10 +20,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedspa.algorithms.base import Agent, Algorithm, Terms
+from fedspa.algorithms.base import Agent, Terms
 from fedspa.engine.task import Engine, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.base import NoPlan
+from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.wire.payload import Update
 
 logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says
@@ -49,12 +50,13 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
 
 
 def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine) -> LocalTask:
-    if isinstance(terms.plan, BinomialPlan):
-        raise PrivacyError("the terms hold a plan of cpsgd, whose noise this algorithm does not add")
-    if terms.plan is not None and terms.plan.sampling == "fixed" and agent.records < terms.plan.records:
+    steps = terms.steps
+    if not isinstance(steps, Plan | NoPlan):  # its own mechanism's, or none
+        raise PrivacyError(f"the terms hold a plan whose noise this algorithm does not add: {steps}")
+    if isinstance(steps, Plan) and steps.sampling == "fixed" and agent.records < steps.records:
         raise PrivacyError(
             f"an agent holds {agent.records} records; with fixed-size batches the plan's ε holds from "
-            f"{terms.plan.records} on"
+            f"{steps.records} on"
         )
     x, y, rows = agent.x, agent.y, agent.rows
     if rows is not None and not isinstance(engine, ReadsRows):
@@ -65,15 +67,9 @@ def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine
         y=y,
         coordinates=None if coordinates is None else torch.from_numpy(coordinates).to(theta.device),
         scale=terms.scale,
-        sampling=terms.sampling,
-        batch=terms.batch,
-        local_steps=terms.local_steps,
         local_lr=terms.local_lr,
-        plan=terms.plan,
+        steps=steps,
         key=agent.key,
         exact=agent.exact,
         rows=rows,
     )
-
-
-FED_SPA = Algorithm("fedspa", private=True, sparse=True, server="adam", respond=respond)

@@ -20,7 +20,7 @@ from fedspa.algorithms import Agent, Terms
 from fedspa.audit.setting import Setting
 from fedspa.engine.task import Engine
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.mechanisms import Plan
 from fedspa.randomness.streams import agent_key, derive_key
 
 INPUTS, CERTAIN = 32, 500.0
@@ -66,15 +66,14 @@ def answers(
     setting: Setting,
     target: Answers[A],
     model: Model,
-    plan: AnyPlan,
+    plan: Plan,
     agents: Sequence[tuple[Tensor, Tensor, bytes]],
     t: int = 0,
     local_lr: float = 1.0,
     layers: tuple[tuple[int, int], ...] | None = None,
 ) -> list[A]:
     """What agents with these records x, y and keys send in round t."""
-    steps = plan.sampling, plan.batch, plan.local_steps, local_lr
-    terms = Terms(t, plan.dimension, plan.active, "per-agent", None, *steps, plan, layers)
+    terms = Terms(t, "per-agent", None, local_lr, plan, layers)
     known = [Agent(i, x, y, SEED, key, setting.exact) for i, (x, y, key) in enumerate(agents)]
     with _unlogged():
         return list(target.respond(model.theta, terms, known, target.engine(setting, model.module, model.shape)))

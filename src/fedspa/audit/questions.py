@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedspa.audit.bounds import cosine_limit, variance_limits
 from fedspa.audit.result import UNBOUNDED, Finding, Question, Unit, certain
-from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.mechanisms import Plan
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -107,7 +107,7 @@ def noise_size(name: str, claimed: float, groups: Sequence[Floats], detail: str)
     return Question(name, "mu", judge)
 
 
-def sampler_questions(prefix: str, plan: AnyPlan, drawn: Integers, last: str = "steps") -> list[Question]:
+def sampler_questions(prefix: str, plan: Plan, drawn: Integers, last: str = "steps") -> list[Question]:
     """Whether batches are of the right size, each record is drawn as often as others, and steps start afresh.
 
     Of pairs of successive steps: `drawn` is [2, pairs, records], 1 where the record was drawn in that step, or
@@ -121,7 +121,7 @@ def sampler_questions(prefix: str, plan: AnyPlan, drawn: Integers, last: str = "
     ]
 
 
-def sizes_question(name: str, plan: AnyPlan, sizes: Integers, steps: int) -> Question:
+def sizes_question(name: str, plan: Plan, sizes: Integers, steps: int) -> Question:
     """Sizes (each a total over `steps` steps): Binomial(m, q) by χ² for Poisson; exactly B for fixed."""
     if plan.sampling == "fixed":
         off = int((sizes != steps * plan.batch).sum())
@@ -139,14 +139,14 @@ def sizes_question(name: str, plan: AnyPlan, sizes: Integers, steps: int) -> Que
     return Question(name, "deviation", lambda alpha: Finding(float(stats.chi2.isf(alpha, freedom)), statistic, detail))
 
 
-def shares_question(name: str, plan: AnyPlan, counts: Integers, steps: int) -> Question:
+def shares_question(name: str, plan: Plan, counts: Integers, steps: int) -> Question:
     """How often each record was drawn: Binomial(steps, q) under either sampling. The most and the least often drawn."""
     law = stats.binom(steps, plan.event.rate)
     chance = 2 * plan.records * min(float(law.sf(counts.max() - 1)), float(law.cdf(counts.min())))
     return _surprise(name, chance, f"most drawn {counts.max()}, least {counts.min()} times in {steps} steps")
 
 
-def overlap_question(name: str, plan: AnyPlan, both: int, pairs: int) -> Question:
+def overlap_question(name: str, plan: Plan, both: int, pairs: int) -> Question:
     """Records drawn in both of two successive steps, over disjoint pairs of steps: a share q² if steps are fresh."""
     q, m = plan.event.rate, plan.records
     expected = pairs * m * q * q

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.mechanisms import Plan
 
 HUGE = 1e30
 
 
-def worst_row(plan: AnyPlan, generator: torch.Generator) -> Tensor:
+def worst_row(plan: Plan, generator: torch.Generator) -> Tensor:
     """A gradient on the bound: ±c in every coordinate, or norm C."""
     signs = torch.randint(0, 2, (plan.active,), generator=generator) * 2.0 - 1
     return signs * (plan.clip_value if plan.clip == "coordinate" else plan.clip_value / math.sqrt(plan.active))
 
 
-def row_pairs(plan: AnyPlan, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def row_pairs(plan: Plan, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """(an example, what replaces it): on the bound and against each other, beyond it, broken, random."""
     k, worst = plan.active, worst_row(plan, generator)
     axis = torch.zeros(k)

@@ -18,12 +18,11 @@ class Audited(Generic[T]):
     """What a mechanism tells the audit. A target T is what is attacked: plans, and the functions that train by them.
 
     `synthetic` makes a small target that attacks see well, by those of the `choices` that are given (an option of the
-    command line, and its allowed values; none where it is a number). `of_plan` makes the target of a run whose plan is
-    of the type `plan`; of the choices it is given `neighbours` only. A plant is a target with one mistake in it.
+    command line, and its allowed values; none where it is a number). `of_plan` makes the target of a run whose plan
+    names this audit; of the choices it is given `neighbours` only. A plant is a target with one mistake in it.
     """
 
     name: str
-    plan: type
     choices: Mapping[str, tuple[str, ...]]
     synthetic: Callable[..., T]
     of_plan: Callable[..., T]

@@ -34,7 +34,7 @@ def of_config(
     plan = prepare(config).plan
     if plan is None:
         raise ConfigError(f"{path}: {config.algorithm.name} promises no privacy; audit a config that has a plan")
-    mechanism = next((known for known in AUDITED.values() if known.plan is type(plan)), None)
+    mechanism = AUDITED.get(plan.audited)
     if mechanism is None:
         raise ConfigError(f"{path}: no audit knows the mechanism of {config.algorithm.name}; add it to AUDITED")
     _refuse_others(mechanism, choices)

@@ -45,7 +45,7 @@ def show(
     """
     from fedspa.agent.ledger import report as ledger_report
     from fedspa.agent.policy import Policy
-    from fedspa.runs.plans import relation
+    from fedspa.mechanisms.base import relation
 
     if policy is not None:
         if cap is not None:
@@ -56,7 +56,7 @@ def show(
     if delta is None:
         delta = 1e-3 if run is None else run.delta
     if neighbours is None:
-        neighbours = "add-remove" if run is None else relation(run, run.sampling)
+        neighbours = "add-remove" if run is None else relation(run.neighbours, run.sampling)
     everyone = everyone and agent is None
     most = 0 if everyone else MOST_AGENTS
     summary = ledger_report.summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent, most=most)
@@ -166,14 +166,14 @@ def _print_json(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings
 
 def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     """Events are keys in a summary; JSON's keys are texts, so they become a list."""
-    spent = [{"event": asdict(event), "participations": count} for event, count in agent.spent.items()]
+    spent = [{"event": event.fields(), "participations": count} for event, count in agent.spent.items()]
     fields = {name: getattr(agent, name) for name in agent.__slots__}
     return {
         **fields,
         "epsilon": _finite(agent.epsilon),
         "runs": [asdict(run) for run in agent.runs],
         "spent": spent,
-        "last_event": asdict(agent.last_event),
+        "last_event": agent.last_event.fields(),
         "cap": None if agent.cap is None else asdict(agent.cap),
     }
 

@@ -12,7 +12,7 @@ import typer
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedspa.privacy.compare import Row
+    from fedspa.mechanisms.gaussian.compare import Row
 
 
 class _Setting(TypedDict):
@@ -40,7 +40,7 @@ def privacy(
     if (epsilon is None) == (noise is None):
         raise ConfigError("--epsilon and --noise: exactly one must be given")
 
-    from fedspa.privacy import compare
+    from fedspa.mechanisms.gaussian import compare
 
     setting = _Setting(
         batch=batch, records=records, local_steps=local_steps, participations=participations, delta=delta

@@ -79,14 +79,18 @@ def _follow(folder: Path, every: float) -> None:
 
 def terms(now: Snapshot) -> str:
     """What ε is relative to."""
+    from fedspa.algorithms import ALGORITHMS
+    from fedspa.mechanisms.base import relation
+    from fedspa.runs.plans import flat
+
     privacy = now.config.privacy
-    relation = privacy.neighbours or ("add-remove" if privacy.sampling == "poisson" else "replace-one")
-    rotated = now.config.algorithm.name == "cpsgd" and now.config.algorithm.rotation
-    accountant = "binomial" if rotated else "rdp" if privacy.accountant == "rdp" else "pld"
+    mechanism = ALGORITHMS[now.config.algorithm.name].mechanism
+    accountant = "pld" if mechanism is None else mechanism.accountant(flat(now.config))
     flaw = "" if now.metrics and now.metrics[-1].private else "NOT PRIVATE, "
     if privacy.noise == "seeded":
         flaw = "NOT PRIVATE: SEEDED NOISE, "
-    return f"{flaw}δ = {privacy.delta:g}, {relation}, {privacy.sampling} sampling, {accountant}"
+    neighbours = relation(privacy.neighbours, privacy.sampling)
+    return f"{flaw}δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
 
 
 def view(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:

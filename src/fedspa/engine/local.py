@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import DataError, first_line
+from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import count_not_finite
-from fedspa.mechanisms.gaussian.plan import Clipping
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key

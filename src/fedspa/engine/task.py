@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from fedspa.errors import ConfigError, DataError
+from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.privacy.event import Sampling
 
@@ -17,8 +18,9 @@ from fedspa.privacy.event import Sampling
 class LocalTask:
     """τ local steps of one agent.
 
-    `coordinates` is ω, sorted, or None where all d coordinates are active. `plan` is None where nothing is clipped or
-    noised (FedAvg). `key` is the agent's private randomness of this round: who is sampled and what noise is drawn.
+    `coordinates` is ω, sorted, or None where all d coordinates are active. `steps` is the plan, which alone says how to
+    sample, clip and noise, or a `NoPlan` where nothing is clipped or noised (FedAvg). `key` is the agent's private
+    randomness of this round: who is sampled and what noise is drawn.
     `rows` says where in x and y the agent's records are, and then no engine may train on others; without, they are all.
     """
 
@@ -26,14 +28,27 @@ class LocalTask:
     y: Tensor
     coordinates: Tensor | None
     scale: float
-    sampling: Sampling
-    batch: int
-    local_steps: int
     local_lr: float
-    plan: Plan | None
+    steps: Plan | NoPlan
     key: bytes
     exact: bool = False
     rows: Tensor | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if isinstance(self.steps, NoPlan) else self.steps
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.steps.sampling
+
+    @property
+    def batch(self) -> int:
+        return self.steps.batch
+
+    @property
+    def local_steps(self) -> int:
+        return self.steps.local_steps
 
     @property
     def records(self) -> int:

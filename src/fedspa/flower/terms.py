@@ -9,6 +9,7 @@ paid for them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
@@ -19,8 +20,7 @@ from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.algorithms.base import require_sendable
 from fedspa.data.features import NAMES
 from fedspa.errors import FedspaError, PayloadError, PrivacyError
-from fedspa.mechanisms.binomial.plan import Adversary, AnyPlan, BinomialPlan
-from fedspa.mechanisms.gaussian.plan import Clipping, ClipRule, Plan
+from fedspa.mechanisms.base import Clipping, ClipRule, Mechanism, NoPlan, Plan
 from fedspa.privacy.event import Neighbours, Sampling
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
@@ -29,7 +29,7 @@ from fedspa.wire.payload import Coding
 
 VERSION: Final = 2  # one more with every change of the keys below: else an agent of before calls them unknown
 _RUN = re.compile(r"[0-9a-f]{32}")
-# Key → type. A record without privacy (FedAvg) has none of the other groups, cpSGD's has the third for the second.
+# Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
 _KEYS: Final[dict[str, type]] = {
     "version": int,
     "run": str,
@@ -52,32 +52,9 @@ _KEYS: Final[dict[str, type]] = {
     "local_lr": float,
     "private": bool,
 }
-_PLAN_KEYS: Final[dict[str, type]] = {
-    "records": int,
-    "participations": int,
-    "clip": str,
-    "clip_value": float,
-    "clip_rule": str,
-    "noise_multiplier": float,
-    "neighbours": str,
-    "delta": float,
-    "noise": str,
-}
-_BINOMIAL_KEYS: Final[dict[str, type]] = {
-    "records": int,
-    "participations": int,
-    "clip": str,
-    "clip_value": float,
-    "bits": int,
-    "trials": int,
-    "rotation": bool,
-    "adversary": str,
-    "agents": int,
-    "delta": float,
-    "noise": str,
-}
+# What the plan says and the record says besides: where they disagree, the record is refused.
+_OF_PLAN: Final = ("dimension", "active", "sampling", "batch", "local_steps")
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "algorithm": tuple(ALGORITHMS),
     "mask": get_args(MaskMode),
     "coding": get_args(Coding),
     "features": ("", *NAMES),
@@ -86,7 +63,6 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "clip_rule": get_args(ClipRule),
     "neighbours": get_args(Neighbours),
     "noise": get_args(NoiseMode),
-    "adversary": get_args(Adversary),
 }
 
 
@@ -130,12 +106,12 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "private": plan is not None,
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
-        **{key: getattr(terms, key) for key in ("round", "dimension", "active", "mask", "sampling", "batch")},
-        **{key: getattr(terms, key) for key in ("local_steps", "local_lr")},
+        **{key: getattr(terms, key) for key in ("round", "mask", "local_lr")},
+        **{key: getattr(terms.steps, key) for key in _OF_PLAN},
     }
-    if plan is not None:
-        keys = _BINOMIAL_KEYS if isinstance(plan, BinomialPlan) else _PLAN_KEYS
-        values |= {key: getattr(plan, key) for key in keys if key != "noise"}
+    mechanism = ALGORITHMS[announcement.algorithm].mechanism
+    if plan is not None and mechanism is not None:
+        values |= {key: getattr(plan, key) for key in mechanism.record}
         values["noise"] = announcement.noise
     return ConfigRecord(values)
 
@@ -145,31 +121,31 @@ def from_record(record: ConfigRecord) -> Announcement:
     values: dict[str, Any] = dict(record)
     if values.get("version") != VERSION:
         raise TermsError(f"terms of version {values.get('version')!r}; this agent reads {VERSION}: install one fedspa")
-    private = values.get("private")
-    of_plan = _BINOMIAL_KEYS if values.get("algorithm") == "cpsgd" else _PLAN_KEYS
-    expected = _KEYS | (of_plan if private is True else {})
+    algorithm = ALGORITHMS.get(str(values.get("algorithm")))
+    if algorithm is None:
+        raise TermsError(f"algorithm is {str(values.get('algorithm'))[:50]!r}; allowed: {', '.join(ALGORITHMS)}")
+    private, mechanism = values.get("private"), algorithm.mechanism
+    expected = {**_KEYS, **(mechanism.record if mechanism is not None else {}), "noise": str} if private else _KEYS
     if values.keys() != expected.keys():
         strange = sorted(map(str, values.keys() ^ expected.keys()))
         raise TermsError(f"terms with missing or unknown keys: {', '.join(strange)[:200]}")
+    limits = LIMITS if mechanism is None else {**LIMITS, **mechanism.limits}
     for key, kind in expected.items():
-        _check(key, values[key], kind)
+        _check(key, values[key], kind, limits)
     if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
     if values["active"] > values["dimension"] or len(values["model"]) > 200:
         raise TermsError("k must not exceed d, and the model's name must be short")
-    if private is not ALGORITHMS[values["algorithm"]].private:
-        raise TermsError(f"algorithm {values['algorithm']!r} with private = {private}")
+    if private is not algorithm.private:
+        raise TermsError(f"algorithm {algorithm.name!r} with private = {private}")
+    if algorithm.mask is not None and values["mask"] != algorithm.mask:
+        raise TermsError(f"mask is {values['mask']!r}; for {algorithm.name} it must be {algorithm.mask!r}")
     terms = Terms(
         round=values["round"],
-        dimension=values["dimension"],
-        active=values["active"],
         mask=cast(MaskMode, values["mask"]),
         mask_seed=None if values["mask"] == "per-agent" else values["mask_seed"],
-        sampling=cast(Sampling, values["sampling"]),
-        batch=values["batch"],
-        local_steps=values["local_steps"],
         local_lr=values["local_lr"],
-        plan=_plan(values) if private else None,
+        steps=NoPlan(**{key: values[key] for key in _OF_PLAN}) if mechanism is None else _plan(mechanism, values),
         layers=_layers(values),
     )
     try:
@@ -200,34 +176,23 @@ def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
     return tuple(zip(sizes, active))
 
 
-def _check(key: str, value: Any, kind: type) -> None:
+def _check(key: str, value: Any, kind: type, limits: Mapping[str, tuple[float, float]]) -> None:
     if type(value) is not kind:
         raise TermsError(f"{key} is a {type(value).__name__}; it must be a {kind.__name__}")
     if kind in (int, float):
-        least, most = (VERSION, VERSION) if key == "version" else LIMITS[key]
+        least, most = (VERSION, VERSION) if key == "version" else limits[key]
         if not least <= cast(float, value) <= most:  # NaN is nowhere
             raise TermsError(f"{key} is {value}; it must lie between {least:g} and {most:g}")
     if isinstance(value, str) and key in _NAMES and value not in _NAMES[key]:
         raise TermsError(f"{key} is {value[:50]!r}; allowed: {', '.join(_NAMES[key])}")
 
 
-def _plan(values: dict[str, Any]) -> AnyPlan:
-    shared = ("dimension", "active", "sampling", "batch", "local_steps")
+def _plan(mechanism: Mechanism, values: dict[str, Any]) -> Plan:
     try:
-        if values["algorithm"] == "cpsgd":
-            return _binomial_plan(values)
-        return Plan(**{key: values[key] for key in (*shared, *_PLAN_KEYS) if key != "noise"})
+        plan = mechanism.of_record(values)
     except PrivacyError as error:
         raise TermsError(f"terms that make no plan: {error}") from error
-
-
-def _binomial_plan(values: dict[str, Any]) -> BinomialPlan:
-    plan = BinomialPlan(
-        **{key: values[key] for key in ("dimension", "batch", *_BINOMIAL_KEYS) if key != "noise"},
-    )
-    for key in ("active", "sampling", "local_steps"):
+    for key in _OF_PLAN:
         if values[key] != getattr(plan, key):
-            raise PrivacyError(f"{key} is {values[key]!r}; cpsgd has {getattr(plan, key)!r}")
-    if values["mask"] == "per-agent":
-        raise PrivacyError("cpsgd rotates all agents alike; the mask must be shared")
+            raise TermsError(f"{key} is {values[key]!r}; the plan of the same terms has {getattr(plan, key)!r}")
     return plan

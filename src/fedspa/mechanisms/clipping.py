@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedspa.mechanisms.gaussian.plan import Clipping
+from fedspa.mechanisms.base import Clipping
 
 # What a clipped row stays below the bound by, relatively: more than what rounding a factor and its products to float32
 # (2⁻²⁴ each) can add, and what one row can change in the rounding of a float64 sum of B rows (2·B²·2⁻⁵³, 1.8·10⁻⁶ at

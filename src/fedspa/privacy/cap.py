@@ -19,6 +19,7 @@ from fedspa.privacy.event import Event, Neighbours, as_server_saw
 # What showed a total, for its reader.
 BY_FILTER = "rdp filter (plans chosen after releases)"
 BY_FILTER_SO_FAR = "rdp filter (part of one plan)"
+_MOST_PARTICIPATIONS = 10**6
 _PARTS = 16  # in which δ is divided between a first plan and the filter
 
 
@@ -51,7 +52,7 @@ class FirstPlan(NamedTuple):
         return all(count <= self.seen[event] for event, count in as_server_saw(events).items())
 
     def epsilon(self, delta: float, neighbours: Neighbours) -> float:
-        """Of the whole plan, by PLD (with rotation, cpSGD's by its own accountant)."""
+        """Of the whole plan, by PLD, or by the event's own accountant where it has one."""
         from fedspa.privacy import accounting  # slow to import
 
         return accounting.epsilon(self.seen, delta, neighbours=neighbours)
@@ -90,7 +91,6 @@ def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bo
 def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
     """What all `events` cost: the smallest ε at which a cap `admits` them, or slightly above; infinite if none does."""
     from fedspa.privacy import filter  # slow to import
-    from fedspa.privacy.accounting import priced_by
 
     _check_relation(events, neighbours)
     if not events:
@@ -102,11 +102,29 @@ def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, fir
     if first.covers(events):
         if filtered < whole:
             return Total(filtered, BY_FILTER_SO_FAR)
-        return Total(whole, f"{priced_by(first.event)} (one plan)")
+        return Total(whole, f"{first.event.priced_by('pld', neighbours)} (one plan)")
     if filtered >= whole:
         # A cap between both prices of the plan gives a part of δ to it; from the larger on it gives none.
         filtered = max(filtered, filter.least_epsilon(first.seen, delta, neighbours))
     return Total(filtered, BY_FILTER)
+
+
+def participations_within(event: Event, cap: Cap, spent: Mapping[Event, int], first: FirstPlan | None) -> int:
+    """How many more times `cap` has room for `event` after what is `spent`; a million at most."""
+
+    def fit(more: int) -> bool:
+        return admits({**spent, event: spent.get(event, 0) + more}, cap, first)
+
+    fits, over = 0, 1
+    while fit(over):
+        if over == _MOST_PARTICIPATIONS:
+            return over
+        fits, over = over, min(4 * over, _MOST_PARTICIPATIONS)
+    # What is left of a first plan fits even where a little more than that does not.
+    while over - fits > 1:
+        middle = (fits + over) // 2
+        fits, over = (middle, over) if fit(middle) else (fits, middle)
+    return fits
 
 
 def _check_relation(events: Mapping[Event, int], neighbours: Neighbours) -> None:

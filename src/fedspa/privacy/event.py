@@ -1,9 +1,8 @@
-"""What one participation does to an agent's records, apart from what it costs.
+"""What one participation does to an agent's records, and what accountants may make of it, whatever the mechanism.
 
-An event is the unit that ledgers store and accountants compose. A Gaussian one's noise multiplier is the standard
-deviation of the noise on the *sum* of clipped gradients, in units of the bound on one example's clipped gradient (√k·c
-for `coordinate` clipping, C for `l2`): the same number under both neighbouring relations. Accountants turn it into
-σ/sensitivity. A Binomial one (cpSGD) states its mechanism in whole numbers.
+An event is the unit that ledgers store and accountants compose. Each mechanism has its own kind (`mechanisms`), and all
+that is asked of one stands here: a single release of a sampled batch as a `Step`, which accountants compose, or at
+least the (ε, δ) of one.
 
 `noise` says where the noise came from: the operating system (`secure`, `exact`), or a seed, in simulations: whoever
 knows that can subtract it. None where it was not recorded, as in ledgers of the first edition. It changes no price.
@@ -14,13 +13,16 @@ from __future__ import annotations
 import json
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 from fedspa.errors import PrivacyError
+
+if TYPE_CHECKING:
+    from fedspa.privacy.pld import DominatingPair
 
 # The most records, steps and participations that anything is priced for: whole numbers that float64 still tells apart.
 MOST = 10**15
@@ -28,134 +30,100 @@ MOST = 10**15
 Sampling = Literal["poisson", "fixed"]
 Neighbours = Literal["add-remove", "replace-one"]
 NoiseMode = Literal["secure", "exact", "seeded"]
+Accountant = Literal["pld", "rdp"]
 
 
-class UnknownKind(PrivacyError):
-    """An event of a kind that this version does not know."""
+class Step(ABC):
+    """One release of a sampled batch, as accountants compose it. Equal steps are one mechanism."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
+        """What dominates it: under add-remove a pair for a record that is taken away and one for a record that is
+        added; one pair where it stands for every direction."""
+
+    def gaussian_shift(self, neighbours: Neighbours) -> float | None:
+        """μ, where the release is N(μ, 1) against N(0, 1); None where it is something else, and `pairs` says what."""
+        return None
+
+    def rdp(self, order: float, neighbours: Neighbours) -> float:
+        """An upper bound on its Rényi divergence; infinite where none is known."""
+        return math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class GaussianEvent:
-    """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records.
+class Event(ABC):
+    """`steps` releases, each on a fresh sample of `batch` (expected or exact) of `records` records.
 
-    `clip_from_data`: the clip value was read off the records and not paid for (the paper's median). No ε bounds that.
+    Events are frozen dataclasses with a field `noise`, and are equal where their texts are.
     """
 
-    sampling: Sampling
-    batch: int
-    records: int
-    steps: int
-    noise_multiplier: float
-    clip_from_data: bool = False
-    noise: NoiseMode | None = None
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        try:
-            _make_whole(self, "batch", "records", "steps")
-            object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))  # equal events, equal text
-        except (TypeError, ValueError, OverflowError) as error:
-            raise PrivacyError(f"an event takes whole numbers and a noise multiplier: {error}") from None
-        if self.sampling not in get_args(Sampling):
-            raise PrivacyError(f"sampling is {self.sampling!r}; allowed: {', '.join(get_args(Sampling))}")
-        _check_steps(self)
-        _check_mode(self.noise)
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")
+    if TYPE_CHECKING:  # fields, or properties where a kind has no choice
+
+        @property
+        def sampling(self) -> Sampling: ...
+        @property
+        def batch(self) -> int: ...
+        @property
+        def records(self) -> int: ...
+        @property
+        def steps(self) -> int: ...
+        @property
+        def noise(self) -> NoiseMode | None: ...
 
     @property
     def rate(self) -> float:
         """q = B/m, the chance that a record takes part in a step."""
         return self.batch / self.records
 
+    @abstractmethod
     def to_json(self) -> str:
         """Canonical text: equal events give equal text, so a ledger can count by it."""
-        return _to_json(_CLIP_FROM_DATA if self.clip_from_data else "gaussian", self)
 
-    def __str__(self) -> str:
-        drawn = f"{self.sampling} {self.batch}/{self.records}"
-        flaw = ", NOT PRIVATE: clip value read off the data" if self.clip_from_data else ""
-        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{_shown_mode(self.noise)}{flaw}"
+    def fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
 
+    def with_noise(self, noise: NoiseMode | None) -> Self:
+        return cast(Self, replace(cast(Any, self), noise=noise))
 
-@dataclass(frozen=True, slots=True)
-class BinomialEvent:
-    """`steps` releases of cpSGD, each of a fresh batch of exactly `batch` of `records` records (docs/cpsgd.md).
+    def as_server_saw(self) -> Self:
+        """What is paid against the server, wherever the noise came from: one mechanism to who prices it."""
+        return self.with_noise(None)
 
-    The mean of `batch` clipped gradients of `dimension` coordinates, rounded at random onto 2^`bits` levels that span
-    ±the clip bound (with `rotation`: of the rotated, padded vector, ± what a rotated coordinate hardly ever passes),
-    plus Binomial(`trials`, ½) in each coordinate. `aggregated` is 1 where the adversary sees this agent's numbers;
-    where it sees only their sum over so many agents (secure aggregation), the noise of all of them counts.
-    """
-
-    batch: int
-    records: int
-    steps: int
-    dimension: int
-    bits: int
-    trials: int
-    rotation: bool
-    aggregated: int
-    noise: NoiseMode | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            _make_whole(self, "batch", "records", "steps", "dimension", "bits", "trials", "aggregated")
-        except TypeError as error:
-            raise PrivacyError(f"a Binomial event takes whole numbers: {error}") from None
-        _check_steps(self)
-        _check_mode(self.noise)
-        if type(self.rotation) is not bool:
-            raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
-        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
-            if not 1 <= getattr(self, name) <= most:
-                raise PrivacyError(f"{name} is {told(getattr(self, name))}; it must lie between 1 and {most}")
+    @abstractmethod
+    def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
+        """What prices it where `accountant` is asked for: that one, or a kind's own. A PrivacyError where that would
+        not be sound."""
 
     @property
-    def sampling(self) -> Sampling:
-        return "fixed"
+    def is_bounded(self) -> bool:
+        """Whether any ε can bound it at all."""
+        return True
 
     @property
-    def rate(self) -> float:
-        """q = B/m, the chance that a record takes part in a step."""
-        return self.batch / self.records
+    @abstractmethod
+    def step(self) -> Step | None:
+        """One of its releases; None where all that is known of one is `step_epsilon`."""
 
-    @property
-    def coordinates(self) -> int:
-        """How many numbers are released: d, or the power of two that a rotation pads it to."""
-        return 1 << (self.dimension - 1).bit_length() if self.rotation else self.dimension
-
-    def to_json(self) -> str:
-        """Canonical text: equal events give equal text, so a ledger can count by it."""
-        return _to_json("binomial", self)
-
-    def __str__(self) -> str:
-        seen = "" if self.aggregated == 1 else f", ONLY under secure aggregation of {self.aggregated} agents"
-        return (
-            f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}, {2**self.bits} levels, "
-            f"Binomial({self.trials}, 1/2) noise{_shown_mode(self.noise)}{seen}"
-        )
-
-
-Event = GaussianEvent | BinomialEvent
+    def step_epsilon(self, delta: float) -> float:
+        """ε at `delta` of one release of a sampled batch, for any δ, under each relation that it is priced for."""
+        return math.inf
 
 
 def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
-    """These participations without secure aggregation, which was never run: each agent's own noise is all there was.
-
-    What is paid over several runs is counted so, whatever a run was compared with under its own label; and whatever the
-    noise came from, so that it is one mechanism to who prices it.
-    """
+    """These participations as the server saw them, who runs no secure aggregation: each agent's own noise is all there
+    was. What is paid over several runs is counted so, whatever a run was compared with under its own label."""
     seen: Counter[Event] = Counter()
     for event, count in events.items():
-        if isinstance(event, BinomialEvent):
-            event = replace(event, aggregated=1)
-        seen[replace(event, noise=None)] += count
+        seen[event.as_server_saw()] += count
     return seen
 
 
 def same_event(recorded: Event, now: Event) -> bool:
     """Whether `now` is what was recorded, where that may be of before the noise mode was."""
-    return recorded in (now, replace(now, noise=None))
+    return recorded in (now, now.with_noise(None))
 
 
 def noise_modes(events: Mapping[Event, int]) -> dict[str, int]:
@@ -175,49 +143,22 @@ def seeded_words(modes: Mapping[str, int]) -> str | None:
     return f"{whose} WAS SEEDED: a simulation, nothing in it is private; ε would hold with secure noise"
 
 
-# A kind of its own, not one more field: ledgers of before stay as they are, and a fedspa of before refuses this one.
-_CLIP_FROM_DATA = "gaussian-clip-from-data"
-_KINDS: dict[str, Callable[..., Event]] = {
-    "gaussian": GaussianEvent,
-    _CLIP_FROM_DATA: partial(GaussianEvent, clip_from_data=True),
-    "binomial": BinomialEvent,
-}
-
-
-def from_json(text: str) -> Event:
-    """Inverse of `to_json`; anything that is not exactly such an event is a PrivacyError."""
-    if not isinstance(text, str):  # a damaged ledger's columns have any type; and not all of them can be cached
-        raise PrivacyError(f"not an event: {repr(text)[:200]} (it must be text)")
-    return _from_json(text)
-
-
-@lru_cache(maxsize=1024)  # a ledger reads the same few events again and again
-def _from_json(text: str) -> Event:
-    try:
-        fields = json.loads(text)
-        kind = fields.pop("kind")
-        if kind not in _KINDS:
-            raise UnknownKind(f"event kind is {kind!r}; this version knows: {', '.join(_KINDS)}")
-        event = _KINDS[kind](**fields)
-        if event.to_json() != text:
-            raise PrivacyError(f"event text is not canonical: {text[:200]!r}")
-        return event
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        why = " ".join(str(error).split())  # it may quote a field's name, and with it a line's end
-        raise PrivacyError(f"not an event: {text[:200]!r} ({why})") from None
-
-
 def told(number: int) -> str:
     """A number as an error quotes it. Python refuses to print a whole number of thousands of digits."""
     return str(number) if abs(number) < 10**20 else "a number of over 20 digits"
 
 
-def _make_whole(event: Any, *names: str) -> None:
+# What kinds of events are made with.
+
+
+def make_whole(event: Event, *names: str) -> None:
+    """Whole numbers in these fields, or a TypeError."""
     for name in names:
         object.__setattr__(event, name, operator.index(getattr(event, name)))
 
 
-def _check_steps(event: Any) -> None:
+def check_sampled(event: Event) -> None:
+    """What every event must say: batches within the records, steps that can be counted, and a noise mode if any."""
     if event.records > MOST:
         raise PrivacyError(f"records is {told(event.records)}; it must be at most {MOST:g}")
     if not 1 <= event.batch <= event.records:
@@ -226,21 +167,17 @@ def _check_steps(event: Any) -> None:
         )
     if not 1 <= event.steps <= MOST:
         raise PrivacyError(f"steps is {told(event.steps)}; it must lie between 1 and {MOST:g}")
+    if event.noise is not None and event.noise not in get_args(NoiseMode):
+        raise PrivacyError(f"noise is {event.noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
 
 
-def _check_mode(noise: object) -> None:
-    if noise is not None and noise not in get_args(NoiseMode):
-        raise PrivacyError(f"noise is {noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
-
-
-def _shown_mode(noise: NoiseMode | None) -> str:
+def shown_mode(noise: NoiseMode | None) -> str:
     return {None: "", "seeded": " (SEEDED: not private)"}.get(noise, f" ({noise})")
 
 
-def _to_json(kind: str, event: Any) -> str:
-    # The kind says whether the clip was read off the data. A mode that was not recorded is not in the text, so that
-    # events of before it was recorded have the text that they had.
-    fields = {name: getattr(event, name) for name in event.__slots__ if name != "clip_from_data"}
-    if event.noise is None:
-        del fields["noise"]
-    return json.dumps({"kind": kind, **fields}, sort_keys=True, separators=(",", ":"))
+def canonical(kind: str, event: Event, *left_out: str) -> str:
+    """The text of an event: its kind, and its fields but those that the kind says."""
+    # A mode that was not recorded is not in the text, so that events of before it was recorded have the text they had.
+    hidden = left_out if event.noise is not None else (*left_out, "noise")
+    shown = {name: value for name, value in event.fields().items() if name not in hidden}
+    return json.dumps({"kind": kind, **shown}, sort_keys=True, separators=(",", ":"))

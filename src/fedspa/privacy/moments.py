@@ -17,13 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedspa.privacy import binomial
-from fedspa.privacy.accounting import Step, step_of
-from fedspa.privacy.event import BinomialEvent, Event, Neighbours
-from fedspa.privacy.fixed_size import FixedSize
-from fedspa.privacy.pld import Array, power_of_two, reach_for
-from fedspa.privacy.poisson import Added, Removed, Replaced
-from fedspa.privacy.rounded import RoundedStep, rounded_step
+from fedspa.privacy.event import Event, Neighbours
+from fedspa.privacy.pld import Array, DominatingPair, power_of_two, reach_for
 
 # λ at which moments are known, for every event the same: six to an octave.
 ORDERS: Array = 2.0 ** (np.arange(-36, 85) / 6)
@@ -34,8 +29,8 @@ _MOST_CELLS = 2**17
 _STEPS = 2**40
 # Above what floating point may lose in a sum of moments, relative to the sum of its terms' sizes.
 _ROUNDING = 1e-12
-# An event of cpSGD with rotation is known as (ε, δ) for any δ: how many participations the filter's share of δ is for.
-_ROTATED = 1024
+# Of an event of which only (ε, δ) is known, for any δ: how many participations the filter's share of δ is for.
+_PARTICIPATIONS = 1024
 
 
 class Moments(NamedTuple):
@@ -51,27 +46,17 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
 
     `left_out` is the share of δ for infinite losses over all participations: it decides how η and K are weighed.
     """
-    if isinstance(event, BinomialEvent):
-        if event.rotation:
-            return (_rotated(event, left_out / _ROTATED),)
-        return (_times(_of_pair(rounded_step(event), reach_for(_STEPS, left_out)), event.steps),)
-    if event.clip_from_data:
+    if not event.is_bounded:
         return (Moments(np.full_like(ORDERS, math.inf), 1.0),)
-    step = step_of(event)
-    if step.rate == 1:  # a plain Gaussian
-        width = np.float64(1 if neighbours == "add-remove" else 2)
-        one = ORDERS * (ORDERS + 1) / 2 * (width / step.noise) ** 2
+    step = event.step
+    if step is None:
+        return (_of_epsilon(event, left_out / _PARTICIPATIONS),)
+    shift = step.gaussian_shift(neighbours)
+    if shift is not None:
+        one = ORDERS * (ORDERS + 1) / 2 * np.float64(shift) ** 2
         return (_times(Moments(one, 0.0), event.steps),)
-    return tuple(_times(_of_pair(pair, reach_for(_STEPS, left_out)), event.steps) for pair in _pairs(step, neighbours))
-
-
-def _pairs(step: Step, neighbours: Neighbours) -> tuple[Removed | Added | Replaced | FixedSize, ...]:
-    rate, shift = float(step.rate), 1 / step.noise
-    if step.sampling == "fixed":
-        return (FixedSize(rate, 2 * shift),)
-    if neighbours == "replace-one":
-        return (Replaced(rate, shift),)
-    return Removed(rate, shift), Added(rate, shift)
+    pairs = step.pairs(neighbours)
+    return tuple(_times(_of_pair(pair, reach_for(_STEPS, left_out)), event.steps) for pair in pairs)
 
 
 def _times(one: Moments, steps: int) -> Moments:
@@ -80,7 +65,7 @@ def _times(one: Moments, steps: int) -> Moments:
 
 
 @lru_cache(maxsize=64)
-def _of_pair(pair: Removed | Added | Replaced | FixedSize | RoundedStep, reach: float) -> Moments:
+def _of_pair(pair: DominatingPair, reach: float) -> Moments:
     losses, mass = pair.sketch(reach)
     mean = float(mass @ losses)
     deviation = math.sqrt(float(mass @ (losses - mean) ** 2))
@@ -104,9 +89,9 @@ def _of_pair(pair: Removed | Added | Replaced | FixedSize | RoundedStep, reach: 
     return Moments(cumulants, part.infinite)
 
 
-def _rotated(event: BinomialEvent, infinite: float) -> Moments:
+def _of_epsilon(event: Event, infinite: float) -> Moments:
     """(ε, δ) is dominated by randomised response at ε, and by an infinite loss of chance δ."""
-    epsilon = binomial.sampled_epsilon(event, infinite / event.steps)
+    epsilon = event.step_epsilon(infinite / event.steps)
     if math.isinf(epsilon):
         return Moments(np.zeros_like(ORDERS), 1.0)
     one = np.logaddexp(epsilon * (ORDERS + 1), -epsilon * ORDERS) - np.logaddexp(0.0, epsilon)

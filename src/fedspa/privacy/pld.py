@@ -55,6 +55,8 @@ class DominatingPair(Protocol):
     def sketch(self, reach: float) -> tuple[Array, Array]:
         """A few thousand (loss, P-mass) points: enough to choose a tilt and an interval, not to claim anything."""
 
+    def __hash__(self) -> int: ...
+
     def discretise(self, interval: float, reach: float) -> LossMass:
         """The pessimistic loss distribution; `reach` is how many standard deviations of noise are told apart."""
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedspa.errors import FedspaError, PrivacyError
-from fedspa.mechanisms.binomial.plan import AnyPlan
-from fedspa.privacy.event import GaussianEvent
+from fedspa.algorithms import ALGORITHMS
+from fedspa.errors import FedspaError
+from fedspa.mechanisms import Plan
 from fedspa.report.read import Run
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import Guarantee, promised
@@ -32,7 +32,7 @@ class Promise:
     """
 
     facts: Mapping[str, Any]
-    plan: AnyPlan | None
+    plan: Plan | None
     active: int | None
     cap: int
     epsilon_cap: float | None
@@ -82,7 +82,7 @@ def _noise(run: Run, config: Config) -> str:
     return "seeded" if "seeded" in run.books.noise else asked
 
 
-def _of(plan: AnyPlan, config: Config, count: int) -> Guarantee:
+def _of(plan: Plan, config: Config, count: int) -> Guarantee:
     """What `count` participations in the plan are priced by."""
     guarantee = Guarantee(plan, config.privacy.accountant)
     guarantee.took_part([0], count)
@@ -92,8 +92,10 @@ def _of(plan: AnyPlan, config: Config, count: int) -> Guarantee:
 def _active(run: Run) -> int | None:
     """k as the run's setup took it. With shares by layer that needs the layers' sizes: only the summary's k/d tells."""
     config, dimension = run.config, run.dimension
-    if config is None or dimension is None or config.algorithm.name == "cpsgd":
+    if config is None or dimension is None:
         return None
+    if not ALGORITHMS[config.algorithm.name].sparse:
+        return dimension
     settings, said = config.algorithm, None if run.summary is None else run.summary["compression"]
     by_layer = settings.layer_shares is not None
     shares = settings.layer_shares or [settings.compression]
@@ -108,18 +110,12 @@ def _active(run: Run) -> int | None:
     return None if share is None else round(share * dimension)
 
 
-def _plan(run: Run, active: int | None) -> AnyPlan | None:
+def _plan(run: Run, active: int | None) -> Plan | None:
     """The plan of this run; None without a ledger of its own, which alone knows the public number of records."""
     config, event = run.config, run.books.event
     if config is None or event is None or run.dimension is None:
         return None
-    rule = config.privacy.clip_rule
     try:
-        if isinstance(event, GaussianEvent) and event.clip_from_data and rule != "median":
-            raise PrivacyError(
-                f"the ledger says that the clip value was read off the data, the config clip_rule = {rule!r}: rely on "
-                "no ε of this page"
-            )
         return plan_of(config, event, run.dimension, active if active is not None else run.dimension)
     except FedspaError as error:
         run.problems.append(f"config and ledger do not make a plan: {error}")

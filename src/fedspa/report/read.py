@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -18,10 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedspa.agent.ledger import report as ledger_report
 from fedspa.errors import ConfigError, FedspaError
+from fedspa.mechanisms import event_of
 from fedspa.mechanisms.binomial.plan import Adversary
-from fedspa.privacy.event import Event, Neighbours, from_json
+from fedspa.mechanisms.gaussian.plan import CLIP_OFF_DATA
+from fedspa.privacy.event import Event, Neighbours
 from fedspa.runs.config import Config, load
-from fedspa.runs.guarantee import CLIP_OFF_DATA, SEEDED
+from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.metrics import RoundMetrics
 
 _LARGEST = 1e30  # beyond any loss, count or ε that a run can write
@@ -231,8 +233,8 @@ def _ledger(path: Path, problems: list[str]) -> Books:
             return Books()
         entries.append(Entry(agent, int(when[1]), sequence, reserved_at, released_at, digest, link))
         texts.add(event)
-    found = [from_json(text) for text in texts]
-    events = {replace(event, noise=None) for event in found}
+    found = [event_of(text) for text in texts]
+    events = {event.with_noise(None) for event in found}
     one = events.pop() if len(events) == 1 else None
     noise = frozenset(event.noise for event in found if event.noise is not None)
     return Books(tuple(entries), one, noise, "ledger", not faults, head)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.report import plots
 from fedspa.report.promise import Promise
 from fedspa.report.read import Entry, Run
@@ -114,22 +113,11 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
     plan = held.plan if held is not None else None
     if plan is None or held is None:
         return []
-    if isinstance(plan, BinomialPlan):
-        kind = [
-            ("2^b", f"{plan.levels:,}", f"levels over ±{plan.reach:.4g}{', of the rotated gradient' * plan.rotation}"),
-            ("trials", f"{plan.trials:,}", "of the Binomial noise on each value"),
-            ("adversary", plan.adversary, "against whom ε holds"),
-        ]
-    elif held.active is None:
-        kind = [("k", "–", "active coordinates, by algorithm.layer_shares: known when the run is done")]
+    if held.active is None:
+        kind, sigma = [("k", "–", "active coordinates, by algorithm.layer_shares: known when the run is done")], []
     else:
-        kind = [
-            ("k", f"{plan.active:,}", "active coordinates: what an upload holds"),
-            ("p", f"{plan.compression:.4g}", "compression, k/d"),
-            ("sensitivity", f"{plan.sensitivity:.4g}", f"L2, of the sum of clipped gradients, {plan.neighbours}"),
-        ]
-    known = isinstance(plan, BinomialPlan) or held.active is not None
-    sigma = [("σ", f"{plan.sigma:.4g}", "noise on each coordinate of the mean gradient")] if known else []
+        kind = plan.report_rows()
+        sigma = [("σ", f"{plan.sigma:.4g}", "noise on each coordinate of the mean gradient")]
     clip = "each coordinate to ±c" if plan.clip == "coordinate" else "norm to C"
     rule = {"given": "given", "quantile": "start of a private quantile", "median": "NOT PRIVATE: read off the data"}
     return [

@@ -18,7 +18,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from fedspa.agent.ledger.witness import path_of
 from fedspa.agent.participate import agent_name, message_name
 from fedspa.agent.policy import Policy
 from fedspa.errors import BudgetError, FedspaError, LedgerError
-from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.mechanisms import Plan
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
 from fedspa.runs.checkpoint import Checkpoint
@@ -99,7 +99,7 @@ def no_total(error: FedspaError) -> Total:
     return Total(None, f"no ε over all runs in the ledger: {error}")
 
 
-def largest_total(plan: AnyPlan, ledger: Ledger, agents: int) -> Total:
+def largest_total(plan: Plan, ledger: Ledger, agents: int) -> Total:
     """The largest over the agents of a simulation, of everything that the ledger holds, under the plan's relation."""
     spent = {name: ledger.spent(name) for name in map(agent_name, range(agents))}
     held = {event for events in spent.values() for event in events}
@@ -166,7 +166,7 @@ class Books(ExitStack[None]):
         self.cap: Cap | None = None
         if job.plan is None:
             return
-        self._event = replace(job.plan.event, noise=job.config.privacy.noise)
+        self._event = job.plan.event.with_noise(job.config.privacy.noise)
         self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
         self.cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
         shared = job.config.run.ledger

@@ -16,13 +16,21 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedspa import toml
+from fedspa.algorithms import ALGORITHMS
 from fedspa.data.partition import ALPHA_RANGE
 from fedspa.errors import ConfigError, quoted
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP
-from fedspa.privacy.calibrate import LEAST_NOISE, MOST_NOISE
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.runs import combinations
 
-AlgorithmName = Literal["fedspa", "fedavg", "dp-fed", "cpsgd"]
+
+def _an_algorithm(name: str) -> str:
+    if name not in ALGORITHMS:
+        raise ValueError(f"it must be one of {', '.join(map(repr, ALGORITHMS))}")
+    return name
+
+
+AlgorithmName = Annotated[str, AfterValidator(_an_algorithm)]
 
 
 def _a_path(text: str) -> str:
@@ -268,7 +276,7 @@ class Config(Section):
     @property
     def private(self) -> bool:
         """Whether the algorithm has an ε at all."""
-        return self.algorithm.name != "fedavg"
+        return ALGORITHMS[self.algorithm.name].private
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

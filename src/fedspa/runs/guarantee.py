@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.binomial.plan import AnyPlan, BinomialPlan
-from fedspa.privacy import binomial
-from fedspa.privacy.accounting import SOUND, Accountant, epsilon, priced_by
-from fedspa.privacy.event import Event, GaussianEvent, Neighbours
-from fedspa.privacy.published import published_epsilon
+from fedspa.mechanisms import Plan
+from fedspa.privacy.accounting import epsilon
+from fedspa.privacy.event import Accountant, Neighbours
 
 
 class Guarantee:
     """Counts participations and prices them. ε belongs to an agent: its own participations in the plan's event."""
 
-    def __init__(self, plan: AnyPlan, accountant: str) -> None:
+    def __init__(self, plan: Plan, accountant: str) -> None:
         self._plan = plan
-        # A clip value that was read off the data has no ε. What is stated, and flagged, is ε had it been given.
-        event = plan.event
-        self._event: Event = replace(event, clip_from_data=False) if isinstance(event, GaussianEvent) else event
         self._accountant = accountant
         self._counts: dict[int, int] = {}
         self.participations_max = 0
@@ -38,42 +33,37 @@ class Guarantee:
     def epsilon_max(self, neighbours: Neighbours) -> float | None:
         """The largest ε over agents under this relation, at the plan's δ; 0 before anyone took part.
 
-        None where there is no guarantee: a plan of cpSGD with too little noise for any.
+        None where there is no guarantee, as with too little noise for any.
         """
-        if isinstance(self._plan, BinomialPlan) and not self._plan.has_guarantee:
+        event = self._plan.stated_event
+        if event is None:
             return None
-        spent: dict[Event, int] = {self._event: self.participations_max}
-        return epsilon(spent, self._plan.delta, neighbours=neighbours, accountant=self.accountant_for(neighbours))
+        asked, spent = self.accountant_for(neighbours), {event: self.participations_max}
+        return epsilon(spent, self._plan.delta, neighbours=neighbours, accountant=asked)
 
     def epsilon_published(self) -> float | None:
-        """What the paper's Theorem 1 says of the same events, its range ignored as the paper does. Not a guarantee.
-
-        For cpSGD, what its own theorem says with the sensitivities as printed; None outside it.
-        """
-        if self.participations_max == 0:
-            return 0.0
-        if isinstance(self._plan, BinomialPlan):
-            spent = {self._plan.event: self.participations_max}
-            cost = binomial.composed_epsilon(spent, self._plan.delta, published=True)
-            return cost if math.isfinite(cost) else None
-        assert isinstance(self._event, GaussianEvent)
-        return published_epsilon(self._event, self.participations_max, self._plan.delta).epsilon
+        """What was published for the mechanism says of the same events: a theorem that is not a guarantee here."""
+        return self._plan.published_epsilon(self.participations_max) if self.participations_max else 0.0
 
     def accountant_for(self, neighbours: Neighbours) -> Accountant:
-        """RDP where it was asked for and is sound; PLD elsewhere. cpSGD's events are priced by neither."""
-        return "rdp" if self._accountant == "rdp" and "rdp" in SOUND[self._plan.sampling, neighbours] else "pld"
+        """RDP where it was asked for and is sound; PLD elsewhere, or what stands for it in an event of its own kind."""
+        if self._accountant == "rdp":
+            with suppress(PrivacyError):
+                self._plan.event.priced_by("rdp", neighbours)
+                return "rdp"
+        return "pld"
 
     @property
     def accountant(self) -> str:
         """The name of what priced the plan's events, for the reader of ε."""
-        return priced_by(self._event, self.accountant_for(self._plan.neighbours))
+        plan = self._plan
+        return plan.event.priced_by(self.accountant_for(plan.neighbours), plan.neighbours)
 
 
 SEEDED = "seeded noise"
-CLIP_OFF_DATA = "a clip value read off the data"
 
 
-def refuse_unpriced(plan: AnyPlan, accountant: str) -> None:
+def refuse_unpriced(plan: Plan, accountant: str) -> None:
     """Raise where ε of the first round or of the whole plan is not finite: told before anything is paid.
 
     Both, since a single release at a tiny δ may have no finite ε by the same arithmetic that prices many.
@@ -90,24 +80,15 @@ def refuse_unpriced(plan: AnyPlan, accountant: str) -> None:
         )
 
 
-def not_private_because(plan: AnyPlan | None, noise: str) -> str | None:
+def not_private_because(plan: Plan | None, noise: str) -> str | None:
     """Why whatever ε is stated beside it is no guarantee, in a few words; None where it is one."""
     if plan is None:
         return "no noise at all"
-    reasons = []
-    if isinstance(plan, BinomialPlan):
-        if not plan.has_guarantee:
-            reasons.append("too little noise for any ε")
-        elif not plan.is_private:
-            reasons.append("no secure aggregation")
-    elif not plan.is_private:
-        reasons.append(CLIP_OFF_DATA)
-    if noise == "seeded":
-        reasons.append(SEEDED)
-    return " and ".join(reasons) or None
+    reasons = [plan.flaw_in_short, SEEDED if noise == "seeded" else None]
+    return " and ".join(reason for reason in reasons if reason is not None) or None
 
 
-def promised(plan: AnyPlan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:
+def promised(plan: Plan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:
     """What a summary says of privacy; `noise` is where it came from. None throughout where nothing is promised."""
     keys = ("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant")
     if plan is None or guarantee is None:
@@ -128,7 +109,8 @@ def promised(plan: AnyPlan | None, guarantee: Guarantee | None, noise: str) -> d
         "private": why is None,
         "not_private_because": why,
         "noise": noise,
-        "adversary": plan.adversary if isinstance(plan, BinomialPlan) else "local",
-        "bits": plan.bits if isinstance(plan, BinomialPlan) else None,
-        "trials": plan.trials if isinstance(plan, BinomialPlan) else None,
+        "adversary": "local",
+        "bits": None,
+        "trials": None,
+        **plan.summary(),
     }

@@ -17,13 +17,13 @@ from torch import Tensor
 from fedspa.data.datasets import Dataset
 from fedspa.engine.generic import GenericEngine
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.mechanisms import Plan
 
 # Enough for a stable median; the paper does not say how many it took.
 AGENTS, RECORDS = 10, 10
 
 
-def median_clip(plan: AnyPlan, model: FlatModel, data: Dataset, holdings: Sequence[NDArray[np.int64]]) -> float:
+def median_clip(plan: Plan, model: FlatModel, data: Dataset, holdings: Sequence[NDArray[np.int64]]) -> float:
     """Median over examples of a few agents at θ₀: of |g_j| ≠ 0 for `coordinate`, of the active part's norm for `l2`."""
     theta = model.flatten()
     chosen = [i for held in holdings[:AGENTS] for i in held[:RECORDS]]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedspa.privacy.event import from_json
+from fedspa.mechanisms import event_of
 from fedspa.runs.books import refuse_another_event
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_latest
 from fedspa.runs.config import Config
@@ -97,7 +97,7 @@ def refuse_other_noise(checkpoint: Checkpoint, job: Job) -> None:
             "the checkpoint is of an older fedspa and does not say what noise its rounds had; finish the run with the "
             "version that began it, or start a new run"
         )
-    refuse_another_event(from_json(checkpoint.extra["event"]), job.plan.event)
+    refuse_another_event(event_of(checkpoint.extra["event"]), job.plan.event)
 
 
 def _flat(config: Config) -> dict[str, Any]:

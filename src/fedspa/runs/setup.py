@@ -25,7 +25,8 @@ from fedspa.errors import ConfigError, DataError
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.initial import oriented
-from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.mechanisms import Plan
+from fedspa.mechanisms.base import NoPlan
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import derive_key, mask_seed, root_key
 from fedspa.runs.config import Config
@@ -46,7 +47,7 @@ class Job:
     data_name: str
 
     @property
-    def plan(self) -> AnyPlan | None:
+    def plan(self) -> Plan | None:
         return self.server.plan
 
     def cohorts(self) -> Iterator[list[int]]:
@@ -137,8 +138,7 @@ def prepare_server(config: Config, data: Dataset, sizes: set[int], module: nn.Mo
     plan = calibrated_plan(config, model.dimension, active, min(sizes)) if algorithm.private else None
     if plan is not None:
         refuse_unpriced(plan, config.privacy.accountant)
-    # cpSGD has no mask; agents that rotate do so alike, so that their numbers add up.
-    mask: MaskMode = "shared" if settings.name == "cpsgd" else settings.mask
+    mask: MaskMode = algorithm.mask or settings.mask
     public_key = derive_key(root_key("seeded", run.seed), "public")
     server = ServerJob(
         model=model,
@@ -154,15 +154,11 @@ def prepare_server(config: Config, data: Dataset, sizes: set[int], module: nn.Mo
         ),
         terms=Terms(
             round=0,
-            dimension=model.dimension,
-            active=active,
             mask=mask,
             mask_seed=None if mask == "per-agent" else mask_seed(public_key, 0, -1),
-            sampling=config.privacy.sampling,
-            batch=settings.batch,
-            local_steps=settings.local_steps,
             local_lr=settings.local_lr,
-            plan=plan,
+            steps=plan
+            or NoPlan(model.dimension, active, config.privacy.sampling, settings.batch, settings.local_steps),
             layers=layers,
         ),
         # `int` where there is noise to hide the rounding in.

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedspa.privacy.accounting import priced_by
-from fedspa.runs.guarantee import CLIP_OFF_DATA
+from fedspa.mechanisms.gaussian.plan import CLIP_OFF_DATA
 
 if TYPE_CHECKING:
-    from fedspa.mechanisms.binomial.plan import AnyPlan
+    from fedspa.mechanisms import Plan
     from fedspa.runs.config import Config
 
 
@@ -135,14 +134,11 @@ NO_PROMISE = (
 )
 
 
-def warnings(config: Config, plan: AnyPlan | None) -> list[str]:
+def warnings(config: Config, plan: Plan | None) -> list[str]:
     """What a reader of ε must know before believing it. `plan` is the run's; None where it has none, or it is lost."""
     if not config.private:
         return [f"{config.algorithm.name} promises no privacy"]
-    found = [] if plan is None or plan.flaw is None else [plan.flaw]
-    if plan is not None and plan.beyond_theorem:
-        by = f"accountant {priced_by(plan.event)}"
-        found.append(f"outside the condition of cpSGD's own theorem; epsilon is by what docs/cpsgd.md proves ({by})")
+    found = [] if plan is None else list(plan.notes)
     if config.privacy.accountant == "theorem-1":
         found.append(
             "the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"

@@ -61,12 +61,13 @@ class Coordinator:
     def terms(self) -> Terms:
         """What is announced for the round that `state` is in."""
         job, first, t = self.job, self.job.terms, self.state.round
+        plan = first.plan
         return replace(
             first,
             round=t,
             mask_seed=mask_seed(job.public_key, t, -1) if first.mask == "shared" else first.mask_seed,
             local_lr=decayed(first.local_lr, job.optimizer.lr_decay, t),
-            plan=None if first.plan is None or self.clip_value is None else first.plan.with_clip_value(self.clip_value),
+            steps=first.steps if plan is None or self.clip_value is None else plan.with_clip_value(self.clip_value),
         )
 
     def mask_seed(self, terms: Terms, number: int) -> bytes:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Container
 
 from fedspa.algorithms import Algorithm, Terms
-from fedspa.mechanisms.gaussian.plan import Plan
-from fedspa.mechanisms.gaussian.release import largest_clip_growth
 from fedspa.server.aggregate import Aggregator
 from fedspa.wire.payload import Coding
 
@@ -40,7 +38,7 @@ class Intake:
     def _plausible(self, clip_value: float) -> float:
         """A private clip, held to where its steps can lead: one agent's word must not move all others'."""
         plan = self._terms.plan
-        if not isinstance(plan, Plan) or plan.clip_rule != "quantile":
+        if plan is None:
             return 1.0
-        reach = largest_clip_growth(plan)
+        reach = plan.clip_growth
         return min(max(clip_value, plan.clip_value / reach), plan.clip_value * reach)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedspa.algorithms import Algorithm, Terms
 from fedspa.engine.task import Engine
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.binomial.plan import AnyPlan
+from fedspa.mechanisms import Plan
 from fedspa.server.optimizers import ServerOptimizer
 from fedspa.wire.payload import Coding
 
@@ -35,5 +35,5 @@ class ServerJob:
     threads: int
 
     @property
-    def plan(self) -> AnyPlan | None:
+    def plan(self) -> Plan | None:
         return self.terms.plan

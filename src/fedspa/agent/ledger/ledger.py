@@ -24,8 +24,9 @@ from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.errors import damaged, explained
 from fedspa.agent.ledger.witness import Witness
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
+from fedspa.mechanisms import UnknownKind, event_of
 from fedspa.privacy.cap import Cap, FirstPlan, Total, admits, total
-from fedspa.privacy.event import MOST, Event, Neighbours, UnknownKind, from_json, same_event, told
+from fedspa.privacy.event import MOST, Event, Neighbours, same_event, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +355,7 @@ def announced_plan(path: Path, event: Event, participations: object) -> FirstPla
 def parsed(path: Path, text: str) -> Event:
     """The event that a ledger stores as `text`."""
     try:
-        return from_json(text)
+        return event_of(text)
     except UnknownKind as error:  # a backup would know nothing of what was spent since
         raise LedgerError(f"{path} was written by a newer fedspa ({error}); upgrade fedspa here") from error
     except PrivacyError as error:

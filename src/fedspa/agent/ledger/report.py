@@ -24,8 +24,9 @@ from fedspa.agent.ledger.ledger import announced_plan, parsed
 from fedspa.agent.ledger.loss import Loss, losses
 from fedspa.agent.ledger.witness import GENESIS, Witness
 from fedspa.errors import LedgerError, PrivacyError
-from fedspa.privacy.cap import Cap, FirstPlan, total
-from fedspa.privacy.event import Event, Neighbours, from_json, noise_modes
+from fedspa.mechanisms import event_of
+from fedspa.privacy.cap import Cap, FirstPlan, participations_within, total
+from fedspa.privacy.event import Event, Neighbours, noise_modes
 
 MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
 
@@ -208,10 +209,8 @@ class _Prices:
         if self.cap is None:
             return None
         if (spent, event) not in self._left:
-            from fedspa.privacy import calibrate  # slow to import
-
             price = self.of(spent)
-            self._left[spent, event] = calibrate.participations_within(event, self.cap, price.events, price.first)
+            self._left[spent, event] = participations_within(event, self.cap, price.events, price.first)
         return self._left[spent, event]
 
 
@@ -383,7 +382,7 @@ def _problems(path: Path, connection: sqlite3.Connection, seen: Witness | None) 
         yield f"{table} {row} refers to a missing {other}"
     for number, text in connection.execute("SELECT id, text FROM event"):
         try:
-            from_json(text)
+            event_of(text)
         except PrivacyError as error:
             yield f"event {number}: {error}"
     for agent, event, kept, counted in connection.execute(

@@ -1,4 +1,4 @@
-"""The audit of cpSGD's Binomial noise, against what `privacy.binomial` assumes: its questions, in the report's order.
+"""The audit of cpSGD's Binomial noise, against what `binomial.bound` assumes: its questions, in the report's order.
 
 Where the claim is a bound (with rotation), it is so loose that the attack on ε sees noise several times too small
 only. Small faults are seen by the questions about the mechanism as accounted: how far apart neighbours are after
@@ -31,8 +31,7 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
 
 
 BINOMIAL = Audited(
-    name="cpsgd",
-    plan=BinomialPlan,
+    name=BinomialPlan.audited,
     choices={},
     synthetic=synthetic,
     of_plan=of_plan,

@@ -21,11 +21,11 @@ from fedspa.audit.setting import Setting
 from fedspa.engine.local import CLIP_UNITS, ClippedSums
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
+from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial import release as quantize
+from fedspa.mechanisms.binomial.bound import Sensitivity, sensitivity
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import Integers
-from fedspa.mechanisms.gaussian.plan import Clipping
-from fedspa.privacy.binomial import Sensitivity, sensitivity
 from fedspa.randomness.streams import Stream
 
 Release = Callable[[list[Tensor], BinomialPlan, bytes, Stream, Stream], Integers]
@@ -110,11 +110,11 @@ def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
     """Shuffled epochs, accounted as fresh samples: in round t the agent is handed the t-th batch of a shuffled order
     and no other records."""
     plan: Any = terms.plan
-    only = replace(terms, plan=replace(plan, records=terms.batch))
+    only = replace(terms, steps=replace(plan, records=plan.batch))
     for agent in agents:
         order = torch.randperm(len(agent.y), generator=torch.Generator().manual_seed(agent.number))
-        start = terms.round * terms.batch % (len(order) - terms.batch + 1)
-        chosen = order[start : start + terms.batch]
+        start = terms.round * plan.batch % (len(order) - plan.batch + 1)
+        chosen = order[start : start + plan.batch]
         yield from respond(theta, only, [replace(agent, x=agent.x[chosen], y=agent.y[chosen])], engine)
 
 

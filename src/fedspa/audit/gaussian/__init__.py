@@ -10,7 +10,8 @@ from fedspa.audit.gaussian.target import PLANTS, Target, of_plan, synthetic
 from fedspa.audit.result import Question
 from fedspa.audit.run import Audited
 from fedspa.audit.setting import Setting
-from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.privacy.event import Neighbours, Sampling
 
 
@@ -30,8 +31,7 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
 
 
 GAUSSIAN = Audited(
-    name="fedspa",
-    plan=Plan,
+    name=Plan.audited,
     choices={
         "noise": (),
         "clip": get_args(Clipping),

@@ -28,8 +28,7 @@ from fedspa.audit.result import UNBOUNDED, Question, certain
 from fedspa.audit.rows import HUGE, row_pairs, worst_row
 from fedspa.audit.setting import Setting
 from fedspa.mechanisms.clipping import CLIP_MARGIN
-from fedspa.mechanisms.gaussian.plan import Plan
-from fedspa.mechanisms.gaussian.release import CLIP_RATE
+from fedspa.mechanisms.gaussian.plan import CLIP_RATE, Plan
 from fedspa.randomness.sampling import Indices
 
 # Rounding of float32 gradients (6e-8), and the exact path's slack of 2⁻²⁰ in both grid and noise.

@@ -20,7 +20,8 @@ from fedspa.audit.setting import Setting
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
-from fedspa.mechanisms.gaussian.plan import Clipping, Plan
+from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.privacy.event import Neighbours, Sampling
 from fedspa.randomness.sampling import Indices, draw_batch

@@ -24,8 +24,8 @@ from fedspa.engine.native.describe import describe
 from fedspa.engine.native.library import LEVELS, Level
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
 from fedspa.errors import ConfigError, DataError, PrivacyError
-from fedspa.mechanisms.gaussian.plan import Clipping
-from fedspa.mechanisms.gaussian.release import CLIP_QUANTILE, CLIP_RATE
+from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 from fedspa.randomness.streams import derive_key
 
 NOT_BUILT = "its compiled part was not built (reinstall where a C compiler is found, for example gcc)"

@@ -18,8 +18,8 @@ from fedspa.engine.stacked.chacha import GROUP, LANES
 from fedspa.engine.stacked.describe import Layer, inputs
 from fedspa.engine.stacked.passes import Passes
 from fedspa.engine.stacked.streams import Streams, new_stream
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP
-from fedspa.mechanisms.gaussian.release import CLIP_QUANTILE, CLIP_RATE
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 
 # Replaying a graph of several steps hides the gap between two graphs.
 _STEPS_A_GRAPH = 10

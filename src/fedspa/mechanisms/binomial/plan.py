@@ -1,4 +1,4 @@
-"""The plan of cpSGD: everything that decides an agent's guarantee, in one frozen object, as `plan.Plan` for Gaussians.
+"""The plan of cpSGD: everything that decides an agent's guarantee, in one frozen object, as every mechanism has one.
 
 Quantisation, noise, wire and accountant all read it; the levels' step, the noise and the event are derived from it.
 cpSGD is one release a round, of a batch of exactly B records, so sampling, relation and steps are no choices here.
@@ -10,13 +10,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule, Plan
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule
+from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.binomial.grid import reach
 from fedspa.privacy import accounting
-from fedspa.privacy.binomial import composed_epsilon, spread
-from fedspa.privacy.event import MOST, BinomialEvent, Neighbours, Sampling, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, told
 
 Adversary = Literal["local", "secure-aggregation"]
 MOST_TRIALS = 2**31 - 1
@@ -29,6 +31,8 @@ class BinomialPlan:
     `agents` is n, all of whom take part in every round; under `secure-aggregation` their noise adds up before anyone
     sees it. `records` is a public number m, the fewest that an agent holds.
     """
+
+    audited: ClassVar[str] = "cpsgd"
 
     dimension: int
     clip: Clipping
@@ -139,10 +143,8 @@ class BinomialPlan:
         return _cost(self) < math.inf
 
     @property
-    def beyond_theorem(self) -> bool:
-        """Whether there is an ε, but not by cpSGD's own theorem: its condition on the variance does not hold."""
-        spent = {self.event: self.participations}
-        return self.has_guarantee and composed_epsilon(spent, self.delta, published=True) == math.inf
+    def stated_event(self) -> BinomialEvent | None:
+        return self.event if self.has_guarantee else None
 
     @property
     def is_private(self) -> bool:
@@ -169,12 +171,59 @@ class BinomialPlan:
             )
         return None
 
+    @property
+    def breach(self) -> str | None:
+        return None if self.adversary == "local" else "secure aggregation, on which the plan's ε counts, is not run"
+
+    @property
+    def flaw_in_short(self) -> str | None:
+        if not self.has_guarantee:
+            return "too little noise for any ε"
+        return None if self.adversary == "local" else "no secure aggregation"
+
+    @property
+    def notes(self) -> list[str]:
+        found = [] if self.flaw is None else [self.flaw]
+        if self.has_guarantee and self.published_epsilon(self.participations) is None:
+            found.append(
+                "outside the condition of cpSGD's own theorem; epsilon is by what docs/cpsgd.md proves (accountant "
+                f"{self.event.priced_by('pld', self.neighbours)})"
+            )
+        return found
+
+    def published_epsilon(self, participations: int) -> float | None:
+        """By cpSGD's own theorem, with the sensitivities as printed; None where its condition does not hold."""
+        cost = composed_epsilon({self.event: participations}, self.delta, published=True)
+        return cost if math.isfinite(cost) else None
+
     def with_clip_value(self, clip_value: float) -> BinomialPlan:
-        """The same guarantee at another clip: levels and noise scale along."""
         return replace(self, clip_value=clip_value)
 
+    @property
+    def clip_growth(self) -> float:
+        return 1.0
 
-AnyPlan = Plan | BinomialPlan
+    def update_noise(self, local_lr: float, scale: float) -> float:
+        """Rounding to levels adds at most a quarter of a squared step."""
+        return local_lr * self.step * math.sqrt(self.trials + 1) / 2
+
+    def update_bound(self, local_lr: float, scale: float) -> float:
+        """Numbers are bounded by what they are made of."""
+        largest = local_lr * (self.reach + self.step * self.trials / 2)
+        return largest * (math.sqrt(self.coordinates) if self.rotation else 1.0) * (1 + 1e-6)
+
+    def require_sendable(self, *, exact: bool) -> None:
+        reach(self)
+
+    def summary(self) -> dict[str, Any]:
+        return {"adversary": self.adversary, "bits": self.bits, "trials": self.trials}
+
+    def report_rows(self) -> list[tuple[str, str, str]]:
+        return [
+            ("2^b", f"{self.levels:,}", f"levels over ±{self.reach:.4g}{', of the rotated gradient' * self.rotation}"),
+            ("trials", f"{self.trials:,}", "of the Binomial noise on each value"),
+            ("adversary", self.adversary, "against whom ε holds"),
+        ]
 
 
 def trials_for_compression(compression: float, bits: int) -> int:
@@ -188,7 +237,7 @@ def trials_for_compression(compression: float, bits: int) -> int:
     return trials
 
 
-def calibrated(plan: BinomialPlan, epsilon: float) -> BinomialPlan:
+def with_least_trials(plan: BinomialPlan, epsilon: float) -> BinomialPlan:
     """The plan with the fewest trials at which all its participations cost at most `epsilon`."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise PrivacyError(f"epsilon is {epsilon}; it must be positive and finite")
@@ -216,7 +265,7 @@ def _fewest(plan: BinomialPlan, epsilon: float) -> int | None:
 
     Near the fewest that have any ε it is huge and takes long to tell, and so it does at far too many: both are avoided.
     """
-    from fedspa.privacy.rounded import surely_infinite  # slow to import
+    from fedspa.mechanisms.binomial.rounded import surely_infinite  # slow to import
 
     def fits(trials: int) -> bool:
         cost = _cost(replace(plan, trials=trials))

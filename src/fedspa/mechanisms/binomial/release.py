@@ -19,20 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial.grid import example_grid, reach
 from fedspa.mechanisms.binomial.noise import binomial
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.exact import Grid, integer_sum
-from fedspa.privacy.binomial import spread
+from fedspa.mechanisms.gaussian.exact import integer_sum
 from fedspa.randomness.philox import ROTATION_DOMAIN, words
 from fedspa.randomness.streams import Stream
 
 Integers = NDArray[np.int64]
 _Numbers = TypeVar("_Numbers", NDArray[np.int64], NDArray[np.float64])
-# An example's bound (of a coordinate, or of the norm) in grid units: float32 knows no more digits of a gradient.
-_COORDINATE_BITS, _NORM_BITS = 24, 28
-_ROOM = 2**62
 
 
 def release(rows: Iterable[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stream, noise: Stream) -> Integers:
@@ -57,15 +53,6 @@ def noised(total: Integers, plan: BinomialPlan, seed: bytes, rounding: Stream, n
     return quantized(total, plan, seed, rounding) + binomial(plan.coordinates, plan.trials, noise)
 
 
-def example_grid(plan: BinomialPlan) -> Grid:
-    """One example's integers: a coordinate within ±2^24, or a row of norm up to 2^28."""
-    if plan.clip == "coordinate":
-        limit = 1 << _COORDINATE_BITS
-        return Grid("coordinate", plan.clip_value / limit, 0, limit, plan.dimension * limit**2)
-    limit = 1 << _NORM_BITS
-    return Grid("l2", plan.clip_value / limit, 0, limit, limit**2)
-
-
 def quantized(total: Integers, plan: BinomialPlan, seed: bytes, rounding: Stream) -> Integers:
     """The levels of a batch's sum: rounded up or down at random, so that the mean is the value itself."""
     half, top = reach(plan), plan.levels - 1
@@ -75,23 +62,6 @@ def quantized(total: Integers, plan: BinomialPlan, seed: bytes, rounding: Stream
     inside = np.clip(total, -half, half)
     levels: Integers = ((inside + half) * top + rounding.integers_below(len(inside), 2 * half)) // (2 * half)
     return levels
-
-
-def reach(plan: BinomialPlan) -> int:
-    """What the levels span, in integers of the batch's (rotated) sum: ±B times an example's bound, times κ."""
-    grid = example_grid(plan)
-    most = plan.batch * grid.limit
-    half = most
-    if plan.rotation:
-        norm = math.isqrt(grid.limit_square) + 1
-        half = math.ceil(plan.batch * norm * spread(plan.event) * (1 + 1e-12))
-        most *= plan.coordinates
-    if max(most, 2 * half * plan.levels) >= _ROOM:
-        raise PrivacyError(
-            f"2^{plan.bits} levels of {plan.coordinates} coordinates over a batch of {plan.batch} pass 64-bit "
-            "integers; take fewer bits or a smaller batch"
-        )
-    return half
 
 
 def dequantized(numbers: Integers, plan: BinomialPlan, seed: bytes) -> NDArray[np.float64]:

@@ -16,21 +16,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, ClassVar, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import MOST, GaussianEvent, Neighbours, Sampling, told
-
-Clipping = Literal["coordinate", "l2"]
-ClipRule = Literal["given", "quantile", "median"]
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.grid import make_grid
+from fedspa.mechanisms.gaussian.published import published_epsilon
+from fedspa.privacy.event import MOST, Neighbours, Sampling, told
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
 # clipped examples fits into the same accounted release.
 QUANTILE_NOISE_FACTOR = 1.02
 
-# Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
-# "norm 0" would pass any clip. A server that asks for such a clip is after that.
-SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+# The quantile that a private clip steers to, and how fast (Andrew et al. 2021): a step moves log C by about RATE times
+# the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 a step;
+# RATE = 0.02 averages over some hundred steps.
+CLIP_QUANTILE = 0.5
+CLIP_RATE = 0.02
+# However long and noisy a participation: a clip that moves by more than e¹⁰ in it is no honest one.
+LARGEST_LOG_GROWTH = 10.0
+CLIP_OFF_DATA = "a clip value read off the data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class Plan:
     depend on anyone's own count: a neighbour with a record more would sample at another rate, and no accountant here
     covers that. An agent with more records draws batches that are larger on average, at the same ε.
     """
+
+    audited: ClassVar[str] = "fedspa"
 
     dimension: int
     active: int
@@ -135,22 +143,72 @@ class Plan:
         )
 
     @property
+    def stated_event(self) -> GaussianEvent:
+        """A clip value that was read off the data has no ε. What is stated, and flagged, is ε had it been given."""
+        return replace(self.event, clip_from_data=False)
+
+    @property
     def is_private(self) -> bool:
         """False where the clip value was read off the data without paying for it (the paper's median)."""
         return self.clip_rule != "median"
 
     @property
     def flaw(self) -> str | None:
-        """Why `is_private` is False, in a sentence for the reader of ε."""
         if self.is_private:
             return None
         return f"not private: clip rule {self.clip_rule!r} reads the clip value off the data without paying for it"
 
     @property
-    def beyond_theorem(self) -> bool:
-        """Of cpSGD's plans only: see `BinomialPlan`."""
-        return False
+    def breach(self) -> str | None:
+        return self.flaw
+
+    @property
+    def flaw_in_short(self) -> str | None:
+        return None if self.is_private else CLIP_OFF_DATA
+
+    @property
+    def notes(self) -> list[str]:
+        return [] if self.flaw is None else [self.flaw]
+
+    def published_epsilon(self, participations: int) -> float:
+        """By the paper's Theorem 1, its range ignored as the paper does."""
+        return published_epsilon(self.event, participations, self.delta).epsilon
 
     def with_clip_value(self, clip_value: float) -> Plan:
-        """The same guarantee at another clip: noise scales along."""
         return replace(self, clip_value=clip_value)
+
+    @property
+    def clip_growth(self) -> float:
+        """How far the clip value can plausibly rise within a participation: all examples clipped, noise at 8σ."""
+        if self.clip_rule != "quantile":
+            return 1.0
+        noise = 8 * math.sqrt(self.local_steps) * self.count_noise / self.batch
+        return math.exp(min(CLIP_RATE * (CLIP_QUANTILE * self.local_steps + noise), LARGEST_LOG_GROWTH))
+
+    def update_noise(self, local_lr: float, scale: float) -> float:
+        """τ independent draws, scaled like the gradient."""
+        return local_lr * scale * self.sigma * math.sqrt(self.local_steps)
+
+    def update_bound(self, local_lr: float, scale: float) -> float:
+        """Signal: every sampled example pulls the coordinate to its clip, and ten times as many are sampled as the plan
+        expects (an agent may hold more records than the plan names). Noise: 12 standard deviations. A clip that follows
+        a quantile may have grown in the meantime."""
+        examples = 10 * self.local_steps * self.batch + 50
+        signal = local_lr * scale * self.clip_value * examples / self.batch
+        return (signal + 12 * self.update_noise(local_lr, scale)) * self.clip_growth
+
+    def require_sendable(self, *, exact: bool) -> None:
+        if exact:
+            make_grid(self.clip, self.clip_value, self.active, self.gradient_noise_multiplier)
+            if self.clip_rule == "quantile":
+                make_grid("coordinate", 0.5, 1, 2 * self.count_noise)
+
+    def summary(self) -> dict[str, Any]:
+        return {}
+
+    def report_rows(self) -> list[tuple[str, str, str]]:
+        return [
+            ("k", f"{self.active:,}", "active coordinates: what an upload holds"),
+            ("p", f"{self.compression:.4g}", "compression, k/d"),
+            ("sensitivity", f"{self.sensitivity:.4g}", f"L2, of the sum of clipped gradients, {self.neighbours}"),
+        ]

@@ -1,7 +1,7 @@
 """One private release: the noisy mean of clipped per-example gradients (Algorithm 1, the g + b of line 9).
 
-Everything that decides privacy in a local step happens in `noisy_mean`, and nowhere else: this is the function that
-the audit attacks.
+Everything that decides privacy in a local step of the Python engines happens in `noisy_mean`; the native and the
+stacked engine have their own, and the audit attacks whichever a run takes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
 from fedspa.mechanisms.clipping import clip_rows, share_below
 from fedspa.mechanisms.gaussian import exact
+from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.noise import add_noise
-from fedspa.mechanisms.gaussian.plan import LARGEST_CLIP, SMALLEST_CLIP, Clipping, Plan
+from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, Plan
 from fedspa.randomness.streams import Stream
-
-# The quantile that a private clip steers to, and how fast (Andrew et al. 2021): a step moves log C by about RATE times
-# the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 a step;
-# RATE = 0.02 averages over some hundred steps.
-CLIP_QUANTILE = 0.5
-CLIP_RATE = 0.02
-# However long and noisy a participation: a clip that moves by more than e¹⁰ in it is no honest one.
-LARGEST_LOG_GROWTH = 10.0
 
 
 def noisy_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: bool = False) -> tuple[Tensor, float]:
@@ -51,21 +45,13 @@ def noisy_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: 
     return mean, min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
 
-def largest_clip_growth(plan: Plan) -> float:
-    """How far the clip value can plausibly rise within a participation: all examples clipped, noise at 8σ."""
-    if plan.clip_rule != "quantile":
-        return 1.0
-    noise = 8 * math.sqrt(plan.local_steps) * plan.count_noise / plan.batch
-    return math.exp(min(CLIP_RATE * (CLIP_QUANTILE * plan.local_steps + noise), LARGEST_LOG_GROWTH))
-
-
 class _NoisySum:
     """A sum of clipped rows that can only be read with its noise on: std = multiplier × the bound on a row's norm."""
 
     def __init__(self, clip: Clipping, clip_value: float, active: int, multiplier: float, on_grid: bool) -> None:
         norm = math.sqrt(active) * clip_value if clip == "coordinate" else clip_value
         self._sigma = multiplier * norm
-        self._grid = exact.make_grid(clip, clip_value, active, multiplier) if on_grid else None
+        self._grid = make_grid(clip, clip_value, active, multiplier) if on_grid else None
         self._total = torch.zeros(active, dtype=torch.int64 if on_grid else torch.float64)
 
     def add(self, clipped: Tensor) -> None:

@@ -130,7 +130,7 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
     return centred;
 }
 
-/* What a private clip stays within: the bounds of a plan's clip value (privacy/plan.py). */
+/* What a private clip stays within: the bounds of a plan's clip value (mechanisms/base.py). */
 #define SMALLEST_CLIP 1e-10
 #define LARGEST_CLIP 1e10
 

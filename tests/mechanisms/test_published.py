@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import GaussianEvent
-from fedspa.privacy.published import in_range, published_epsilon, published_noise, smallest_certified_epsilon
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.published import (
+    in_range,
+    published_epsilon,
+    published_noise,
+    smallest_certified_epsilon,
+)
 
 MNIST = {"batch": 10, "records": 600, "steps": 300, "participations": 5}
 CIFAR = {"batch": 50, "records": 500, "steps": 50, "participations": 20}

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy import accounting, binomial
-from fedspa.privacy.binomial import (
+from fedspa.mechanisms.binomial import bound as binomial
+from fedspa.mechanisms.binomial.bound import (
     amplified,
     composed_epsilon,
     published_sensitivity,
@@ -21,7 +21,10 @@ from fedspa.privacy.binomial import (
     release_epsilon,
     sensitivity,
 )
-from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.privacy import accounting
+from fedspa.privacy.event import Event
 
 # B = 10 of m = 600, d = 100, 4 levels, 10,000 trials, no rotation, local.
 EVENT = BinomialEvent(

@@ -18,7 +18,8 @@ import math
 from dataclasses import dataclass
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import MOST, GaussianEvent, told
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.privacy.event import MOST, told
 
 
 @dataclass(frozen=True, slots=True)

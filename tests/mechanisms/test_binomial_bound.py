@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from fedspa.privacy.binomial import Sensitivity, published_shift_epsilon, release_epsilon, shift_epsilon, spread
-from fedspa.privacy.event import BinomialEvent
+from fedspa.mechanisms.binomial.bound import (
+    Sensitivity,
+    published_shift_epsilon,
+    release_epsilon,
+    shift_epsilon,
+    spread,
+)
+from fedspa.mechanisms.binomial.event import BinomialEvent
 
 
 def delta_between(trials: int, shifts: Mapping[int, int], epsilon: float, tilt: float, furthest: float) -> float:

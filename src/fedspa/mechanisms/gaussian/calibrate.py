@@ -1,24 +1,23 @@
-"""The least noise for a budget, and the most participations that fit one. Both are verified by the accountant itself.
+"""The least noise for a budget, verified by the accountant itself.
 
-ε falls as noise grows and rises with participations, both close to a power law, so that a bracketed secant in
-logarithms needs few evaluations. Noise is searched on the grid of four significant digits: the result is the smallest
-such number whose ε does not pass the target, whatever the search tried on its way.
+ε falls as noise grows, close to a power law, so that a bracketed secant in logarithms needs few evaluations. Noise is
+searched on the grid of four significant digits: the result is the smallest such number whose ε does not pass the
+target, whatever the search tried on its way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
-from fedspa.privacy.accounting import Accountant, gaussian_epsilon
-from fedspa.privacy.cap import Cap, FirstPlan, admits
-from fedspa.privacy.event import MOST, Event, GaussianEvent, Neighbours, Sampling, told
+from fedspa.privacy.accounting import gaussian_epsilon
+from fedspa.privacy.event import MOST, Accountant, Neighbours, Sampling, told
 
 _DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e8
-_MOST_PARTICIPATIONS = 10**6
 
 
 def noise_multiplier(
@@ -63,24 +62,6 @@ def noise_multiplier(
             return _noise(enough)
         short, stride = max(enough - stride, _index(LEAST_NOISE)), 2 * stride
     return _noise(_last_fitting(cost, epsilon, enough, short, lambda index: math.log(_noise(index))))
-
-
-def participations_within(event: Event, cap: Cap, spent: Mapping[Event, int], first: FirstPlan | None) -> int:
-    """How many more times `cap` has room for `event` after what is `spent`; a million at most."""
-
-    def fit(more: int) -> bool:
-        return admits({**spent, event: spent.get(event, 0) + more}, cap, first)
-
-    fits, over = 0, 1
-    while fit(over):
-        if over == _MOST_PARTICIPATIONS:
-            return over
-        fits, over = over, min(4 * over, _MOST_PARTICIPATIONS)
-    # What is left of a first plan fits even where a little more than that does not.
-    while over - fits > 1:
-        middle = (fits + over) // 2
-        fits, over = (middle, over) if fit(middle) else (fits, middle)
-    return fits
 
 
 def _last_fitting(

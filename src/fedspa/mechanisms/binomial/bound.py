@@ -4,7 +4,7 @@
                   NeurIPS 2018, Theorem 1, at p = 1/2, which can be below the truth
     rounding      the sensitivities after stochastic quantisation (their Section 4, here for one record of a batch)
     sampling      Balle, Barthe, Gaboardi 2018, Theorem 9: B of m without replacement, replace-one
-    composition   Dwork, Rothblum, Vadhan 2010, Theorem III.3, and plain addition, whichever is less
+    composition   `privacy.composition`, for mechanisms of which (ε, δ) is all that is known
 
 A release is (ε, 2δ)-DP for every δ at which there is a bound, so δ is chosen for the total at hand. Where noise can run
 out at every δ there is no guarantee, and ε is infinite.
@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
-from fedspa.privacy.event import BinomialEvent
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.privacy import composition
 
 # The levels of a rotated vector reach this far: all coordinates stay within them but for this chance. It decides ε, so
 # it is part of what a stored event means and may not change.
 ROTATION_TAIL = 2.0**-10
-# How much of δ pays for composition; the rest is shared out among the releases. 0 stands for plain addition.
-_SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 0.8)
 _LARGEST_STEP_DELTA = 0.1
 # Above all rounding of the few operations between an event and its ε: relative, and where terms nearly cancel.
 _SLACK = 1 + 1e-9
@@ -145,27 +143,8 @@ def sampled_epsilon(event: BinomialEvent, delta: float, *, published: bool = Fal
 
 def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float, *, published: bool = False) -> float:
     """ε at `delta`, replace-one, of taking part in each event its number of times; infinite where none is known."""
-    counted = frozenset((event, count) for event, count in events.items() if count)
-    return _composed(counted, delta, published) if counted else 0.0
+    return composition.epsilon(events, delta, _published if published else sampled_epsilon)
 
 
-@lru_cache(maxsize=4096)
-def _composed(events: frozenset[tuple[BinomialEvent, int]], delta: float, published: bool) -> float:
-    ordered = sorted(events, key=lambda item: item[0].to_json())
-    return min(_composed_with(ordered, delta, share, published) for share in _SHARES)
-
-
-def _composed_with(events: list[tuple[BinomialEvent, int]], delta: float, share: float, published: bool) -> float:
-    """Each release gets the same part of what composition leaves of δ; its own δ is that part over 2q."""
-    releases = sum(count * event.steps for event, count in events)
-    part = (1 - share) * delta / releases
-    each = [(sampled_epsilon(event, part, published=published), count * event.steps) for event, count in events]
-    if any(math.isinf(epsilon) for epsilon, _ in each):
-        return math.inf
-    if share == 0:
-        return _SLACK * sum(times * epsilon for epsilon, times in each)
-    if max(epsilon for epsilon, _ in each) > 100:  # e^ε − 1 times anything: addition is far less
-        return math.inf
-    drift = sum(times * epsilon * math.expm1(epsilon) for epsilon, times in each)
-    squares = sum(times * epsilon**2 for epsilon, times in each)
-    return _SLACK * (drift + math.sqrt(2 * math.log(1 / (share * delta)) * squares))
+def _published(event: BinomialEvent, delta: float) -> float:
+    return sampled_epsilon(event, delta, published=True)

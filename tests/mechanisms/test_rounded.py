@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from fedspa.mechanisms.binomial.bound import composed_epsilon as bound
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.binomial.rounded import RoundedStep, rounded_step
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon as price
-from fedspa.privacy.binomial import composed_epsilon as bound
-from fedspa.privacy.event import BinomialEvent, Event, GaussianEvent
+from fedspa.privacy.event import Event
 from fedspa.privacy.pld import LossMass, composed_mass
-from fedspa.privacy.rounded import RoundedStep, rounded_step
 
 Law = NDArray[np.float64]
 EPSILONS = (0.0, 0.05, 0.3, 1.0, 2.5)

@@ -17,7 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedspa.privacy.event import BinomialEvent
+from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.privacy.event import Neighbours, Step
 from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, reach_for, split
 
 # A coordinate's losses are told apart this finely: so many cells to a standard deviation. Tightness only.
@@ -32,13 +33,17 @@ _LOG_NOTHING = -20.0
 
 
 @dataclass(frozen=True, slots=True)
-class RoundedStep:
+class RoundedStep(Step):
     """`rate` is q, `coordinates` d, `shift` ρ, `trials` N: all that the adversary cannot subtract."""
 
     rate: float
     coordinates: int
     shift: Fraction
     trials: int
+
+    def pairs(self, neighbours: Neighbours) -> tuple[RoundedStep, ...]:
+        """It is its own dominating pair, under replace-one; `BinomialEvent.priced_by` refuses the other."""
+        return (self,)
 
     def sketch(self, reach: float) -> tuple[Array, Array]:
         losses, mass, mirrored, unchanged, _ = self._atoms(reach)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.gaussian.calibrate import _index, _noise, noise_multiplier
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
-from fedspa.privacy.calibrate import _index, _noise, noise_multiplier, participations_within
-from fedspa.privacy.cap import Cap, FirstPlan, admits
-from fedspa.privacy.event import GaussianEvent
+from fedspa.privacy.cap import Cap, FirstPlan, admits, participations_within
 
 MNIST: dict[str, Any] = {"batch": 10, "records": 600, "steps": 300, "participations": 5}
 MNIST_10: dict[str, Any] = {**MNIST, "participations": 10}

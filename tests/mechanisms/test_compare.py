@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.compare import Row, rows, warnings
+from fedspa.mechanisms.gaussian.compare import Row, rows, warnings
 
 MNIST: dict[str, Any] = {"batch": 10, "records": 600, "local_steps": 300, "participations": 5, "delta": 1e-3}
 KEYS = [

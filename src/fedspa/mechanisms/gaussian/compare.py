@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy import accounting, calibrate
-from fedspa.privacy.accounting import Accountant
-from fedspa.privacy.event import GaussianEvent, Neighbours, Sampling
-from fedspa.privacy.published import published_epsilon, published_noise, smallest_certified_epsilon
+from fedspa.mechanisms.gaussian import calibrate
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.published import published_epsilon, published_noise, smallest_certified_epsilon
+from fedspa.privacy import accounting
+from fedspa.privacy.event import Accountant, Neighbours, Sampling
 
 Method = Literal["published", "published-corrected", "verified"]
 

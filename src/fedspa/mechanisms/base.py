@@ -1,0 +1,194 @@
+"""What a mechanism is, to everything outside its room: a plan, the kinds of events that it writes into ledgers, and how
+its plans are made. Nothing outside asks which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self
+
+from fedspa.privacy.event import Event, Neighbours, Sampling
+
+Clipping = Literal["coordinate", "l2"]
+ClipRule = Literal["given", "quantile", "median"]
+
+# Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
+# "norm 0" would pass any clip. A server that asks for such a clip is after that.
+SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+
+
+class Plan(Protocol):
+    """Everything that decides an agent's guarantee, in one frozen object. A plan that exists is consistent.
+
+    `noise_multiplier` is the noise on the sum of clipped gradients over `clip_norm`, the bound on one of them; `sigma`
+    is the noise on each coordinate of their mean. `compression` is the size of an upload relative to the model's.
+    """
+
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def active(self) -> int: ...
+    @property
+    def compression(self) -> float: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+    @property
+    def local_steps(self) -> int: ...
+    @property
+    def participations(self) -> int: ...
+    @property
+    def neighbours(self) -> Neighbours: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def clip(self) -> Clipping: ...
+    @property
+    def clip_value(self) -> float: ...
+    @property
+    def clip_rule(self) -> ClipRule: ...
+    @property
+    def clip_norm(self) -> float: ...
+    @property
+    def noise_multiplier(self) -> float: ...
+    @property
+    def sigma(self) -> float: ...
+
+    @property
+    def event(self) -> Event:
+        """What one participation does."""
+        ...
+
+    @property
+    def stated_event(self) -> Event | None:
+        """The event whose ε a run states: its own, or what is flagged beside it; None where no ε is known."""
+        ...
+
+    @property
+    def breach(self) -> str | None:
+        """What leaves nothing private against the server, by the plan's words alone: told without any pricing."""
+        ...
+
+    @property
+    def flaw(self) -> str | None:
+        """The same and a missing ε, in a sentence for the reader of ε; None where the plan is private."""
+        ...
+
+    @property
+    def flaw_in_short(self) -> str | None:
+        """`flaw` in a few words."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader of ε must know before believing it: sentences, `flaw` the first of them where there is one."""
+        ...
+
+    def published_epsilon(self, participations: int) -> float | None:
+        """What the theorem that was published for this mechanism says. Not a guarantee."""
+        ...
+
+    def with_clip_value(self, clip_value: float) -> Self:
+        """The same guarantee at another clip: noise scales along."""
+        ...
+
+    @property
+    def clip_growth(self) -> float:
+        """How far the clip value can plausibly move within a participation, as a factor; 1 where it stays."""
+        ...
+
+    def update_noise(self, local_lr: float, scale: float) -> float:
+        """Standard deviation of the noise in each value of Δ; `scale` is what gradients are multiplied by."""
+        ...
+
+    def update_bound(self, local_lr: float, scale: float) -> float:
+        """A value of Δ beyond this is no honest agent's."""
+        ...
+
+    def require_sendable(self, *, exact: bool) -> None:
+        """Raise a PrivacyError where the plan's numbers leave what its release can compute, whatever the records."""
+        ...
+
+    @property
+    def audited(self) -> str:
+        """The name of its audit."""
+        ...
+
+    def summary(self) -> Mapping[str, Any]:
+        """Its own keys of a run's summary."""
+        ...
+
+    def report_rows(self) -> list[tuple[str, str, str]]:
+        """Its own rows of a report's table of the plan: symbol or name, value, meaning."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlan:
+    """Local steps that nothing protects: FedAvg's. All of a plan that a round needs to know is here, and no more."""
+
+    dimension: int
+    active: int
+    sampling: Sampling
+    batch: int
+    local_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run's config asks of a mechanism. `options` are all its keys, by `section.key`: some mechanisms read more.
+
+    `records` is a public number m, the fewest that an agent holds; `neighbours` is None where the sampling decides.
+    """
+
+    dimension: int
+    active: int
+    agents: int
+    participations: int
+    sampling: Sampling
+    batch: int
+    records: int
+    local_steps: int
+    neighbours: Neighbours | None
+    delta: float
+    clip: Clipping
+    clip_value: float
+    clip_rule: ClipRule
+    epsilon: float | None
+    accountant: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """A room.
+
+    `events`: the kinds that its ledgers hold, each with what makes it from its fields.
+    `check`: raises a ValueError of one line where the keys of a config, as `section.key`, do not go together.
+    `accountant`: the name of what prices a run of such a config.
+    `calibrated`: the plan with the least noise that what is asked allows.
+    `of_event`: the plan whose participations are an event, from which it takes all that an event says.
+    `record`: the fields of a plan that a server announces beside the dimension and the steps, with their types.
+    `of_record`: the plan of all these.
+    `limits`: least and most of the numbers in `record` that no other mechanism has.
+    `options`: keys of a config that others do not read.
+    """
+
+    name: str
+    events: Mapping[str, Callable[..., Event]]
+    check: Callable[[Mapping[str, Any]], None]
+    accountant: Callable[[Mapping[str, Any]], str]
+    calibrated: Callable[[Asked], Plan]
+    of_event: Callable[[Event, Asked], Plan]
+    record: Mapping[str, type]
+    of_record: Callable[[Mapping[str, Any]], Plan]
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+
+def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:
+    """The neighbouring relation that is asked for, or the one that fits the sampling."""
+    return neighbours or ("add-remove" if sampling == "poisson" else "replace-one")

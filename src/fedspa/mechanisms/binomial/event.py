@@ -1,0 +1,100 @@
+"""What a participation in cpSGD does, in whole numbers, and how it is priced.
+
+Under replace-one: without rotation by its loss distribution (`rounded`), which composes with all others; with rotation
+by a bound on one release (`bound`), under the accountant's name `binomial`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy.event import (
+    Accountant,
+    Event,
+    Neighbours,
+    NoiseMode,
+    Sampling,
+    Step,
+    canonical,
+    check_sampled,
+    make_whole,
+    shown_mode,
+    told,
+)
+
+KIND = "binomial"
+
+
+@dataclass(frozen=True, slots=True)
+class BinomialEvent(Event):
+    """`steps` releases of cpSGD, each of a fresh batch of exactly `batch` of `records` records (docs/cpsgd.md).
+
+    The mean of `batch` clipped gradients of `dimension` coordinates, rounded at random onto 2^`bits` levels that span
+    ±the clip bound (with `rotation`: of the rotated, padded vector, ± what a rotated coordinate hardly ever passes),
+    plus Binomial(`trials`, ½) in each coordinate. `aggregated` is 1 where the adversary sees this agent's numbers;
+    where it sees only their sum over so many agents (secure aggregation), the noise of all of them counts.
+    """
+
+    batch: int
+    records: int
+    steps: int
+    dimension: int
+    bits: int
+    trials: int
+    rotation: bool
+    aggregated: int
+    noise: NoiseMode | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            make_whole(self, "batch", "records", "steps", "dimension", "bits", "trials", "aggregated")
+        except TypeError as error:
+            raise PrivacyError(f"a Binomial event takes whole numbers: {error}") from None
+        check_sampled(self)
+        if type(self.rotation) is not bool:
+            raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
+        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
+            if not 1 <= getattr(self, name) <= most:
+                raise PrivacyError(f"{name} is {told(getattr(self, name))}; it must lie between 1 and {most}")
+
+    @property
+    def sampling(self) -> Sampling:
+        return "fixed"
+
+    @property
+    def coordinates(self) -> int:
+        """How many numbers are released: d, or the power of two that a rotation pads it to."""
+        return 1 << (self.dimension - 1).bit_length() if self.rotation else self.dimension
+
+    def to_json(self) -> str:
+        return canonical(KIND, self)
+
+    def as_server_saw(self) -> Self:
+        """Without secure aggregation, which was never run."""
+        return replace(self, aggregated=1, noise=None)
+
+    def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
+        """There is no choice: the accountant that was asked for is for others."""
+        if neighbours != "replace-one":
+            raise PrivacyError(f"cpsgd has no guarantee under {neighbours}; allowed: replace-one")
+        return "binomial" if self.rotation else "pld"
+
+    @property
+    def step(self) -> Step | None:
+        from fedspa.mechanisms.binomial.rounded import rounded_step  # slow to import
+
+        return None if self.rotation else rounded_step(self)
+
+    def step_epsilon(self, delta: float) -> float:
+        from fedspa.mechanisms.binomial.bound import sampled_epsilon
+
+        return sampled_epsilon(self, delta)
+
+    def __str__(self) -> str:
+        seen = "" if self.aggregated == 1 else f", ONLY under secure aggregation of {self.aggregated} agents"
+        return (
+            f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}, {2**self.bits} levels, "
+            f"Binomial({self.trials}, 1/2) noise{shown_mode(self.noise)}{seen}"
+        )

@@ -1,0 +1,168 @@
+"""What a participation with Gaussian noise does, and how its steps are priced.
+
+The noise multiplier is the standard deviation of the noise on the *sum* of clipped gradients, in units of the bound C
+on one example's clipped gradient (√k·c for `coordinate` clipping, C for `l2`): the same number under both relations.
+Replace-one moves a sum by up to 2C: the Gaussian and fixed-size pairs are handed σ/(2C) there, whereas the Poisson
+replace pair holds both examples and takes σ/C.
+
+    | sampling | neighbours  | accountants |
+    | poisson  | add-remove  | pld, rdp    |
+    | poisson  | replace-one | pld         |
+    | fixed    | replace-one | pld, rdp    |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, get_args
+
+from fedspa.errors import PrivacyError
+from fedspa.privacy.event import (
+    Accountant,
+    Event,
+    Neighbours,
+    NoiseMode,
+    Sampling,
+    Step,
+    canonical,
+    check_sampled,
+    make_whole,
+    shown_mode,
+)
+
+if TYPE_CHECKING:
+    from fedspa.privacy.pld import DominatingPair
+
+SOUND: Mapping[tuple[Sampling, Neighbours], tuple[Accountant, ...]] = {
+    ("poisson", "add-remove"): ("pld", "rdp"),
+    ("poisson", "replace-one"): ("pld",),
+    ("fixed", "replace-one"): ("pld", "rdp"),
+}
+# A kind of its own, not one more field: ledgers of before stay as they are, and a fedspa of before refuses this one.
+KIND, CLIP_FROM_DATA = "gaussian", "gaussian-clip-from-data"
+# Steps are priced by their own noise between these; outside by a step that costs more.
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianEvent(Event):
+    """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records.
+
+    `clip_from_data`: the clip value was read off the records and not paid for (the paper's median). No ε bounds that.
+    """
+
+    sampling: Sampling
+    batch: int
+    records: int
+    steps: int
+    noise_multiplier: float
+    clip_from_data: bool = False
+    noise: NoiseMode | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            make_whole(self, "batch", "records", "steps")
+            object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))  # equal events, equal text
+        except (TypeError, ValueError, OverflowError) as error:
+            raise PrivacyError(f"an event takes whole numbers and a noise multiplier: {error}") from None
+        if self.sampling not in get_args(Sampling):
+            raise PrivacyError(f"sampling is {self.sampling!r}; allowed: {', '.join(get_args(Sampling))}")
+        check_sampled(self)
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+            raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")
+
+    def to_json(self) -> str:
+        return canonical(CLIP_FROM_DATA if self.clip_from_data else KIND, self, "clip_from_data")
+
+    def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
+        if accountant in SOUND.get((self.sampling, neighbours), ()):
+            return accountant
+        allowed = "; ".join(f"{kind} under {relation} by {' or '.join(by)}" for (kind, relation), by in SOUND.items())
+        raise PrivacyError(
+            f"{self.sampling} sampling under {neighbours} has no sound accountant {accountant!r}; allowed: {allowed}"
+        )
+
+    @property
+    def is_bounded(self) -> bool:
+        return not self.clip_from_data
+
+    @property
+    def step(self) -> SampledGaussian:
+        """A step, or one that costs no less and is within what accountants can compute."""
+        noise = min(self.noise_multiplier, _MOST_NOISE)
+        # With hardly any noise, sampling hides nothing that is worth the many cells its losses would take.
+        rate = Fraction(self.batch, self.records) if noise >= _LEAST_NOISE else Fraction(1)
+        return SampledGaussian(self.sampling, rate, noise)
+
+    def __str__(self) -> str:
+        drawn = f"{self.sampling} {self.batch}/{self.records}"
+        flaw = ", NOT PRIVATE: clip value read off the data" if self.clip_from_data else ""
+        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{shown_mode(self.noise)}{flaw}"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGaussian(Step):
+    """One release of a sampled batch, as it is priced: `noise` in the units of `GaussianEvent`."""
+
+    sampling: Sampling
+    rate: Fraction
+    noise: float
+
+    def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
+        from fedspa.privacy.fixed_size import FixedSize
+        from fedspa.privacy.poisson import Added, Removed, Replaced
+
+        rate = float(self.rate)
+        if self.sampling == "fixed":
+            return (FixedSize(rate, 2 / self.noise),)
+        if neighbours == "replace-one":
+            return (Replaced(rate, 1 / self.noise),)
+        return Removed(rate, 1 / self.noise), Added(rate, 1 / self.noise)
+
+    def gaussian_shift(self, neighbours: Neighbours) -> float | None:
+        """Without sampling (q = 1) a step is a plain Gaussian."""
+        return _width(neighbours) / self.noise if self.rate == 1 else None
+
+    def rdp(self, order: float, neighbours: Neighbours) -> float:
+        return rdp(self.sampling, self.rate, self.noise / _width(neighbours), order)
+
+
+def _width(neighbours: Neighbours) -> int:
+    """How many bounds on an example one record moves a sum by."""
+    return 1 if neighbours == "add-remove" else 2
+
+
+@lru_cache(maxsize=4096)
+def rdp(sampling: Sampling, rate: Fraction, noise: float, order: float) -> float:
+    """Rényi divergence of one step, whose noise is σ over the sensitivity under the accountant's own relation.
+
+    dp_accounting's (Mironov, Talwar, Zhang 2019 for poisson; Wang, Balle, Kasiviswanathan 2019 for fixed, at integer
+    orders).
+    """
+    import dp_accounting
+    from absl import logging
+    from dp_accounting.rdp import RdpAccountant
+
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    relation = dp_accounting.NeighboringRelation
+    if rate == 1:
+        accountant, event = RdpAccountant([order]), gaussian
+    elif sampling == "poisson":
+        accountant = RdpAccountant([order], relation.ADD_OR_REMOVE_ONE)
+        event = dp_accounting.PoissonSampledDpEvent(float(rate), gaussian)
+    else:
+        accountant = RdpAccountant([order], relation.REPLACE_ONE)
+        sample, records = rate.as_integer_ratio()
+        event = dp_accounting.SampledWithoutReplacementDpEvent(records, sample, gaussian)
+    # At small noise it drops low orders, with a warning each: harmless, as other orders bound ε too.
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        accountant.compose(event)
+    finally:
+        logging.set_verbosity(verbosity)
+    return float(accountant.rdp[0])

@@ -1,0 +1,119 @@
+"""The room of Gaussian noise, as the rest of the house knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+from fedspa.errors import PrivacyError
+from fedspa.mechanisms.base import Asked, Mechanism, relation
+from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
+from fedspa.mechanisms.gaussian.event import CLIP_FROM_DATA, KIND, GaussianEvent
+from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.published import published_noise
+from fedspa.privacy.event import Accountant, Event
+
+# What a server announces of a plan, beside what every round has.
+_RECORD: dict[str, type] = {
+    "records": int,
+    "participations": int,
+    "clip": str,
+    "clip_value": float,
+    "clip_rule": str,
+    "noise_multiplier": float,
+    "neighbours": str,
+    "delta": float,
+}
+_STEPS = ("dimension", "active", "sampling", "batch", "local_steps")
+
+
+def check(config: Mapping[str, Any]) -> None:
+    epsilon, noise = config["privacy.epsilon"], config["privacy.noise_multiplier"]
+    sampling, neighbours = config["privacy.sampling"], config["privacy.neighbours"]
+    accountant = config["privacy.accountant"]
+    if (epsilon is None) == (noise is None):
+        both = "neither" if epsilon is None else "both"
+        raise ValueError(f"privacy.epsilon and privacy.noise_multiplier: {both} given; exactly one must be")
+    if sampling == "fixed" and neighbours == "add-remove":
+        raise ValueError(
+            "privacy.neighbours is 'add-remove'; privacy.sampling 'fixed' has a sound accountant under "
+            "'replace-one' only"
+        )
+    if sampling == "poisson" and neighbours == "replace-one" and accountant == "rdp":
+        raise ValueError(
+            "privacy.accountant is 'rdp'; Poisson sampling under 'replace-one' has a sound accountant in 'pld' only"
+        )
+    if accountant == "theorem-1" and sampling != "fixed":
+        raise ValueError("privacy.accountant is 'theorem-1', which assumes privacy.sampling 'fixed'")
+
+
+def calibrated(asked: Asked) -> Plan:
+    noise = asked.options["privacy.noise_multiplier"] or _least_noise(asked)
+    return of_event(GaussianEvent(asked.sampling, asked.batch, asked.records, asked.local_steps, noise), asked)
+
+
+def of_event(event: Event, asked: Asked) -> Plan:
+    if not isinstance(event, GaussianEvent):
+        raise PrivacyError(f"the ledger holds events that are not of Gaussian noise: {event}")
+    if event.clip_from_data and asked.clip_rule != "median":
+        raise PrivacyError(
+            f"the ledger says that the clip value was read off the data, the config clip_rule = {asked.clip_rule!r}: "
+            "rely on no ε of this page"
+        )
+    return Plan(
+        dimension=asked.dimension,
+        active=asked.active,
+        clip=asked.clip,
+        clip_value=asked.clip_value,
+        sampling=event.sampling,
+        batch=event.batch,
+        records=event.records,
+        local_steps=event.steps,
+        participations=asked.participations,
+        noise_multiplier=event.noise_multiplier,
+        neighbours=relation(asked.neighbours, event.sampling),
+        delta=asked.delta,
+        clip_rule=asked.clip_rule,
+    )
+
+
+def of_record(values: Mapping[str, Any]) -> Plan:
+    return Plan(**{key: values[key] for key in (*_STEPS, *_RECORD)})
+
+
+def _least_noise(asked: Asked) -> float:
+    if asked.epsilon is None:
+        raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
+    if asked.accountant == "theorem-1":
+        return published_noise(
+            asked.epsilon,
+            asked.delta,
+            batch=asked.batch,
+            records=asked.records,
+            steps=asked.local_steps,
+            participations=asked.participations,
+        )
+    return noise_multiplier(
+        asked.epsilon,
+        asked.delta,
+        sampling=asked.sampling,
+        batch=asked.batch,
+        records=asked.records,
+        steps=asked.local_steps,
+        participations=asked.participations,
+        neighbours=relation(asked.neighbours, asked.sampling),
+        accountant=cast(Accountant, asked.accountant),
+    )
+
+
+GAUSSIAN = Mechanism(
+    name="gaussian",
+    events={KIND: GaussianEvent, CLIP_FROM_DATA: partial(GaussianEvent, clip_from_data=True)},
+    check=check,
+    accountant=lambda config: "rdp" if config["privacy.accountant"] == "rdp" else "pld",
+    calibrated=calibrated,
+    of_event=of_event,
+    record=_RECORD,
+    of_record=of_record,
+)

@@ -1,0 +1,146 @@
+"""A third mechanism (`toy`) runs through the whole house, and no file of the package is touched for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from flwr.app import ConfigRecord
+from small_runs import ledger_content, small
+from typer.testing import CliRunner
+
+import fedspa
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.policy import Policy, PolicyRefusal
+from fedspa.algorithms import ALGORITHMS, Terms
+from fedspa.audit.targets import AUDITED
+from fedspa.cli import app
+from fedspa.errors import ConfigError
+from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
+from fedspa.mechanisms import MECHANISMS, Plan, event_of
+from fedspa.privacy import accounting
+from fedspa.privacy.cap import BY_FILTER_SO_FAR, FirstPlan, total
+from fedspa.runs.config import load
+from fedspa.runs.setup import prepare
+
+PLAN = toy.LaplacePlan(650, 0.01, 10, 200, 2, 4.0, 1e-3)
+ONCE = PLAN.event.step_epsilon(1e-3)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MECHANISMS, "laplace", toy.LAPLACE)
+    monkeypatch.setitem(ALGORITHMS, "laplace", toy.ALGORITHM)
+    monkeypatch.setitem(AUDITED, "laplace", toy.AUDIT)
+
+
+def config(out: Path, **run: Any) -> dict[str, Any]:
+    return small(
+        out,
+        algorithm={"name": "laplace", "compression": 1.0, "local_steps": 1, "local_lr": 0.01},
+        privacy={"noise_multiplier": 4.0, "sampling": "fixed", "clip": "coordinate", "clip_value": 0.01},
+        run=run,
+    )
+
+
+def test_it_answers_the_protocol() -> None:
+    plan: Plan = PLAN
+    assert event_of(plan.event.to_json()) == plan.event
+
+
+def test_it_runs_is_booked_and_reported(tmp_path: Path) -> None:
+    shared = tmp_path / "shared.sqlite"
+    result = fedspa.run(config(tmp_path / "run", ledger=str(shared)))
+    summary = result.summary
+    kept = {json.dumps(entry["event"], sort_keys=True, separators=(",", ":")) for entry in ledger_content(shared)}
+    (event,) = map(event_of, kept)
+    # Four rounds of three of six agents: two participations each.
+    assert summary["epsilon"] == pytest.approx(2 * event.step_epsilon(0.0), rel=1e-6)
+    assert (summary["accountant"], summary["laplace_scale"], summary["trials"]) == ("laplace", 4.0, None)
+    assert (summary["accountant_total"] or "").startswith(("laplace (one plan)", BY_FILTER_SO_FAR))
+    assert toy.LaplacePlan.notes[0] in summary["warnings"]
+    assert not summary["private"]  # the noise was seeded
+    assert isinstance(event, toy.LaplaceEvent)
+    assert len(ledger_content(shared)) == 12
+    shown = CliRunner().invoke(
+        app, ["ledger", "show", str(shared), "--neighbours", "replace-one", "--json"], catch_exceptions=False
+    )
+    assert json.loads(shown.stdout)["agents"][0]["spent"][0]["event"]["scale"] == 4.0
+
+
+def test_its_report_is_priced_from_its_own_ledger(tmp_path: Path) -> None:
+    result = fedspa.run(config(tmp_path / "run"))
+    (result.folder / "report.html").unlink()
+    made = CliRunner().invoke(app, ["report", str(result.folder)], catch_exceptions=False)
+    assert made.exit_code == 0
+    page = (result.folder / "report.html").read_text("utf-8")
+    assert "Laplace noise over the L1 bound" in page
+    assert "do not rely" not in page
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    whole = fedspa.run(config(tmp_path / "whole"))
+    looked = iter(range(100))
+    with pytest.raises(fedspa.FedspaError):
+        fedspa.run(config(tmp_path / "parts"), stop=lambda: next(looked) == 1)
+    resumed = fedspa.run(resume=tmp_path / "parts")
+    names = ("model.safetensors", "metrics.jsonl")
+    assert all((whole.folder / name).read_bytes() == (resumed.folder / name).read_bytes() for name in names)
+
+
+def test_its_events_compose_with_others_and_keep_to_a_cap(tmp_path: Path) -> None:
+    gaussian = event_of(
+        '{"batch":10,"kind":"gaussian","noise_multiplier":4.0,"records":200,"sampling":"fixed","steps":3}'
+    )
+    apart = [accounting.epsilon({event: 2}, 5e-4, neighbours="replace-one") for event in (PLAN.event, gaussian)]
+    both = accounting.epsilon({PLAN.event: 2, gaussian: 2}, 1e-3, neighbours="replace-one")
+    assert both == pytest.approx(sum(apart), rel=1e-9)
+    filtered = total({PLAN.event: 2, gaussian: 2}, 1e-3, "replace-one", None).epsilon
+    assert filtered > accounting.epsilon({gaussian: 2}, 1e-3, neighbours="replace-one")
+    whole = total({PLAN.event: 2}, 1e-3, "replace-one", FirstPlan(PLAN.event, 2)).epsilon
+    assert whole <= accounting.epsilon({PLAN.event: 2}, 1e-3, neighbours="replace-one")
+    limits = {"min_noise_multiplier": 1.0, "max_local_steps": 1, "max_rounds": 2, "max_compression": 1.0}
+    policy = Policy(2.5 * ONCE, 1e-3, "replace-one", clippings=("coordinate",), **limits)
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        policy.admit(PLAN, ledger, "a", "run", "0")
+        with pytest.raises(PolicyRefusal, match="too-many-rounds"):
+            policy.admit(replace(PLAN, participations=3), ledger, "a", "run", "0")
+
+
+def announced(**changes: Any) -> Announcement:
+    seed = bytes(range(16))
+    terms = Terms(0, "shared", seed, 0.01, PLAN)
+    return replace(Announcement("0" * 32, 0, "laplace", "logistic", 10, "", "int", seed, "secure", terms), **changes)
+
+
+def test_its_terms_travel_and_parts_that_disagree_are_refused() -> None:
+    record = to_record(announced())
+    assert from_record(record) == announced()
+    for key, value in (("scale", 1e9), ("scale", 0.0), ("local_steps", 2), ("sampling", "poisson"), ("active", 3)):
+        with pytest.raises(TermsError, match=key):
+            from_record(ConfigRecord(dict(record) | {key: value}))
+
+
+def test_its_config_is_checked_by_its_own_room(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="laplace takes"):
+        load(config(tmp_path / "run"), ["privacy.sampling=poisson"])
+    assert isinstance(prepare(load(config(tmp_path / "run"))).plan, toy.LaplacePlan)
+    with pytest.raises(ConfigError, match=r"algorithm.name is .*'laplace'"):
+        load(config(tmp_path / "run"), ["algorithm.name=unheard-of"])
+
+
+@pytest.mark.parametrize(("plant", "code"), [((), 0), (("--plant", "noise"), 1)])
+def test_the_audit_finds_it_by_its_plan(tmp_path: Path, plant: tuple[str, ...], code: int) -> None:
+    import tomli_w
+
+    sections = config(tmp_path / "run")
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(sections))
+    flags = ["audit", "--config", str(tmp_path / "run.toml"), "--draws", "2000", "--json", *plant]
+    result = CliRunner().invoke(app, flags, catch_exceptions=False)
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["holds"]) == (code, code == 0)
+    assert {check["name"] for check in report["checks"]} == {"laplace: law", "laplace: ε"}
