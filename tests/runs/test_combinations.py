@@ -15,11 +15,11 @@ import fedspa
 from fedspa.errors import ConfigError
 from fedspa.learning.threads import torch_threads
 from fedspa.runs.books import Books
-from fedspa.runs.config import Algorithm, Config, Run, load
+from fedspa.runs.config import Config, Run, load
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
 
-NAMES = get_args(Algorithm.model_fields["name"].annotation)
+NAMES = tuple(ALGORITHMS)
 ENGINES = get_args(Run.model_fields["engine"].annotation)
 OPTIONS = [
     (key, value)
