@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_one_step_agrees_with_the_reference(
     mask = None if share is None else torch.randperm(d, generator=generator)[:k].sort().values
     bound = relative_clip * gradient_scale(module, x, y, clip or "coordinate")
     assume(bound > 1e-4)  # a net whose last layer is dead has nothing to compare
-    plan = None
+    plan: Any = plain(sampling, batch, 1)  # type: ignore[arg-type]
     if clip is not None:
         relation = "add-remove" if sampling == "poisson" else "replace-one"
         plan = Plan(d, k, clip, bound, sampling, batch, len(y), 1, 1, 0.01, relation, 1e-3)  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ def test_whole_vectors_of_channels(level: library.Level, clip: Clipping | None, 
     k = int(share * d)
     mask = torch.randperm(d, generator=generator)[:k].sort().values if k < d else None
     bound = gradient_scale(module, x, y, clip or "coordinate") / 2
-    plan = Plan(d, k, clip, bound, "fixed", 9, 9, 1, 1, 1e-3, "replace-one", 1e-3) if clip else None
+    plan = Plan(d, k, clip, bound, "fixed", 9, 9, 1, 1, 1e-3, "replace-one", 1e-3) if clip else plain("fixed", 9, 1)
     task = LocalTask(x, y, mask, 1.0, 9 * 2.0**12, plan, KEY)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
     truth = ReferenceEngine(module).train(theta, [task])[0].delta

@@ -21,6 +21,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("neither a CUDA device nor TRITON_INTERPRET=1", allow_module_level=True)
 
+from plain import plain  # noqa: E402
 from test_stacked import WORDS, nets  # noqa: E402
 from test_stacked import records as make_records  # noqa: E402
 
@@ -121,7 +122,7 @@ def make_tasks(name: str, net: nn.Module, count: int, clip: Any, active: int | N
         records = 12 + w
         x, y = (part.to(DEVICE) for part in make_records(net, records, NETS[name][0], w))
         omega = None if active is None else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).to(DEVICE)
-        plan = None
+        plan: Any = plain("poisson", 4, 3)
         if clip is not None:
             value = 0.02 if clip == "coordinate" else 0.5 + 0.1 * w
             plan = Plan(d, k, clip, value, "poisson", 4, records, 3, 1, 0.7, "add-remove", 1e-3, rule)

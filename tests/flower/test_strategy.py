@@ -504,9 +504,9 @@ def test_when_too_few_are_willing_the_run_ends(deployment, train, tmp_path):
 )
 def test_cpsgd_under_each_agents_own_policy(deployment, train, tmp_path, changes, code):
     for i in range(4):
-        (tmp_path / f"site-{i}/policy.toml").write_text(
-            POLICY.format(epsilon=8.0).replace("add-remove", "replace-one").replace("l2", "coordinate")
-        )
+        text = POLICY.format(epsilon=8.0).replace("add-remove", "replace-one").replace("l2", "coordinate")
+        # Limits are judged before anything is priced: a plan without an ε must get past them to be refused for that.
+        (tmp_path / f"site-{i}/policy.toml").write_text(text.replace("multiplier = 0.8", "multiplier = 0.001"))
     deployment.run_config |= CPSGD | changes
     if code is not None:
         with pytest.raises(FedspaError, match=code):
