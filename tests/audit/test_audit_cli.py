@@ -42,7 +42,6 @@ def test_the_table_names_what_failed():
     [
         (("--clip", "norm"), "--clip is 'norm'; allowed: coordinate, l2"),
         (("--plant", "all"), "--plant is 'all'"),
-        (("--draws", "5"), "--draws is 5"),
         (("--plant", "sensitivity", "--neighbours", "add-remove"), "replace-one"),
         (("--plant", "sampling-fixed", "--sampling", "fixed"), "no mistake"),
         (("--config", "x.toml"), "--noise-mode and --config"),
