@@ -44,7 +44,7 @@ def test_the_quickstart_gives_the_simulators_bits(tmp_path, monkeypatch):
 
     app = tmp_path / "app"
     shutil.copytree(EXAMPLES / "flower-quickstart", app)
-    changes = {"federation.rounds": 2, "run.out": str(tmp_path / "run")}
+    changes = {"federation.rounds": 2, "privacy.noise": "seeded", "run.out": str(tmp_path / "run")}
     with Deployment(tmp_path / "deployment") as deployment:
         deployment.start_simulator()
         run = deployment.submit(app, changes, "--federation-config", "num-supernodes=8 client-resources-num-cpus=1")

@@ -18,6 +18,7 @@ from small_runs import ALGORITHMS, outcome, small
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
+from fedspa.algorithms import ALGORITHMS as REGISTRY
 from fedspa.runs.config import Privacy, load
 
 Sections = dict[str, dict[str, Any]]
@@ -33,6 +34,7 @@ VALUES: dict[str, list[Any]] = {
     "data.holdout": [0.25],
     "data.alpha": [5.0],
     "model.name": ["mlp"],
+    "algorithm.name": list(REGISTRY),
     "algorithm.compression": [0.5],
     "algorithm.layer_shares": [[0.5, 1.0]],
     "algorithm.local_steps": [1],
