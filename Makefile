@@ -17,7 +17,7 @@ test: $(VENV)/.installed-dev
 TURNS ?= 20
 explore: $(VENV)/.installed-dev
 	for turn in $$(seq $(TURNS)); do \
-		env -u CI $(BIN)/python -m pytest -q -n 2 -m hypothesis $(TESTS) || exit 1; \
+		env -u CI $(BIN)/python -m pytest -q -n 2 -m 'hypothesis or long' $(TESTS) || exit 1; \
 	done
 
 lint: $(VENV)/.installed-dev

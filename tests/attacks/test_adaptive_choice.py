@@ -148,7 +148,7 @@ def test_choices_of_one_round_keep_to_the_cap(first: GaussianEvent) -> None:
     assert 0.7 < worst <= CAP.epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_drawn_choices_keep_to_the_cap(seed: int) -> None:
     """Events, shapes, cap and δ at random, two rounds of choices."""

@@ -232,7 +232,7 @@ def test_one_more_record_moves_a_step_by_no_more_than_the_bound(name: str, clip:
         bound_holds(engine, theta, x, y, clip, [1, 2, 3, 4, 7, 15, 16])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", range(5))
 def test_many_sizes_and_seeds(name: str, seed: int) -> None:

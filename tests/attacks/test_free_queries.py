@@ -127,7 +127,7 @@ def test_a_failure_that_the_server_brings_about_is_one_answer_too(tmp_path: Path
     assert entries(site) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_many_attempts_tell_is_what_one_tells(tmp_path: Path):
     """60 sites with the record and 60 without, 40 attempts each: no answer changes once it was given."""
     theta, asked = attacked_site.sure_of_the_others(), attacked_site.question(OVERFLOWING)

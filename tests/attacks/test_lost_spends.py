@@ -130,7 +130,7 @@ def test_no_damage_hides_what_was_acknowledged(killed: list[Files], tmp_path: Pa
     assert min(found.values()) > 10  # both happened: damage that matters is told, damage that does not is lived with
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_damage_hides_what_was_acknowledged_long(killed: list[Files], tmp_path: Path) -> None:
     found = attack(killed, tmp_path / "ledger.sqlite", seed=2, count=300)
     assert min(found.values()) > 100

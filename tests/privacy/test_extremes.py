@@ -120,7 +120,7 @@ def test_calibration_at_any_numbers(epsilon: float, delta: float) -> None:
     answer(lambda: noise_multiplier(epsilon, delta, **shape, neighbours="add-remove"))  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(COUNT, COUNT, COUNT, COUNT, st.one_of(NOISE, st.none()), DELTA, ANY_FLOAT)
 def test_the_whole_table_at_any_numbers(

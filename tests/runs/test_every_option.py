@@ -138,7 +138,7 @@ def test_every_row_is_another_run(tmp_path: Path) -> None:
 
 
 REPEATED = [
-    pytest.param(*row, id="-".join(map(str, row)), marks=[pytest.mark.slow] if row[0] == "run.track" else [])
+    pytest.param(*row, id="-".join(map(str, row)), marks=[pytest.mark.long] if row[0] == "run.track" else [])
     for row in ROWS
     if row[0] != "privacy.noise" or row[1] == "seeded"
 ]
@@ -151,7 +151,7 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tmp_path: Path, key: str,
     refuse_a_difference(lambda out: config(key, value, out), tmp_path, Random(f"{key}={value}"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("key", "value"), [row for row in REPEATED if not row.marks])
 def test_killed_at_more_steps(tmp_path: Path, key: str, value: Any) -> None:
     for draw in range(8):

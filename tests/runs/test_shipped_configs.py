@@ -36,7 +36,7 @@ def smaller(path: Path, out: Path) -> Config:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.slow])
+        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.long])
         for path in (QUICKSTART, *EXPERIMENTS)
     ],
 )
