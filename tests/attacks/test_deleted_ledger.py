@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import export
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import load_latest

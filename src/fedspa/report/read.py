@@ -16,7 +16,8 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedspa.agent.ledger import report as ledger_report
+from fedspa.agent.ledger.export import lines
+from fedspa.agent.ledger.verify import verify
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.binomial.plan import Adversary
@@ -221,12 +222,12 @@ def _books(folder: Path, config: Config | None, problems: list[str]) -> Books:
 
 
 def _ledger(path: Path, problems: list[str]) -> Books:
-    faults = ledger_report.verify(path)
+    faults = verify(path)
     problems.extend(f"the ledger is damaged: {fault}" for fault in faults[:3])
-    head, lines = ledger_report.lines(path)
+    head, stored = lines(path)
     entries: list[Entry] = []
     texts: set[str] = set()
-    for sequence, agent, _, message, event, reserved_at, link, digest, released_at in lines:
+    for sequence, agent, _, message, event, reserved_at, link, digest, released_at in stored:
         when = _ROUND.fullmatch(message)
         if when is None:
             problems.append("the ledger holds entries that no round of this run made")
