@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
 from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.cap import Cap
 
 TEXT = """
@@ -29,7 +29,7 @@ max_compression = 0.5
 clippings = ["l2"]
 """
 POLICY = Policy.parse(TEXT)
-PLAN = Plan(
+PLAN = GaussianPlan(
     dimension=1000,
     active=50,
     clip="l2",
@@ -114,7 +114,7 @@ def test_load(tmp_path: Path) -> None:
     assert Policy.load(path) == POLICY
 
 
-LAXER: list[tuple[Code, Policy, Plan]] = [
+LAXER: list[tuple[Code, Policy, GaussianPlan]] = [
     ("not-private", POLICY, replace(PLAN, clip_rule="median")),
     ("relation", replace(POLICY, neighbours="replace-one"), PLAN),
     ("relation", POLICY, replace(PLAN, sampling="fixed", neighbours="replace-one")),
@@ -130,7 +130,7 @@ LAXER: list[tuple[Code, Policy, Plan]] = [
 
 
 @pytest.mark.parametrize(("code", "policy", "plan"), LAXER)
-def test_a_laxer_plan_is_refused(code: Code, policy: Policy, plan: Plan) -> None:
+def test_a_laxer_plan_is_refused(code: Code, policy: Policy, plan: GaussianPlan) -> None:
     with pytest.raises(PolicyRefusal) as caught:
         policy.check(plan)
     assert caught.value.code == code

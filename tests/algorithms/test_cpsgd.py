@@ -18,7 +18,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.binomial.plan import BinomialPlan
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
 
@@ -163,7 +163,7 @@ def test_values_stay_within_the_bound_that_the_server_enforces() -> None:
 def test_too_few_records_and_other_plans_are_refused() -> None:
     with pytest.raises(PrivacyError, match="records"):
         sent(replace(TERMS, steps=replace(PLAN, records=13)), agent())
-    gaussian = Plan(DIMENSION, DIMENSION, "l2", 1.0, "fixed", 5, RECORDS, 1, 1, 1.0, "replace-one", 1e-3)
+    gaussian = GaussianPlan(DIMENSION, DIMENSION, "l2", 1.0, "fixed", 5, RECORDS, 1, 1, 1.0, "replace-one", 1e-3)
     with pytest.raises(PrivacyError, match="no plan of cpsgd"):
         sent(replace(TERMS, steps=gaussian), agent())
     with pytest.raises(PrivacyError, match="does not add"):

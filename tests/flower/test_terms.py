@@ -28,9 +28,9 @@ from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.mechanism import BINOMIAL
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
-PLAN = Plan(
+PLAN = GaussianPlan(
     dimension=650,
     active=130,
     clip="l2",

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, Plan
+from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, GaussianPlan
 
-PLAN = Plan(
+PLAN = GaussianPlan(
     dimension=1000,
     active=50,
     clip="coordinate",

@@ -21,7 +21,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.accounting import epsilon
 from fedspa.report import render, write
 from fedspa.report.promise import promise
@@ -164,7 +164,7 @@ def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
     run = read(tmp_path / "run")
     held = promise(run)
     assert held is not None
-    assert isinstance(planned, Plan)
+    assert isinstance(planned, GaussianPlan)
     assert planned.active == 64 + 10
     assert held.plan == planned
     assert run.problems == []

@@ -10,7 +10,7 @@ from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism, relation
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import CLIP_FROM_DATA, KIND, GaussianEvent
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.mechanisms.gaussian.published import published_noise
 from fedspa.privacy.event import Accountant, Event
 
@@ -48,12 +48,12 @@ def check(config: Mapping[str, Any]) -> None:
         raise ValueError("privacy.accountant is 'theorem-1', which assumes privacy.sampling 'fixed'")
 
 
-def calibrated(asked: Asked) -> Plan:
+def calibrated(asked: Asked) -> GaussianPlan:
     noise = asked.options["privacy.noise_multiplier"] or _least_noise(asked)
     return of_event(GaussianEvent(asked.sampling, asked.batch, asked.records, asked.local_steps, noise), asked)
 
 
-def of_event(event: Event, asked: Asked) -> Plan:
+def of_event(event: Event, asked: Asked) -> GaussianPlan:
     if not isinstance(event, GaussianEvent):
         raise PrivacyError(f"the ledger holds events that are not of Gaussian noise: {event}")
     if event.clip_from_data and asked.clip_rule != "median":
@@ -61,7 +61,7 @@ def of_event(event: Event, asked: Asked) -> Plan:
             f"the ledger says that the clip value was read off the data, the config clip_rule = {asked.clip_rule!r}: "
             "rely on no ε of this page"
         )
-    return Plan(
+    return GaussianPlan(
         dimension=asked.dimension,
         active=asked.active,
         clip=asked.clip,
@@ -78,8 +78,8 @@ def of_event(event: Event, asked: Asked) -> Plan:
     )
 
 
-def of_record(values: Mapping[str, Any]) -> Plan:
-    return Plan(**{key: values[key] for key in (*_STEPS, *_RECORD)})
+def of_record(values: Mapping[str, Any]) -> GaussianPlan:
+    return GaussianPlan(**{key: values[key] for key in (*_STEPS, *_RECORD)})
 
 
 def _least_noise(asked: Asked) -> float:

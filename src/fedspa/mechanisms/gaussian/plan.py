@@ -40,7 +40,7 @@ CLIP_OFF_DATA = "a clip value read off the data"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GaussianPlan:
     """The terms of every agent. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`.
 
     `records` is a public number m, the fewest that an agent holds. It sets the sampling rate q = B/m, which must not
@@ -174,7 +174,7 @@ class Plan:
         """By the paper's Theorem 1, its range ignored as the paper does."""
         return published_epsilon(self.event, participations, self.delta).epsilon
 
-    def with_clip_value(self, clip_value: float) -> Plan:
+    def with_clip_value(self, clip_value: float) -> GaussianPlan:
         return replace(self, clip_value=clip_value)
 
     @property
