@@ -71,8 +71,8 @@ def show(
 
 def _warnings(summary: LedgerSummary, run: Privacy | None) -> list[str]:
     """What must be said beside the ε of this ledger."""
+    from fedspa.mechanisms.gaussian.plan import CLIP_READ
     from fedspa.privacy.event import seeded_words
-    from fedspa.runs.statement import CLIP_FROM_DATA
 
     found = []
     if (words := seeded_words(summary.noise)) is not None:
@@ -84,7 +84,7 @@ def _warnings(summary: LedgerSummary, run: Privacy | None) -> list[str]:
         found.append(f"where the noise of {unrecorded} participations came from was not recorded; {told}")
     # Entries of before a ledger could say so itself; its newer ones have no finite ε.
     if run is not None and run.clip_rule == "median" and math.isfinite(summary.epsilon_least):
-        found.append(f"NOT PRIVATE: {CLIP_FROM_DATA}")
+        found.append(f"NOT PRIVATE: {CLIP_READ.why}")
     return [*found, *map(str, summary.losses)]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedspa.algorithms import ALGORITHMS
+from fedspa.mechanisms import MECHANISMS
 from fedspa.paper import cells, rows
 from fedspa.paper.rows import SETTINGS, Row, TableSpec
 from fedspa.paper.sweep import Outcome, Planned
@@ -104,7 +106,7 @@ def epsilon_lines(table: Mapping[str, Any]) -> list[list[str]]:
 
 def cost_lines(table: Mapping[str, Any]) -> list[list[str]]:
     """What an agent uploads in the whole run: printed, by the paper's formula, and as payloads that were sent."""
-    dense = next((_sent(row) for row in table["rows"] if row["algorithm"] == "fedavg"), None)
+    dense = next((_sent(row) for row in table["rows"] if not ALGORITHMS[row["algorithm"]].private), None)
     lines = []
     for row in table["rows"]:
         sent = _sent(row)
@@ -133,7 +135,7 @@ def run_lines(table: Mapping[str, Any]) -> list[list[str]]:
         for setting in SETTINGS:
             if (cell := row.get(setting)) is None:
                 continue
-            noise = "none" if row["algorithm"] == "fedavg" else NOISE[setting]
+            noise = NOISE[setting] if ALGORITHMS[row["algorithm"]].private else "none"
             name = [*_name(row), noise, _printed_accuracy(row)]
             accuracies = [text.replace(" ", "") for text in _accuracies(cell)]
             lines.append([*name, *accuracies, _epsilon(cell, "epsilon_published"), _epsilon(cell, "epsilon")])
@@ -165,17 +167,9 @@ def notes(table: Mapping[str, Any]) -> list[str]:
             "sound*, or tuned: the best settings known here, another model included; those and their choice are in the "
             "configs. The bandwidth is that of the paper's model."
         )
-    if any("published" in row and row["algorithm"] in ("fedspa", "dp-fed") for row in table["rows"]):
-        lines.append(
-            "Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold there. "
-            "Its verified ε is what it would be were the clip value given."
-        )
-    if any(row["algorithm"] == "cpsgd" for row in table["rows"]):
-        lines.append(
-            "cpSGD at the published noise: ε holds only where secure aggregation hides each update from the server; "
-            "none where no accountant knows one. Its published ε has the sensitivities as printed."
-        )
-    return lines
+    published = [ALGORITHMS[row["algorithm"]].mechanism for row in table["rows"] if "published" in row]
+    told = [mechanism.published_note for mechanism in MECHANISMS.values() if mechanism in published]
+    return [*lines, *filter(None, told)]
 
 
 def _seeds(table: Mapping[str, Any]) -> str:

@@ -21,11 +21,11 @@ from fedspa.agent.ledger.verify import verify
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.binomial.plan import Adversary
-from fedspa.mechanisms.gaussian.plan import CLIP_OFF_DATA
 from fedspa.privacy.event import Event, Neighbours
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.statement import caveats
 
 _LARGEST = 1e30  # beyond any loss, count or ε that a run can write
 _ROUND = re.compile(r"round-(\d{1,9})(?:-attempt-\d+)?")
@@ -158,8 +158,7 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
         found.setdefault("adversary", "local")  # older summaries know of no other
         found.setdefault("accountant_total", None)
         if "not_private_because" not in found:  # the first edition called seeded noise private
-            clip = found.get("private") is False and found["adversary"] == "local" and found.get("epsilon") is not None
-            reasons = [CLIP_OFF_DATA] * clip + [SEEDED] * (found.get("noise") == "seeded")
+            reasons = [caveat.short for caveat in caveats(found)] + [SEEDED] * (found.get("noise") == "seeded")
             found["not_private_because"] = " and ".join(reasons) or None
             found["private"] = found.get("private") and not reasons
     if not isinstance(found, dict) or not _is_summary(found):

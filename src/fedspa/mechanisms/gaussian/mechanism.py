@@ -10,7 +10,7 @@ from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism, relation
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import CLIP_FROM_DATA, KIND, GaussianEvent
-from fedspa.mechanisms.gaussian.plan import GaussianPlan
+from fedspa.mechanisms.gaussian.plan import CLIP_READ, GaussianPlan
 from fedspa.mechanisms.gaussian.published import published_noise
 from fedspa.privacy.event import Accountant, Event
 
@@ -46,6 +46,12 @@ def check(config: Mapping[str, Any]) -> None:
         )
     if accountant == "theorem-1" and sampling != "fixed":
         raise ValueError("privacy.accountant is 'theorem-1', which assumes privacy.sampling 'fixed'")
+
+
+def notes(config: Mapping[str, Any]) -> list[str]:
+    if config["privacy.accountant"] != "theorem-1":
+        return []
+    return ["the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"]
 
 
 def calibrated(asked: Asked) -> GaussianPlan:
@@ -116,4 +122,8 @@ GAUSSIAN = Mechanism(
     of_event=of_event,
     record=_RECORD,
     of_record=of_record,
+    caveats=(CLIP_READ,),
+    notes=notes,
+    published_note="Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold "
+    "there. Its verified ε is what it would be were the clip value given.",
 )
