@@ -10,7 +10,7 @@ from typing import Any
 from fedspa.algorithms import ALGORITHMS
 from fedspa.mechanisms import MECHANISMS
 from fedspa.paper import cells, rows
-from fedspa.paper.rows import SETTINGS, Row, TableSpec
+from fedspa.paper.rows import TRIAL_KINDS, Row, TableSpec
 from fedspa.paper.sweep import Outcome, Planned
 from fedspa.runs.statement import shown
 
@@ -21,7 +21,7 @@ def plan(
     """Cell → its runs, one per seed. Rows change slowest, so that a table that is cut off has whole rows."""
     planned: dict[str, list[Planned]] = {}
     for row in chosen:
-        for setting in SETTINGS:
+        for setting in TRIAL_KINDS:
             if (trial := row.trial(setting)) is None:
                 continue
             small = [] if not quick else spec.quick if trial.quick is None else trial.quick
@@ -45,7 +45,7 @@ def assemble(
     body = []
     for row in chosen:
         found: dict[str, Any] = {}
-        for setting in SETTINGS:
+        for setting in TRIAL_KINDS:
             if (runs := planned.get(f"{row.key}-{setting}")) is not None:
                 ended = [outcomes[run.name] for run in runs if run.name in outcomes]
                 found[setting] = cells.cell(runs[0].config, ended, len(runs))
@@ -88,7 +88,7 @@ def accuracy_lines(table: Mapping[str, Any]) -> list[list[str]]:
     """Printed, ours at the published noise, ours under a sound guarantee, ours with the best settings: side by side."""
     lines = []
     for row in table["rows"]:
-        ours = [text for setting in SETTINGS for text in _accuracies(row.get(setting))]
+        ours = [text for setting in TRIAL_KINDS for text in _accuracies(row.get(setting))]
         lines.append([*_name(row), _printed_accuracy(row), *ours])
     return lines
 
@@ -132,7 +132,7 @@ def run_lines(table: Mapping[str, Any]) -> list[list[str]]:
     """One line per cell: what fits on a screen."""
     lines = []
     for row in table["rows"]:
-        for setting in SETTINGS:
+        for setting in TRIAL_KINDS:
             if (cell := row.get(setting)) is None:
                 continue
             noise = NOISE[setting] if ALGORITHMS[row["algorithm"]].private else "none"
@@ -151,13 +151,13 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         f"best: over rounds, on the held-out records, as the paper reports; last: after the last round; "
         f"{_seeds(table)}. ε is the largest over agents."
     )
-    if any(row.get(setting, {}).get("noise") == "seeded" for row in table["rows"] for setting in SETTINGS):
+    if any(row.get(setting, {}).get("noise") == "seeded" for row in table["rows"] for setting in TRIAL_KINDS):
         lines.append(
             "Every ε here is a simulation's. THE NOISE WAS SEEDED, so that the runs can be repeated to the bit, and "
             "nothing in them is private; each ε would hold with secure noise."
         )
     for row in table["rows"]:
-        for setting in SETTINGS:
+        for setting in TRIAL_KINDS:
             cell = row.get(setting)
             if cell is not None and cell["reason"]:
                 name = f"{rows.LABELS[row['algorithm']]}, p = {row['compression']:g}, {setting}"
@@ -173,7 +173,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
 
 
 def _seeds(table: Mapping[str, Any]) -> str:
-    counts = sorted({row[setting]["seeds"] for row in table["rows"] for setting in SETTINGS if setting in row})
+    counts = sorted({row[setting]["seeds"] for row in table["rows"] for setting in TRIAL_KINDS if setting in row})
     if counts == [1]:
         return "one seed"
     return f"{' or '.join(map(str, counts))} seeds; ± is their standard deviation"
@@ -213,7 +213,7 @@ def _accuracies(cell: Mapping[str, Any] | None) -> list[str]:
         return [cell["status"], "–"]
     if "accuracy_best" not in cell:
         return ["…", "…"]
-    return [cells.shown(cell["accuracy_best"]), cells.shown(cell["accuracy_last"])]
+    return [cells.shown_spread(cell["accuracy_best"]), cells.shown_spread(cell["accuracy_last"])]
 
 
 def _epsilon(cell: Mapping[str, Any] | None, key: str) -> str:

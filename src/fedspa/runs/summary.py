@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedspa.runs.books import Total
+from fedspa.runs.books import LedgerTotal
 from fedspa.runs.guarantee import Guarantee, not_private_because, promised
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job, Simulated
@@ -43,7 +43,7 @@ def summarise(
     guarantee: Guarantee | None,
     seconds: float,
     accuracy_by_class: Sequence[float | None],
-    total: Total | None = None,
+    total: LedgerTotal | None = None,
 ) -> dict[str, Any]:
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 
