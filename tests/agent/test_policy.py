@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_plans import GAUSSIAN_PLAN
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
@@ -29,19 +30,15 @@ max_compression = 0.5
 clippings = ["l2"]
 """
 POLICY = Policy.parse(TEXT)
-PLAN = GaussianPlan(
-    dimension=1000,
-    active=50,
+PLAN = replace(
+    GAUSSIAN_PLAN,
     clip="l2",
     clip_value=1.0,
-    sampling="poisson",
     batch=50,
     records=500,
     local_steps=50,
     participations=20,
     noise_multiplier=8.20,
-    neighbours="add-remove",
-    delta=1e-3,
 )
 
 

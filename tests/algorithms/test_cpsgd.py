@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sample_plans import BINOMIAL_PLAN
 from torch import Tensor, nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms, cpsgd
@@ -17,7 +18,6 @@ from fedspa.errors import ConfigError, PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
-from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
@@ -25,20 +25,8 @@ from fedspa.wire.payload import Update
 CPSGD = ALGORITHMS["cpsgd"]
 RECORDS, INPUTS, CLASSES = 12, 6, 3
 DIMENSION = INPUTS * CLASSES + CLASSES
-PLAN = BinomialPlan(
-    dimension=DIMENSION,
-    clip="coordinate",
-    clip_value=0.2,
-    bits=8,
-    trials=4,
-    rotation=False,
-    adversary="local",
-    agents=3,
-    batch=RECORDS,
-    records=RECORDS,
-    participations=2,
-    delta=1e-3,
-)
+SIZES = {"dimension": DIMENSION, "clip_value": 0.2, "batch": RECORDS, "records": RECORDS}
+PLAN = replace(BINOMIAL_PLAN, **SIZES, bits=8, trials=4, agents=3, participations=2)
 TERMS = Terms(
     round=1,
     mask="shared",
