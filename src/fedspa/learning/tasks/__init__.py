@@ -3,6 +3,7 @@
 from fedspa.learning.tasks.base import Task
 from fedspa.learning.tasks.classification import Classification
 from fedspa.learning.tasks.own import Own
+from fedspa.learning.tasks.person import PerPerson
 from fedspa.learning.tasks.regression import Regression
 
-__all__ = ["Classification", "Own", "Regression", "Task"]
+__all__ = ["Classification", "Own", "PerPerson", "Regression", "Task"]
