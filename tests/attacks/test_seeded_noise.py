@@ -145,7 +145,7 @@ def test_a_budget_that_is_refused_says_so_beside_its_epsilon(tmp_path: Path) -> 
         ledger.reserve("a", seeded, "run", "0")
         with pytest.raises(fedspa.FedspaError, match="THE NOISE OF 1 OF 2 PARTICIPATIONS WAS SEEDED"):
             ledger.reserve("a", replace(EVENT, noise="secure"), "run", "1", cap=cap)
-        with pytest.raises(fedspa.FedspaError, match="rdp filter|pld") as refused:
+        with pytest.raises(fedspa.FedspaError, match=r"rdp filter|pld") as refused:
             ledger.reserve("b", replace(EVENT, noise="secure"), "run", "1", cap=cap)
         assert "SEEDED" not in str(refused.value)
     policy = tmp_path / "policy.toml"
