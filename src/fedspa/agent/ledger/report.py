@@ -51,10 +51,10 @@ class RunSummary:
 class AgentSummary:
     """What one agent spent over all runs. The last two are None without a cap.
 
-    `epsilon` is the smallest cap that would have admitted all of it, `accountant` what shows that (`cap.total`).
-    `noise` counts its participations by where the noise came from: ε is of `secure` and `exact` noise alone a
-    guarantee. `epsilon_left` is the cap less ε; as ε grows more slowly than in proportion, `participations_left` (of
-    `last_event`) is the number to plan with.
+    `epsilon` is that of a cap which would have admitted all of it, `accountant` what shows that (`cap.total`). `noise`
+    counts its participations by where the noise came from: ε is a guarantee only where all of it was `secure` or
+    `exact`. `epsilon_left` is the cap less ε. As ε grows more slowly than in proportion, plan with
+    `participations_left` (of `last_event`) instead.
     """
 
     agent: str
