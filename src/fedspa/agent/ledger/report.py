@@ -98,10 +98,10 @@ def summary(
     agent: str | None = None,
     most: int | None = None,
 ) -> LedgerSummary:
-    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more of the last fit.
+    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more like the last fit.
 
-    Of one `agent`, of the `most` that spent most, or of all, by name. Each distinct total is priced once, however many
-    agents have it.
+    It tells of one `agent`, of the `most` that spent most, or of all, by name. Each distinct total is priced once,
+    however many agents have it.
     """
     with _reading(path) as (path, connection):
         prices = _Prices(path, connection, delta, neighbours, cap)
