@@ -89,7 +89,7 @@ def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bo
 
 
 def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
-    """What all `events` cost: an ε at which a cap `admits` them, the smallest or slightly above; infinite if none."""
+    """What all `events` cost: an ε at which a cap `admits` them, not always the smallest; infinite if none."""
     from fedspa.privacy import filter  # slow to import
 
     _check_relation(events, neighbours)
