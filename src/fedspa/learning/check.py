@@ -33,7 +33,7 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
     # With what is known already out of the way, the rest can be found as well.
     rest, _ = fix(module)
     for problem in layer_problems(rest):
-        rest.get_submodule(problem.layer).training = False
+        rest.get_submodule(problem.layer or "").training = False
     if any(layer_problems(rest)):
         return problems
     x = _tree(example)

@@ -17,19 +17,19 @@ from fedspa.learning.flat import copied
 from fedspa.learning.sound import Problem
 from fedspa.learning.traces.watch import Call, first_difference, watched
 
-_TOGETHER = 4
+_TOGETHER, _PLACE = 4, 1  # in the midst: some modules mix only with those before, or after
 
 
 def mixing(module: nn.Module, examples: list[Examples]) -> list[Problem]:
     """A warning where it does not, in the modes that its layers are in or in eval mode. Dropout is left out, since it
     draws other numbers for a batch; a module that still draws is compared in eval mode only."""
-    inputs = [example.x for example in examples[:_TOGETHER]]
+    alone, batch = examples[_PLACE].x, joined([example.x for example in examples[:_TOGETHER]])
     try:
         # In double precision, where rounding cannot be mistaken for mixing.
-        where = _mixing_layer(copied(module).double(), in_float64(inputs[0]), in_float64(joined(inputs)), 1e-7)
+        where = _mixing_layer(copied(module).double(), in_float64(alone), in_float64(batch), 1e-7)
     except Exception:  # some modules are made for one precision only
         try:
-            where = _mixing_layer(copied(module), inputs[0], joined(inputs), 1e-3)
+            where = _mixing_layer(copied(module), alone, batch, 1e-3)
         except Exception:  # only a task of the user's own knows how to call it
             return []
     if where is None:
@@ -67,10 +67,10 @@ def _pass(module: nn.Module, x: Tree, calls: list[Call]) -> tuple[list[Call], bo
 
 
 def _same_row(alone: Tensor, together: Tensor, tolerance: float) -> bool | None:
-    """Whether the first example's row is the same; None where examples are not the first dimension of both."""
+    """Whether the example's row is the same; None where examples are not the first dimension of both."""
     if alone.ndim == 0 or alone.shape[1:] != together.shape[1:] or len(alone) not in (1, len(together)):
         return None
-    row = together if len(alone) == len(together) else together[:1]
+    row = together if len(alone) == len(together) else together[_PLACE : _PLACE + 1]
     if not alone.is_floating_point():
         return torch.equal(alone, row)
     scale = float(alone.abs().nan_to_num(0, 0, 0).max()) if alone.numel() else 0.0

@@ -27,11 +27,11 @@ _FIX = "`module = fedspa.fix(module)[0]`"
 class Problem:
     """One thing that is wrong with a module.
 
-    `layer` is its name in `module.named_modules()`, "" for the module itself. `unsound` problems are refused. The
-    others are warnings: the guarantee holds, but the model trains otherwise than it evaluates.
+    `layer` is its name in `module.named_modules()`, "" for the module itself, None for the task. `unsound` problems are
+    refused. The others are warnings: the guarantee holds, but the model trains otherwise than it evaluates.
     """
 
-    layer: str
+    layer: str | None
     kind: str
     why: str
     mend: str
@@ -39,6 +39,7 @@ class Problem:
 
     def __str__(self) -> str:
         where = f"the module's layer '{self.layer}'" if self.layer else "the module itself"
+        where = "the task" if self.layer is None else where
         return f"{where} ({self.kind}) {self.why}; {self.mend}"
 
 

@@ -6,6 +6,7 @@ example must fail here, by name: once records are private, an example whose grad
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from fedspa.learning.sound import Problem
 from fedspa.learning.tasks import Task
 from fedspa.learning.threads import one_example_a_time
 from fedspa.learning.traces.outside import Outside
-from fedspa.learning.traces.state import State, Where, changed, same_bits, within
+from fedspa.learning.traces.state import State, Where, changed, of_task, same_bits, within
 from fedspa.learning.traces.watch import first_difference, foreign_generators, watched
 
 _SEED = 20
@@ -78,26 +79,26 @@ class _Trying:
 
     def __init__(self, module: nn.Module, task: Task | None) -> None:
         self._module, self._task = module, task
-        self.outside = Outside(module)
+        self.outside = Outside(module, task)
         self.draws = False
-        self._found: dict[tuple[str, str], Problem] = {}
+        self._found: dict[tuple[str | None, str], Problem] = {}
 
     def problems(self, examples: list[Examples]) -> list[Problem]:
         try:
             asked = self._first_taken(examples[0], examples[-1])
             # The second copy sees the others before the one that is asked for: what the first example of all leaves
             # behind shows only there.
-            copies = self._copy(), self._copy()
-            theta = FlatModel(copies[0]).flatten()
+            models = self._fresh(), self._fresh()
         except Exception as error:  # the user's forward may raise anything
             why = f"has no gradient for an example made like {layout(examples[-1].x)} ({_said(error)})"
             self._add("", why, "it must take such examples and give what the loss can be made of")
             return list(self._found.values())
         others = [example for example in examples if example is not asked]
+        theta = models[0].flatten()
         # At a second θ too: where weights start at zero, what lies behind them does not show in a gradient.
         moved = theta + 0.05 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(1)).to(theta)
         for at, between in ((theta, others), (moved, others[:2])):
-            if self._differs(copies, at, asked, between) and not self._found:
+            if self._differs(models, at, asked, between) and not self._found:
                 self._locate(at, asked, between)
         return list(self._found.values())
 
@@ -105,48 +106,59 @@ class _Trying:
         """The first that has a gradient; what was made up need not have one, as where a special token is missing."""
         for example in examples:
             try:
-                copy = self._copy()
-                self._gradient(copy, FlatModel(copy).flatten(), example)
+                model = self._fresh()
+                theta = model.flatten()
+                self._gradient(model, theta, example)
+                if self.draws:
+                    self._refuse_drawing_backward(model, theta, example)
                 return example
             except Exception as error:
                 failed = error
         raise failed
 
+    def _refuse_drawing_backward(self, model: FlatModel, theta: Tensor, example: Examples) -> None:
+        """An example's seed is for its forward pass."""
+        both = torch.get_rng_state()
+        torch.default_generator.manual_seed(_SEED)
+        model.mean_loss(theta.clone().requires_grad_(), *example)
+        if not torch.equal(both, torch.get_rng_state()):
+            self._add("", "draws random numbers in its backward pass", "draw them in the forward pass and keep them")
+
     def _differs(
-        self, copies: tuple[nn.Module, nn.Module], theta: Tensor, asked: Examples, others: list[Examples]
+        self, models: tuple[FlatModel, FlatModel], theta: Tensor, asked: Examples, others: list[Examples]
     ) -> bool:
         """Whether the gradient does, or what lies in the module after it."""
         self.outside.restore()
-        first, held = self._asked(copies[0], theta, asked)
+        first, held = self._asked(models[0], theta, asked)
         differs = False
-        for number, copy in enumerate(copies):
+        for number, model in enumerate(models):
             if number:  # two examples are enough to come before it
                 self.outside.restore()
             for other in others[-1:-3:-1] if number else others:
                 with suppress(Exception):  # what it raises for a strange example costs that one its gradient
-                    self._gradient(copy, theta, other)
-                again, now = self._asked(copy, theta, asked)
+                    self._gradient(model, theta, other)
+                again, now = self._asked(model, theta, asked)
                 places = changed(held, now)
                 for place in places:
                     self._add_kept(place)
                 differs |= bool(places) or first is None or again is None or not same_bits(first, again)
         return differs
 
-    def _asked(self, copy: nn.Module, theta: Tensor, asked: Examples) -> tuple[Tensor | None, State]:
+    def _asked(self, model: FlatModel, theta: Tensor, asked: Examples) -> tuple[Tensor | None, State]:
         gradient: Tensor | None = None
         with suppress(Exception):
-            gradient = self._gradient(copy, theta, asked)
-        return gradient, {**within(copy), **self.outside.state()}
+            gradient = self._gradient(model, theta, asked)
+        return gradient, {**within(model.module), **of_task(model.task), **self.outside.state()}
 
-    def _gradient(self, copy: nn.Module, theta: Tensor, example: Examples) -> Tensor:
+    def _gradient(self, model: FlatModel, theta: Tensor, example: Examples) -> Tensor:
         """With the same randomness for each: torch's own is then no state."""
         torch.default_generator.manual_seed(_SEED)
         seeded, foreign, given = torch.get_rng_state(), foreign_generators(), theta.clone()
         x, y = (mapped(lambda leaf: leaf.detach().clone(), tree) for tree in example)
-        gradient = FlatModel(copy, self._task).gradient(given, x, y)
+        gradient = model.gradient(given, x, y)
         self.draws |= not torch.equal(seeded, torch.get_rng_state())
         if not same_bits(given, theta):
-            self._add_kept(_parameter(copy, given != theta))
+            self._add_kept(_parameter(model.module, given != theta))
         for which in (name for name, state in foreign_generators().items() if state != foreign[name]):
             self._add_drawing(which, theta, example)
         return gradient
@@ -155,32 +167,33 @@ class _Trying:
         self._add(place[0], f"keeps something of one example for the next, in '{place[1]}'", _KEEP_NOTHING)
 
     def _add_drawing(self, which: str, theta: Tensor, example: Examples) -> None:
-        copy = self._copy()
-        with watched(copy) as calls, suppress(Exception):
-            FlatModel(copy, self._task).gradient(theta.clone(), *example)
+        model = self._fresh()
+        with watched(model.module) as calls, suppress(Exception):
+            model.gradient(theta.clone(), *example)
         layer = next((call.layer for call in calls if which in call.drew), "")
         self._add(layer, f"draws from {which}, whose numbers all examples share", _DRAW_FROM_TORCH)
 
     def _locate(self, theta: Tensor, asked: Examples, others: list[Examples]) -> None:
         """The layer that gives the same example something else the second time."""
         self.outside.restore()
-        copy, passes = self._copy(), []
-        with watched(copy) as calls:
+        model, passes = self._fresh(), []
+        with watched(model.module) as calls:
             for example in (asked, *others, asked):
                 calls.clear()
                 with suppress(Exception):
-                    self._gradient(copy, theta, example)
+                    self._gradient(model, theta, example)
                 passes.append(list(calls))
         why = "gives an example another gradient once others were seen, or each time that it is asked"
         mend = f"it must keep nothing of an example, and {_DRAW_FROM_TORCH}"
         self._add(first_difference(passes[0], passes[-1], same_bits), why, mend)
 
-    def _add(self, layer: str, why: str, mend: str) -> None:
-        kind = type(self._module.get_submodule(layer)).__name__
+    def _add(self, layer: str | None, why: str, mend: str) -> None:
+        kind = type(self._task if layer is None else self._module.get_submodule(layer)).__name__
         self._found.setdefault((layer, why.partition("'")[0]), Problem(layer, kind, why, mend))
 
-    def _copy(self) -> nn.Module:
-        return copied(self._module).to("cpu")
+    def _fresh(self) -> FlatModel:
+        """Copies of the module and of the task."""
+        return FlatModel(copied(self._module).to("cpu"), copy.deepcopy(self._task))
 
 
 def _parameter(module: nn.Module, where: Tensor) -> Where:

@@ -22,10 +22,10 @@ from fedspa.learning.traces.state import ABSENT, BOXES, GENERATORS, PLAIN, State
 
 
 class Outside:
-    """The variables outside of a module, and what lay there when this was made."""
+    """The variables outside of a module and its task, and what lay there when this was made."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._places = [place for place in _reach(module) if _is_data(place.get())]
+    def __init__(self, module: nn.Module, task: object) -> None:
+        self._places = [place for place in _reach(module, task) if _is_data(place.get())]
         self._before = [_copied(place.get()) for place in self._places]
 
     def state(self) -> State:
@@ -115,18 +115,19 @@ def _is_data(value: object) -> bool:
     return isinstance(value, BOXES) and all(_is_data(part) for part in value)
 
 
-def _reach(module: nn.Module) -> Iterator[_Place]:
+def _reach(module: nn.Module, task: object) -> Iterator[_Place]:
     seen: set[object] = set()
-    for name, layer in module.named_modules():
-        for kind in type(layer).__mro__:
+    things: list[tuple[str | None, object]] = [*module.named_modules(), (None, task)]
+    for name, thing in things:
+        for kind in type(thing).__mro__:
             if not _of_torch(kind):
                 yield from _of_class(kind, name, seen)
-        for value in vars(layer).values():
+        for value in getattr(thing, "__dict__", {}).values():
             for function in _functions(value):
                 yield from _of_function(function, name, seen)
 
 
-def _of_class(kind: type, layer: str, seen: set[object]) -> Iterator[_Place]:
+def _of_class(kind: type, layer: str | None, seen: set[object]) -> Iterator[_Place]:
     if kind in seen:
         return
     seen.add(kind)
@@ -154,7 +155,7 @@ def _functions(value: object) -> Iterator[FunctionType]:
             yield from _functions(part)
 
 
-def _of_function(function: FunctionType, layer: str, seen: set[object]) -> Iterator[_Place]:
+def _of_function(function: FunctionType, layer: str | None, seen: set[object]) -> Iterator[_Place]:
     """Its variables that outlive a call, and those of the functions of its own file that it names."""
     if function in seen or _of_torch(function):
         return

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-Where: TypeAlias = tuple[str, str]  # a layer's name, and what of it
+Where: TypeAlias = tuple[str | None, str]  # a layer's name, None for the task, and what of it
 State: TypeAlias = dict[Where, object]
 
 ABSENT = object()
@@ -33,6 +33,14 @@ def within(module: nn.Module) -> State:
                     gather(tensor, (name, own), state, known)
             elif key != "_modules":
                 gather(value, (name, key), state, known)
+    return state
+
+
+def of_task(task: object) -> State:
+    """All values that a task holds."""
+    state: State = {}
+    for key, value in vars(task).items():
+        gather(value, (None, key), state, set())
     return state
 
 
@@ -75,7 +83,7 @@ def drawn(generator: object) -> object:
 
 def changed(before: State, after: State) -> list[Where]:
     """Where the two differ, one place per layer."""
-    found: dict[str, Where] = {}
+    found: dict[str | None, Where] = {}
     for where in {**before, **after}:
         if where[0] not in found and not _equal(before.get(where, ABSENT), after.get(where, ABSENT)):
             found[where[0]] = where
