@@ -106,7 +106,8 @@ def plain_sgd(module: nn.Module, tasks: list[LocalTask]) -> None:
         batches = draw_batches(task)
         for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist()):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(module(task.x[index]), task.y[index]).backward()
+            x, y = task.tensors
+            nn.functional.cross_entropy(module(x[index]), y[index]).backward()
             optimizer.step()
 
 

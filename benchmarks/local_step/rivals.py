@@ -31,7 +31,8 @@ def rival(name: str, case: Case, seed: int) -> Step:
 
     def batch() -> tuple[Tensor, Tensor]:
         index = torch.randint(0, case.records, (case.batch,), generator=generator)
-        return task.x[index], task.y[index]
+        x, y = task.tensors
+        return x[index], y[index]
 
     if name == "sgd-grouped":
         layers = list(module.children())

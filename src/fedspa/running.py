@@ -20,6 +20,7 @@ from torch import nn
 from fedspa import report
 from fedspa.data.datasets import Dataset
 from fedspa.errors import ConfigError, FedspaError, SeededNoiseWarning, quoted
+from fedspa.learning.tasks.own import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.runs import config as configs
 from fedspa.runs.books import Books, refuse_over_budget
@@ -32,6 +33,7 @@ from fedspa.runs.setup import Simulated, prepare, records_of
 from fedspa.runs.simulate import USED_UP, Simulation
 from fedspa.runs.statement import SEEDED_NOISE
 from fedspa.server.coordinator import Diverged
+from fedspa.server.job import Metric
 from fedspa.track import Tracking
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,8 @@ def simulate(
     *,
     data: Dataset | None = None,
     module: nn.Module | None = None,
+    task: str | Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     resume: Path | str | None = None,
     on_start: Callable[[Simulated, Path], None] | None = None,
     on_round: Callable[[RoundMetrics], None] | None = None,
@@ -84,7 +88,9 @@ def simulate(
     """Simulate a whole federation.
 
     `config` is a `Config`, a nested mapping, the path of a TOML file, or None for the packaged quickstart. `data` and
-    `module` are used in place of what the config names. Nothing is written before everything was checked.
+    `module` are used in place of what the config names. `task` says what is learned: a name, as `task.name` has, or a
+    function loss(module, example) that gives one number for a batch of examples. `metrics` are functions of all
+    held-out outputs and targets, by name. Nothing is written before everything was checked.
 
     `resume` is the folder of an interrupted run: without a `config`, its own is used; with one that differs, the run is
     refused. `stop` is asked after each round; where it says so, the run is saved and raises `Stopped`.
@@ -94,6 +100,10 @@ def simulate(
     started = time.monotonic()
     if resume is not None and not isinstance(resume, str | Path):
         raise ConfigError(f"resume is {quoted(resume)}; give the path of an interrupted run's folder")
+    if task is not None and not isinstance(task, str) and not callable(task):
+        raise ConfigError(f"task is {quoted(task)}; give a name, or a function loss(module, example)")
+    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+        raise ConfigError(f"metrics is {quoted(metrics)}; give functions of outputs and targets by name, as a dict")
     for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
         if called is not None and not callable(called):
             raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")
@@ -101,12 +111,14 @@ def simulate(
         config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)
     if resume is not None:
-        refuse_ungiven(config, Path(resume), data, module)
-    config = under_true_names(config, data, module)
-    records = records_of(config, data)
+        refuse_ungiven(config, Path(resume), data=data, module=module, task=task)
+    if isinstance(task, str):
+        config, task = configs.with_task(config, task), None
+    config = under_true_names(config, data, module, task)
+    records = records_of(config, data, module)
     with ThreadPoolExecutor(1) as beside:
         digests = beside.submit(digests_of, records)
-        job = prepare(config, records, module)
+        job = prepare(config, records, module, task, metrics)
     if config.private and config.privacy.noise == "seeded":
         warnings.warn(SEEDED_NOISE, SeededNoiseWarning, stacklevel=2)
     if resume is None:
@@ -133,17 +145,17 @@ def simulate(
                 books.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
             for cohort in islice(job.cohorts(), len(done), None):
                 try:
-                    metrics = simulation.round(cohort, books)
+                    measured = simulation.round(cohort, books)
                 except Diverged as error:
                     raise Diverged(error.round, error.sign, folder.checkpoints) from error
-                course.add_round(metrics)
+                course.add_round(measured)
                 last = len(done) == config.federation.rounds
                 stopping = not last and stop is not None and stop()
                 if last or stopping or len(done) % config.run.checkpoint_every == 0:
                     books.settle()
                     course.save(books.run, books.kept)
                 if on_round is not None:
-                    on_round(metrics)
+                    on_round(measured)
                 if stopping:
                     raise Stopped(folder.path, len(done), config)
             summary = course.summary(books.guarantee, books.total())

@@ -23,6 +23,7 @@ from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import ConfigError, DataError
+from fedspa.examples import blank
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.gaussian.plan import Plan
@@ -148,4 +149,4 @@ def test_without_privacy_it_is_an_error_of_one_line() -> None:
 def test_a_model_that_fails_for_every_record_is_refused_before_any(engine: Any) -> None:
     """Zeros for ever would be the other way to notice."""
     with pytest.raises(ConfigError, match=r"cannot be taken.*records of shape \(7,\)"):
-        choose(engine, nn.Sequential(nn.Linear(6, 3), nn.Sigmoid()), (7,), "cpu", 1, exact=False)
+        choose(engine, nn.Sequential(nn.Linear(6, 3), nn.Sigmoid()), blank((7,)), "cpu", 1, exact=False)

@@ -11,6 +11,7 @@ from fedspa.engine.choose import EngineName, choose, reason
 from fedspa.engine.native import library
 from fedspa.engine.stacked import StackedEngine
 from fedspa.errors import ConfigError
+from fedspa.examples import blank
 
 PLAIN = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
 EXOTIC = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2))
@@ -19,52 +20,52 @@ built = pytest.mark.skipif(library.library() is None, reason="the native engine 
 
 @built
 def test_auto_takes_the_native_engine_where_it_can() -> None:
-    assert choose("auto", PLAIN, (1, 2, 2), "cpu", 2, exact=False).name == "native"
-    assert choose("auto", EXOTIC, (1, 2, 2), "cpu", 2, exact=False).name == "generic"
-    assert choose("auto", PLAIN, (1, 2, 2), "cpu", 2, exact=True).name == "generic"
-    assert "Sigmoid" in reason("auto", EXOTIC, (1, 2, 2), "cpu", exact=False)
-    assert reason("generic", EXOTIC, (1, 2, 2), "cpu", exact=False) == "run.engine = 'generic'"
+    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "native"
+    assert choose("auto", EXOTIC, blank((1, 2, 2)), "cpu", 2, exact=False).name == "generic"
+    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=True).name == "generic"
+    assert "Sigmoid" in reason("auto", EXOTIC, blank((1, 2, 2)), "cpu", exact=False)
+    assert reason("generic", EXOTIC, blank((1, 2, 2)), "cpu", exact=False) == "run.engine = 'generic'"
 
 
 def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.engine.library, "library", lambda: None)
-    assert choose("auto", PLAIN, (1, 2, 2), "cpu", 2, exact=False).name == "generic"
-    assert "not built" in reason("auto", PLAIN, (1, 2, 2), "cpu", exact=False)
+    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "generic"
+    assert "not built" in reason("auto", PLAIN, blank((1, 2, 2)), "cpu", exact=False)
     with pytest.raises(ConfigError, match=r"run\.engine.*not built"):
-        choose("native", PLAIN, (1, 2, 2), "cpu", 2, exact=False)
+        choose("native", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False)
 
 
 def test_a_forced_engine_is_taken_or_refused() -> None:
-    assert choose("generic", PLAIN, (1, 2, 2), "cpu", 1, exact=False).name == "generic"
-    assert choose("reference", PLAIN, (1, 2, 2), "cpu", 1, exact=False).name == "reference"
+    assert choose("generic", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False).name == "generic"
+    assert choose("reference", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False).name == "reference"
     with pytest.raises(ConfigError, match=r"run\.engine = 'native'.*"):
-        choose("native", EXOTIC, (1, 2, 2), "cpu", 1, exact=False)
+        choose("native", EXOTIC, blank((1, 2, 2)), "cpu", 1, exact=False)
     with pytest.raises(ConfigError, match="allowed: auto, native"):
-        choose("fast", PLAIN, (1, 2, 2), "cpu", 1, exact=False)  # type: ignore[arg-type]
+        choose("fast", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False)  # type: ignore[arg-type]
 
 
 def test_auto_takes_the_stacked_engine_on_a_gpu_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is put on the device before the first training, so none is needed here."""
     monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object())
-    chosen = choose("auto", PLAIN, (1, 2, 2), "cuda", 2, exact=False, tf32=True)
+    chosen = choose("auto", PLAIN, blank((1, 2, 2)), "cuda", 2, exact=False, tf32=True)
     assert isinstance(chosen, StackedEngine)
     assert chosen.tf32
-    assert "fastest" in reason("auto", PLAIN, (1, 2, 2), "cuda", exact=False)
-    assert choose("auto", EXOTIC, (1, 2, 2), "cuda", 2, exact=False).name == "generic"
-    assert reason("auto", EXOTIC, (1, 2, 2), "cuda", exact=False) == "not stacked: it knows no layer Sigmoid"
-    assert choose("auto", PLAIN, (1, 2, 2), "cuda", 2, exact=True).name == "generic"
-    assert "exact" in reason("auto", PLAIN, (1, 2, 2), "cuda", exact=True)
+    assert "fastest" in reason("auto", PLAIN, blank((1, 2, 2)), "cuda", exact=False)
+    assert choose("auto", EXOTIC, blank((1, 2, 2)), "cuda", 2, exact=False).name == "generic"
+    assert reason("auto", EXOTIC, blank((1, 2, 2)), "cuda", exact=False) == "not stacked: it knows no layer Sigmoid"
+    assert choose("auto", PLAIN, blank((1, 2, 2)), "cuda", 2, exact=True).name == "generic"
+    assert "exact" in reason("auto", PLAIN, blank((1, 2, 2)), "cuda", exact=True)
     monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: None)
-    assert choose("auto", PLAIN, (1, 2, 2), "cuda", 2, exact=False).name == "generic"
-    assert "Triton" in reason("auto", PLAIN, (1, 2, 2), "cuda", exact=False)
+    assert choose("auto", PLAIN, blank((1, 2, 2)), "cuda", 2, exact=False).name == "generic"
+    assert "Triton" in reason("auto", PLAIN, blank((1, 2, 2)), "cuda", exact=False)
 
 
 def test_stacked_is_taken_where_it_is_forced_and_can_run() -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    chosen = choose("stacked", plain, (1, 2, 2), "cpu", 1, exact=False)
+    chosen = choose("stacked", plain, blank((1, 2, 2)), "cpu", 1, exact=False)
     assert chosen.name == "stacked"
     with pytest.raises(ConfigError, match=r"run\.engine = 'stacked'.*"):
-        choose("stacked", EXOTIC, (1, 2, 2), "cpu", 1, exact=False)
+        choose("stacked", EXOTIC, blank((1, 2, 2)), "cpu", 1, exact=False)
 
 
 class Buffered(nn.Module):
@@ -111,7 +112,7 @@ def test_a_model_that_keeps_state_or_draws_randomness_is_refused(
 ) -> None:
     """One example would be in the next one's gradient, and no clip bounds it."""
     with pytest.raises(ConfigError, match="no randomness and change no state"):
-        choose(engine, module(), (1, 2, 2), "cpu", 1, exact)
+        choose(engine, module(), blank((1, 2, 2)), "cpu", 1, exact)
 
 
 class Standardising(nn.Module):
@@ -127,4 +128,4 @@ class Standardising(nn.Module):
 
 
 def test_a_model_of_each_record_by_itself_is_taken() -> None:
-    assert choose("generic", Standardising(), (4,), "cpu", 1, exact=False).name == "generic"
+    assert choose("generic", Standardising(), blank((4,)), "cpu", 1, exact=False).name == "generic"

@@ -15,6 +15,7 @@ from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError
+from fedspa.examples import blank
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.trial import try_gradients
 
@@ -96,14 +97,14 @@ class FirstSeen(nn.Module):
 @pytest.mark.parametrize("engine", ["auto", "generic", "reference"])
 def test_state_is_found_whatever_it_keeps(make: Callable[[], nn.Module], engine: EngineName) -> None:
     with pytest.raises(ConfigError, match="no randomness and change no state"):
-        choose(engine, make(), (4,), "cpu", 1, exact=False)
+        choose(engine, make(), blank((4,)), "cpu", 1, exact=False)
 
 
 def test_a_trial_leaves_the_model_and_torchs_generator_alone() -> None:
     module = Counting()
     before = torch.get_rng_state()
     with pytest.raises(ConfigError):
-        try_gradients(module, (4,))
+        try_gradients(module, blank((4,)))
     assert module.seen == 0
     assert torch.equal(before, torch.get_rng_state())
 
@@ -119,7 +120,7 @@ def test_what_a_model_makes_once_and_not_of_a_record_is_no_state() -> None:
                 self.register_buffer("positions", torch.arange(x.shape[1]) / 10)
             return self.layer(x + self.positions)  # type: ignore[no-any-return]
 
-    assert choose("generic", Positions(), (4,), "cpu", 1, exact=False).name == "generic"
+    assert choose("generic", Positions(), blank((4,)), "cpu", 1, exact=False).name == "generic"
 
 
 class Last(nn.Module):
@@ -167,7 +168,9 @@ def test_generic_and_reference_agree_on_what_they_take(name: str) -> None:
     torch.manual_seed(0)
     module, x, y = TAKEN[name](), torch.randn(9, 5, 4), torch.arange(9) % 3
     theta = FlatModel(module).flatten()
-    generic, reference = (choose(each, module, (5, 4), "cpu", 1, exact=False) for each in ("generic", "reference"))
+    generic, reference = (
+        choose(each, module, blank((5, 4)), "cpu", 1, exact=False) for each in ("generic", "reference")
+    )
     assert isinstance(generic, GenericEngine)
     assert isinstance(reference, ReferenceEngine)
     got = torch.cat(list(generic.rows(theta, x, y, None)))
@@ -181,7 +184,7 @@ def test_generic_and_reference_agree_on_what_they_take(name: str) -> None:
 def test_what_a_cpu_takes_a_gpu_takes(name: str) -> None:
     """Sums in another order each time, and TF32, are no state."""
     module = TAKEN[name]().cuda()
-    engine = choose("generic", module, (5, 4), "cuda", 1, exact=False)
+    engine = choose("generic", module, blank((5, 4)), "cuda", 1, exact=False)
     assert isinstance(engine, GenericEngine)
     theta = FlatModel(module).flatten()
     y = torch.arange(9, device="cuda") % 3
@@ -193,7 +196,7 @@ def test_what_a_cpu_takes_a_gpu_takes(name: str) -> None:
 @pytest.mark.parametrize("engine", ["auto", "native", "stacked", "generic", "reference"])
 def test_a_layer_without_a_size_is_refused_by_name(engine: EngineName) -> None:
     with pytest.raises(ConfigError, match=r"layer '1' is a LazyLinear whose size is not known yet"):
-        choose(engine, nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), (4,), "cpu", 1, exact=False)
+        choose(engine, nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), blank((4,)), "cpu", 1, exact=False)
 
 
 def doubled(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -225,7 +228,7 @@ def test_a_model_with_hooks_is_run_as_it_is(where: str, kind: str) -> None:
     if native.engine.library.library() is not None:
         assert "has hooks or a forward of its own" in str(native.supports(module, (4,)))
     if kind != "forward":  # such a forward is bound to this very module: no copy of it can be tried
-        assert choose("auto", module, (4,), "cpu", 1, exact=False).name == "generic"
+        assert choose("auto", module, blank((4,)), "cpu", 1, exact=False).name == "generic"
     if kind != "backward":
         theta = FlatModel(module).flatten()
         assert not torch.allclose(FlatModel(module).logits(theta, torch.ones(1, 4)), plain)

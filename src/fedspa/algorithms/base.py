@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.errors import PayloadError
+from fedspa.examples import Examples, Tree, count, taken
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
@@ -100,8 +101,8 @@ class Agent:
     """
 
     number: int
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     mask_seed: bytes
     key: bytes
     exact: bool = False
@@ -110,12 +111,12 @@ class Agent:
     @property
     def records(self) -> int:
         """How many it holds."""
-        return len(self.y) if self.rows is None else len(self.rows)
+        return count(self.y) if self.rows is None else len(self.rows)
 
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, index: Tensor) -> Examples:
         """Copies of those of its records."""
         index = index if self.rows is None else self.rows[index]
-        return self.x[index], self.y[index]
+        return Examples(taken(self.x, index), taken(self.y, index))
 
 
 Answer = Update | IntegerUpdate

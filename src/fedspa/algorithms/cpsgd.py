@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Answer, Terms
-from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, example_rows
+from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, example_rows, seeded
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, PrivacyError
+from fedspa.examples import Tree, moved, tensors
 from fedspa.mechanisms.binomial.codec import IntegerUpdate, decode_integers, encode_integers
 from fedspa.mechanisms.binomial.grid import example_grid
 from fedspa.mechanisms.binomial.plan import BinomialPlan
@@ -52,9 +53,13 @@ def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> Intege
     plan, seed = _plan(terms), terms.mask_seed or agent.mask_seed
     if agent.records < plan.records:
         raise PrivacyError(f"an agent holds {agent.records} records; the plan's ε holds from {plan.records} on")
-    sampling, rounding, noise = (Stream(derive_key(agent.key, label)) for label in ("sampling", "rounding", "noise"))
-    index = torch.from_numpy(draw_batch("fixed", plan.batch, 0.0, agent.records, sampling)).to(agent.y.device)
-    x, y = (values.to(theta.device) for values in agent.take(index))
+    sampling, rounding, noise, forward = (
+        Stream(derive_key(agent.key, label)) for label in ("sampling", "rounding", "noise", "forward")
+    )
+    chosen = draw_batch("fixed", plan.batch, 0.0, agent.records, sampling)
+    x, y = (moved(tree, theta.device) for tree in agent.take(torch.from_numpy(chosen)))
+    if isinstance(engine, Gradients):
+        x = seeded(x, engine, chosen, agent.records, forward)
     total, zeroed = _sum(theta, plan, x, y, engine, agent.exact)
     if zeroed:
         logger.warning(
@@ -64,10 +69,10 @@ def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> Intege
     return IntegerUpdate(terms.round, terms.dimension, seed, noised(total, plan, seed, rounding, noise))
 
 
-def _sum(theta: Tensor, plan: BinomialPlan, x: Tensor, y: Tensor, engine: Engine, exact: bool) -> tuple[Integers, int]:
+def _sum(theta: Tensor, plan: BinomialPlan, x: Tree, y: Tree, engine: Engine, exact: bool) -> tuple[Integers, int]:
     """The batch's clipped gradients, added up as whole numbers, and how many of them counted as zero."""
     if isinstance(engine, ClippedSums) and not exact:
-        units, zeroed = engine.clipped_sum(theta, x, y, plan.clip, plan.clip_value)
+        units, zeroed = engine.clipped_sum(theta, *tensors(x, y), plan.clip, plan.clip_value)
         return units.numpy() * (example_grid(plan).limit // CLIP_UNITS), zeroed
     if not isinstance(engine, Gradients):
         raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; use run.engine = 'generic'")

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedspa.algorithms.base import Agent, Terms
 from fedspa.engine.task import Engine, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
+from fedspa.examples import taken
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.wire.payload import Update
@@ -60,7 +61,7 @@ def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine
         )
     x, y, rows = agent.x, agent.y, agent.rows
     if rows is not None and not isinstance(engine, ReadsRows):
-        x, y, rows = x[rows], y[rows], None
+        x, y, rows = taken(x, rows), taken(y, rows), None
     coordinates = terms.coordinates(seed)  # line 5
     return LocalTask(
         x=x,

@@ -11,6 +11,7 @@ from torch import nn
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
+from fedspa.examples import blank
 from fedspa.randomness.streams import NoiseMode, Stream, derive_key, root_key
 
 FALSE_ALARM = 1e-4
@@ -54,7 +55,7 @@ class Setting:
 
     def make_engine(self, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
         """What a run with this noise mode would take for such a model."""
-        return choose(self.engine, module, input_shape, "cpu", 1, self.exact)
+        return choose(self.engine, module, blank(input_shape), "cpu", 1, self.exact)
 
 
 def refuse_unless(option: str, value: object, allowed: tuple[str, ...]) -> None:

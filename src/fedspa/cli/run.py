@@ -74,7 +74,7 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
 
     from fedspa.report.read import read_metrics
     from fedspa.running import Stopped, simulate
-    from fedspa.runs.metrics import RoundMetrics
+    from fedspa.runs.metrics import RoundMetrics, shown_score
     from fedspa.runs.statement import shown, shown_bytes
 
     bar = Progress(
@@ -94,7 +94,7 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
         sent += metrics.uplink_bytes
         flaw = "" if metrics.private else f" ({_not_private(settings.privacy.noise)})"
         spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{flaw}"
-        text = f"{metrics.accuracy:.2%}{spent}  {shown_bytes(sent)}"
+        text = f"{shown_score(metrics.headline, metrics.score)}{spent}  {shown_bytes(sent)}"
         bar.update(task, completed=metrics.round + 1, description=text)
 
     def stopping() -> None:
@@ -116,18 +116,20 @@ def show(result: RunResult, screen: Console) -> None:
     """The end of a run in a screenful."""
     from rich.table import Table
 
+    from fedspa.runs.metrics import shown_score
     from fedspa.runs.statement import shown, shown_bytes, statement
 
-    table = Table(title="Accuracy by round", box=None)
+    name = result.summary["score"]
+    table = Table(title=f"{name.capitalize()} by round", box=None)
     why = "" if result.summary["private"] else f" ({_not_private(result.summary['noise'])})"
     cost = f"ε so far{why}"
-    for column in ("round", "accuracy", "loss", cost, "uploaded"):
+    for column in ("round", name, "loss", cost, "uploaded"):
         table.add_column(column, justify="right")
     for metrics in _thinned(result.metrics):
         spent = "–" if metrics.epsilon is None else shown(metrics.epsilon)
         table.add_row(
             str(metrics.round + 1),
-            f"{metrics.accuracy:.2%}",
+            shown_score(name, metrics.score),
             f"{metrics.loss:.3f}",
             spent,
             shown_bytes(metrics.uplink_bytes),
@@ -135,7 +137,8 @@ def show(result: RunResult, screen: Console) -> None:
     screen.print(table)
     summary = result.summary
     screen.print(
-        f"Accuracy    [bold]{summary['accuracy_last']:.2%}[/bold] at the end, {summary['accuracy_best']:.2%} at best, "
+        f"{name.capitalize():<11} [bold]{shown_score(name, summary['score_last'])}[/bold] at the end, "
+        f"{shown_score(name, summary['score_best'])} at best, "
         f"on held-out records"
     )
     screen.print(f"Guarantee   {statement(summary)}", highlight=False)

@@ -59,6 +59,7 @@ def watch(
 def _follow(folder: Path, every: float) -> None:
     """One line per round, for what is no terminal."""
     from fedspa.report.progress import snapshot
+    from fedspa.runs.metrics import shown_score
     from fedspa.runs.statement import shown, shown_bytes
 
     seen = 0
@@ -66,8 +67,9 @@ def _follow(folder: Path, every: float) -> None:
         now = snapshot(folder)
         for metrics in now.metrics[seen:]:
             spent = "" if metrics.epsilon is None else f", ε {shown(metrics.epsilon)} ({terms(now)})"
+            score = f"{metrics.headline} {shown_score(metrics.headline, metrics.score)}"
             print(
-                f"round {metrics.round + 1} of {now.config.federation.rounds}: accuracy {metrics.accuracy:.2%}{spent}, "
+                f"round {metrics.round + 1} of {now.config.federation.rounds}: {score}{spent}, "
                 f"{shown_bytes(metrics.uplink_bytes)}",
                 flush=True,
             )
@@ -102,6 +104,7 @@ def view(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     from rich.text import Text
 
     from fedspa.report.progress import sparkline
+    from fedspa.runs.metrics import shown_score
     from fedspa.runs.statement import shown, shown_bytes, warnings
 
     rounds, done = now.config.federation.rounds, len(now.metrics)
@@ -114,8 +117,11 @@ def view(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     table.add_row("", ProgressBar(total=rounds, completed=done, width=50))
     if now.metrics:
         last = now.metrics[-1]
-        table.add_row("accuracy", f"{last.accuracy:.2%}, best {now.best.accuracy:.2%} in round {now.best.round + 1}")
-        table.add_row("", sparkline([metrics.accuracy for metrics in now.metrics], 50))
+        name, best = last.headline, now.best
+        table.add_row(
+            name, f"{shown_score(name, last.score)}, best {shown_score(name, best.score)} in round {best.round + 1}"
+        )
+        table.add_row("", sparkline([metrics.score for metrics in now.metrics], 50))
         table.add_row("loss", f"{last.loss:.4f}")
         if last.epsilon is not None:
             table.add_row("ε so far", Text(f"{shown(last.epsilon)} ({terms(now)})"))

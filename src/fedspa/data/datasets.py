@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedspa.data import cifar, idx, npz, plugin
 from fedspa.errors import DataError, quoted
+from fedspa.examples import Examples, Tree, blanks, count, layout, leaves, mapped, named_leaves, require_aligned
 
 NAMES = ("digits", "mnist", "cifar10")
 
@@ -35,39 +36,54 @@ _CIFAR10_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html ('CIFAR-10 python
 
 @dataclass(frozen=True)
 class Dataset:
-    """Records for the agents (train) and held out for evaluation (test).
+    """Examples for the agents (train) and held out for evaluation (test): inputs x and targets y.
 
-    x: float32, (records, *shape of a record), finite. y: int64, (records,), within 0..classes-1.
+    Each is a tensor, or a dict or tuple of tensors, whose first dimension counts the examples: float32, int64 or bool,
+    and finite. `classes` is how many there are where a target is a class, numbered from 0. `key` is where the targets
+    lay in a dict that held all; None where inputs and targets came apart. `owners` says which agent holds each training
+    example, `persons` whom it belongs to, by numbers from 0; without, they are dealt out, and each is a person's own.
     """
 
-    train_x: torch.Tensor
-    train_y: torch.Tensor
-    test_x: torch.Tensor
-    test_y: torch.Tensor
-    classes: int
+    train_x: Tree
+    train_y: Tree
+    test_x: Tree
+    test_y: Tree
+    classes: int | None
     name: str
+    key: str | None = None
+    owners: NDArray[np.int64] | None = None
+    persons: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise DataError(f"the name of a Dataset is {quoted(self.name)}: a text is needed")
-        parts = (self.train_x, self.train_y, self.test_x, self.test_y)
-        if not all(isinstance(part, torch.Tensor) for part in parts):
-            kinds = ", ".join(type(part).__name__ for part in parts)
-            raise DataError(f"data {self.name!r} is made of {kinds}: fedspa.from_arrays makes a Dataset of arrays")
-        if not isinstance(self.classes, int):
-            raise DataError(f"data {self.name!r}: classes is {quoted(self.classes)}: their number is needed")
-        if self.classes < 2:
-            raise DataError(f"data {self.name!r} has {self.classes} class(es): a classifier needs at least 2")
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            _check(f"data {self.name!r}: {split}", x, y, self.classes)
-        if self.train_x.shape[1:] != self.test_x.shape[1:]:
-            train, test = tuple(self.train_x.shape[1:]), tuple(self.test_x.shape[1:])
-            raise DataError(f"data {self.name!r}: records have shape {train} in train and {test} in test")
+            _check(f"data {self.name!r}: {split}", x, y)
+        for what, train, test in (("records", self.train_x, self.test_x), ("targets", self.train_y, self.test_y)):
+            if layout(train) != layout(test):
+                raise DataError(
+                    f"data {self.name!r}: {what} have shape {layout(train)} in train and {layout(test)} in test"
+                )
+        if self.classes is not None:
+            if not isinstance(self.classes, int):
+                raise DataError(f"data {self.name!r}: classes is {quoted(self.classes)}: their number is needed")
+            if self.classes < 2:
+                raise DataError(f"data {self.name!r} has {self.classes} class(es): a classifier needs at least 2")
+            for split, y in (("train", self.train_y), ("test", self.test_y)):
+                _check_labels(f"data {self.name!r}: {split}", y, self.classes)
+        for what, numbers in (("owners", self.owners), ("persons", self.persons)):
+            if numbers is not None and (numbers.shape != (count(self.train_y),) or numbers.min() < 0):
+                raise DataError(f"data {self.name!r}: {what} must be one number from 0 on per training example")
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one record."""
-        return tuple(self.train_x.shape[1:])
+    def input_shape(self) -> tuple[int, ...] | None:
+        """The shape of one record, where it is one tensor."""
+        return tuple(self.train_x.shape[1:]) if isinstance(self.train_x, torch.Tensor) else None
+
+    @property
+    def like(self) -> Examples:
+        """One example of zeros, made as all of them are."""
+        return Examples(blanks(self.train_x), blanks(self.train_y))
 
 
 def load(name: str, directory: Path | None) -> Dataset:
@@ -99,51 +115,75 @@ def files(name: Literal["mnist", "cifar10"], directory: Path | None) -> list[Pat
 
 
 def from_arrays(train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, name: str) -> Dataset:
-    """A Dataset from four arrays or tensors. Features are taken as they are; classes are 0 to the largest label."""
+    """A Dataset from four arrays or tensors, or dicts or tuples of them, taken as they are: integers stay integers.
+
+    Where each target is one whole number, they are classes, from 0 to the largest.
+    """
     if not isinstance(name, str):
         raise DataError(f"the name of the data is {quoted(name)}: a text is needed")
-    ys = [_labels(y, f"data {name!r}: {split} labels") for split, y in (("train", train_y), ("test", test_y))]
-    xs = [_features(x, f"data {name!r}: {split} features") for split, x in (("train", train_x), ("test", test_x))]
-    classes = 1 + max((int(y.max()) for y in ys if y.numel()), default=0)
-    records = sum(y.numel() for y in ys)
-    if classes > max(records, 2):  # a stray label must not decide the size of the model
-        raise DataError(f"data {name!r}: label {classes - 1} among {records} records: labels must be 0..classes-1")
-    return Dataset(xs[0], ys[0], xs[1], ys[1], classes=classes, name=name)
+    xs = [_tree(x, f"data {name!r}: {split} features") for split, x in (("train", train_x), ("test", test_x))]
+    ys = [_tree(y, f"data {name!r}: {split} labels") for split, y in (("train", train_y), ("test", test_y))]
+    if all(_whole(y) for y in ys):
+        ys = [mapped(lambda leaf: leaf.to(torch.int64), y) for y in ys]
+    return Dataset(xs[0], ys[0], xs[1], ys[1], classes=_classes(ys), name=name)
 
 
-def _check(what: str, x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
-    if x.dtype != torch.float32 or y.dtype != torch.int64:
-        raise DataError(f"{what} has features {x.dtype} and labels {y.dtype}: float32 and int64 are needed")
-    if x.ndim < 2 or y.ndim != 1:
-        raise DataError(
-            f"{what} has features of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}: "
-            "(records, ...) and (records,) are needed"
-        )
-    if len(x) != len(y):
-        raise DataError(f"{what} has {len(x)} records and {len(y)} labels: one label a record is needed")
-    if not x.numel():
-        raise DataError(f"{what} is empty: its features have shape {tuple(x.shape)}")
-    # aminmax carries NaN through and needs no memory of the data's size.
-    if not all(bool(bound.isfinite()) for bound in torch.aminmax(x)):
-        raise DataError(f"{what} features hold NaN or ∞ (as float32): clean the data first")
+def _whole(y: Tree) -> bool:
+    """Whether every target is one whole number."""
+    if not isinstance(y, torch.Tensor) or y.ndim != 1 or not y.numel():
+        return False
+    return not y.is_floating_point() or bool(((y == y.floor()) & (y.abs() < 2**31)).all())
+
+
+def _classes(ys: Sequence[Tree]) -> int | None:
+    labels = [y for y in ys if isinstance(y, torch.Tensor) and y.dtype == torch.int64 and y.ndim == 1 and y.numel()]
+    if len(labels) < len(ys) or any(int(y.min()) < 0 for y in labels):
+        return None
+    classes, records = 1 + max(int(y.max()) for y in labels), sum(map(len, labels))
+    # A stray label must not decide the size of a model; numbers far apart are counts or amounts.
+    return classes if 2 <= classes <= max(records, 2) else None
+
+
+def _check(what: str, x: Tree, y: Tree) -> None:
+    for part, tree in (("features", x), ("labels", y)):
+        kinds = [type(leaf).__name__ for _, leaf in named_leaves(tree) if not isinstance(leaf, torch.Tensor)]
+        if kinds:
+            raise DataError(f"{what} is made of {', '.join(kinds)}: fedspa.from_arrays makes a Dataset of arrays")
+        require_aligned(tree, f"{what} {part}")
+        for name, leaf in named_leaves(tree):
+            if leaf.dtype not in (torch.float32, torch.int64, torch.bool):
+                raise DataError(
+                    f"{what} {part} has {name or 'values'} of {leaf.dtype}: float32, int64 or bool is needed"
+                )
+            # aminmax carries NaN through and needs no memory of the data's size.
+            if leaf.is_floating_point() and leaf.numel() and not all(map(torch.isfinite, torch.aminmax(leaf))):
+                raise DataError(f"{what} {part} hold NaN or ∞ (as float32): clean the data first")
+    if count(x) != count(y):
+        raise DataError(f"{what} has {count(x)} records and {count(y)} labels: one label per record is needed")
+    if not count(x) or not any(leaf.numel() for leaf in leaves(x)):
+        raise DataError(f"{what} is empty: its features have shape {tuple(next(leaves(x)).shape)}")
+
+
+def _check_labels(what: str, y: Tree, classes: int) -> None:
+    if not isinstance(y, torch.Tensor) or y.dtype != torch.int64 or y.ndim != 1:
+        raise DataError(f"{what} has labels {layout(y)}: with `classes`, one whole number per record is needed")
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
         raise DataError(f"{what} has label {low if low < 0 else high}, outside 0..{classes - 1}")
 
 
-def _features(x: Any, what: str) -> torch.Tensor:
-    tensor = _tensor(x, what, "real numbers are needed")
+def _tree(value: Any, what: str) -> Tree:
+    """Arrays as tensors: floats as float32, whole numbers as int64, bools as they are."""
+    if isinstance(value, Mapping):
+        return {str(key): _tree(part, f"{what} {key!r}") for key, part in value.items()}
+    if isinstance(value, tuple) and any(hasattr(part, "shape") or isinstance(part, Mapping) for part in value):
+        return tuple(_tree(part, f"{what} {place}") for place, part in enumerate(value))
+    tensor = _tensor(value, what, "numbers are needed; for classes, numpy.unique(labels, return_inverse=True)[1]")
     if tensor.is_complex():
         raise DataError(f"{what} are complex numbers: real ones are needed")
-    return tensor.to(torch.float32)
-
-
-def _labels(y: Any, what: str) -> torch.Tensor:
-    tensor = _tensor(y, what, "number the classes 0, 1, 2 …, as numpy.unique(labels, return_inverse=True)[1] does")
-    whole = not tensor.is_floating_point() or bool(((tensor == tensor.floor()) & (tensor.abs() < 2**31)).all())
-    if tensor.is_complex() or not whole:
-        raise DataError(f"{what} are not whole numbers: classes are numbered 0, 1, 2 … (regression is not offered)")
-    return tensor.to(torch.int64)
+    if tensor.is_floating_point():
+        return tensor.to(torch.float32)
+    return tensor if tensor.dtype == torch.bool else tensor.to(torch.int64)
 
 
 def _tensor(value: Any, what: str, advice: str) -> torch.Tensor:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedspa.data.datasets import Dataset
 from fedspa.data.features import Features, transform
 from fedspa.errors import DataError
+from fedspa.examples import Tree, count, layout, leaves, mapped, taken
 
 
 def view(data: Dataset, features: Features | None, holdout: float, *, alone: bool = False) -> Dataset:
@@ -17,25 +19,41 @@ def view(data: Dataset, features: Features | None, holdout: float, *, alone: boo
     if holdout > 0:
         data = _held_out(data, holdout)
     if features is not None:
-        train_x, test_x = (transform(features, x, alone=alone) for x in (data.train_x, data.test_x))
+        train_x, test_x = (transform(features, _images(x), alone=alone) for x in (data.train_x, data.test_x))
         data = replace(data, train_x=train_x, test_x=test_x)
     return data
 
 
 def _held_out(data: Dataset, share: float) -> Dataset:
-    count = round(share * len(data.train_y))
-    if not 0 < count < len(data.train_y):
+    records = count(data.train_y)
+    held = round(share * records)
+    if not 0 < held < records:
         raise DataError(
-            f"data.holdout is {share:g}; of {len(data.train_y)} training records it leaves none on one side: choose "
-            "another share"
+            f"data.holdout is {share:g}; of {records} training records it leaves none on one side: choose another share"
         )
     # Not the run's seed: settings are compared over seeds on the same held-out records.
-    order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(len(data.train_y)))
-    kept, out = order[count:].sort().values, order[:count].sort().values
+    order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(records))
+    kept, out = order[held:].sort().values, order[:held].sort().values
     return replace(
         data,
-        train_x=data.train_x[kept],
-        train_y=data.train_y[kept],
-        test_x=data.train_x[out],
-        test_y=data.train_y[out],
+        train_x=taken(data.train_x, kept),
+        train_y=taken(data.train_y, kept),
+        test_x=taken(data.train_x, out),
+        test_y=taken(data.train_y, out),
+        owners=None if data.owners is None else data.owners[kept.numpy()],
+        persons=None if data.persons is None else data.persons[kept.numpy()],
     )
+
+
+def with_floats(data: Dataset) -> Dataset:
+    """For the models that come with fedspa: whole numbers and bools among the inputs as float32."""
+    if all(leaf.is_floating_point() for leaf in leaves(data.train_x)):
+        return data
+    train_x, test_x = (mapped(lambda leaf: leaf.to(torch.float32), x) for x in (data.train_x, data.test_x))
+    return replace(data, train_x=train_x, test_x=test_x)
+
+
+def _images(x: Tree) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise DataError(f"data.features are of images, one tensor each; these examples are {layout(x)}")
+    return x.to(torch.float32)

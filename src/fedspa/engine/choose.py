@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspa.engine import native, stacked
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
+from fedspa.examples import Examples, layout
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.tasks import Classification, Task
 from fedspa.learning.trial import try_gradients
 
 EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
@@ -21,23 +23,26 @@ EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
 def choose(
     name: EngineName,
     module: nn.Module,
-    input_shape: tuple[int, ...],
+    like: Examples,
     device: torch.device | str,
     threads: int,
     exact: bool,
     tf32: bool = False,
+    task: Task | None = None,
 ) -> Engine:
-    """The engine for `name`; `auto` never fails for want of a fast one, a forced engine that cannot run is an error."""
+    """The engine for `name`, for examples that are made as those `like` which one is given. `auto` never fails for want
+    of a fast one; a forced engine that cannot run is an error. The task is classification where none is given."""
     if name not in get_args(EngineName):
         raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
-    FlatModel(module)  # refuses what no back end takes
+    FlatModel(module, task)  # refuses what no back end takes
     chosen = _fast(device) if name == "auto" else name
-    obstacle = _obstacle(chosen, module, input_shape, device, exact)
+    obstacle = _obstacle(chosen, module, like, device, exact, task)
     if obstacle is not None and name != "auto":
         raise ConfigError(f"run.engine = {name!r} is not possible here: {obstacle}; use 'auto' or 'generic'")
     if chosen in ("reference", "generic") or obstacle is not None:
-        try_gradients(module, input_shape)
-        return ReferenceEngine(module) if chosen == "reference" else GenericEngine(module)
+        draws = try_gradients(module, like, task)
+        kind = ReferenceEngine if chosen == "reference" else GenericEngine
+        return kind(module, task, draws=draws)
     if chosen == "stacked":
         return stacked.StackedEngine(module, device, tf32=tf32)
     return native.NativeEngine(module, threads)
@@ -46,15 +51,16 @@ def choose(
 def reason(
     name: EngineName,
     module: nn.Module,
-    input_shape: tuple[int, ...],
+    like: Examples,
     device: torch.device | str,
     exact: bool,
+    task: Task | None = None,
 ) -> str:
     """Why `choose` takes what it takes, for the summary."""
     if name != "auto":
         return f"run.engine = {name!r}"
     fast = _fast(device)
-    obstacle = _obstacle(fast, module, input_shape, device, exact)
+    obstacle = _obstacle(fast, module, like, device, exact, task)
     return "the fastest that can run this model here" if obstacle is None else f"not {fast}: {obstacle}"
 
 
@@ -66,18 +72,24 @@ def _fast(device: torch.device | str) -> EngineName:
 def _obstacle(
     name: EngineName,
     module: nn.Module,
-    input_shape: tuple[int, ...],
+    like: Examples,
     device: torch.device | str,
     exact: bool,
+    task: Task | None,
 ) -> str | None:
     """Why that back end cannot take this run, or None if it can."""
-    if name == "stacked":
-        return stacked.device_obstacle(device, exact) or stacked.supports(module, input_shape)
-    if name != "native":
+    if name in ("generic", "reference", "auto"):
         return None
+    if task is not None and not (isinstance(task, Classification) and task.plain):
+        return f"it learns classes by plain cross-entropy, and the task is {task.name}"
+    if not isinstance(like.x, Tensor):
+        return f"it takes one tensor per example, and examples are {layout(like.x)}"
+    shape = tuple(like.x.shape[1:])
+    if name == "stacked":
+        return stacked.device_obstacle(device, exact) or stacked.supports(module, shape)
     kind = torch.device(device).type
     if kind != "cpu":
         return f"it runs on CPUs, and run.device is {kind!r}"
     if exact:
         return "privacy.noise = 'exact' has no native implementation"
-    return native.supports(module, input_shape)
+    return native.supports(module, shape)

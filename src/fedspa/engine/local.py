@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import DataError, first_line
+from fedspa.examples import Tree, count, each_alone, leaves, moved, taken
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import count_not_finite
 from fedspa.mechanisms.gaussian.release import noisy_mean
@@ -27,13 +30,20 @@ ROWS_BUDGET, ROWS_BUDGET_GPU = 16 * 2**20, 256 * 2**20
 
 @runtime_checkable
 class Gradients(Protocol):
-    """What a back end supplies to `local_steps`."""
+    """What a back end supplies to `local_steps`.
 
-    def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
+    `draws` says whether a forward pass draws randomness. Each example then comes with a seed of its own: x is the pair
+    of the inputs and the seeds.
+    """
+
+    @property
+    def draws(self) -> bool: ...
+
+    def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
         """Gradients of the examples on the given coordinates, in [b, k] blocks; NaN where an example has none."""
         ...
 
-    def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         """Gradient of the mean loss, all d coordinates (FedAvg)."""
         ...
 
@@ -66,15 +76,15 @@ class Counted:
 
 def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalResult:
     """τ steps from θ; returns Δ on the active coordinates."""
-    sampling, noise = Stream(derive_key(task.key, "sampling")), Stream(derive_key(task.key, "noise"))
+    sampling, noise, forward = (Stream(derive_key(task.key, label)) for label in ("sampling", "noise", "forward"))
     plan, counted = task.plan, Counted()
     everywhere = slice(None) if task.coordinates is None else task.coordinates
     local = theta.clone()  # line 6
     for _ in range(task.local_steps):  # line 7
         chosen = draw_batch(task.sampling, task.batch, task.rate, task.records, sampling)  # line 8
-        index = torch.from_numpy(chosen).to(task.y.device)
-        index = index if task.rows is None else task.rows[index]
-        x, y = task.x[index].to(theta.device), task.y[index].to(theta.device)
+        index = torch.from_numpy(chosen) if task.rows is None else task.rows[torch.from_numpy(chosen)]
+        x, y = (moved(taken(tree, index.to(_device(tree))), theta.device) for tree in (task.x, task.y))
+        x = seeded(x, gradients, chosen, task.records, forward)
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:
@@ -87,16 +97,25 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
 
 
 def example_rows(
-    gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None, *, one_by_one: bool
+    gradients: Gradients, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, *, one_by_one: bool
 ) -> Iterator[Tensor]:
     """The sampled examples' gradients. For the exact mode one at a time, each as a copy: on a GPU a batch's size and an
     example's place in it are in the last bit of its gradient. On a CPU they never are (`separates_records`)."""
     if not one_by_one or theta.device.type == "cpu":
-        if len(y):
+        if count(y):
             yield from gradients.rows(theta, x, y, coordinates)
         return
-    for x_part, y_part in zip(torch.split(x, 1), torch.split(y, 1)):
-        yield from gradients.rows(theta, x_part.clone(), y_part.clone(), coordinates)
+    for x_part, y_part in zip(each_alone(x), each_alone(y)):
+        yield from gradients.rows(theta, x_part, y_part, coordinates)
+
+
+def seeded(x: Tree, gradients: Gradients, chosen: NDArray[np.int64], records: int, forward: Stream) -> Tree:
+    """The chosen examples' inputs, with seeds where a forward pass draws: each of an agent's records has a fresh one in
+    every step, whoever else is chosen, so that what it adds is still a function of that record alone."""
+    if not gradients.draws:
+        return x
+    seeds = forward.uint64(records).view(np.int64)[chosen]
+    return x, torch.from_numpy(seeds).to(_device(x))
 
 
 def rows_at_once(theta: Tensor, budget: int | None = None) -> int:
@@ -105,12 +124,16 @@ def rows_at_once(theta: Tensor, budget: int | None = None) -> int:
     return max(1, (budget or (ROWS_BUDGET if theta.device.type == "cpu" else ROWS_BUDGET_GPU)) // bytes_each)
 
 
-def _plain_mean(gradients: Gradients, theta: Tensor, x: Tensor, y: Tensor, batch: int) -> Tensor:
+def _plain_mean(gradients: Gradients, theta: Tensor, x: Tree, y: Tree, batch: int) -> Tensor:
     """Sum over the batch, divided by the nominal B as in the private step."""
-    if len(y) == 0:
+    if count(y) == 0:
         return torch.zeros_like(theta)
     try:
         mean = gradients.mean(theta, x, y)
     except (RuntimeError, IndexError, ValueError) as error:  # nothing is private here: the error may say what it was
         raise DataError(f"the model fails on these records: {first_line(error)}") from error
-    return mean * (len(y) / batch)
+    return mean * (count(y) / batch)
+
+
+def _device(tree: Tree) -> torch.device:
+    return next(leaves(tree)).device

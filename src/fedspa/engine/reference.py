@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from fedspa.engine.local import local_steps
 from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.examples import Tree, each_alone, in_float64, moved
 from fedspa.learning.flat import FlatModel, copied
+from fedspa.learning.tasks import Task
+from fedspa.learning.tasks.drawing import Drawing
 from fedspa.learning.threads import one_example_a_time
 
 
@@ -20,23 +23,25 @@ class ReferenceEngine:
     name = "reference"
     separates_records = True
 
-    def __init__(self, module: nn.Module) -> None:
-        self._model = FlatModel(copied(module).to("cpu", torch.float64))
+    def __init__(self, module: nn.Module, task: Task | None = None, *, draws: bool = False) -> None:
+        plain = FlatModel(copied(module).to("cpu", torch.float64), task)
+        self._model = FlatModel(plain.module, Drawing(plain.task)) if draws else plain
+        self.draws = draws
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         return [local_steps(theta.to("cpu", torch.float64), task, self) for task in tasks]
 
-    def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
-        for i in range(len(y)):
+    def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
+        for one, target in zip(each_alone(x), each_alone(y)):
             try:
                 with one_example_a_time():
-                    gradient = self.mean(theta, x[i : i + 1].clone(), y[i : i + 1].clone())
+                    gradient = self.mean(theta, one, target)
             except MemoryError:
                 raise
             except Exception:  # what the model raises for an example costs it its gradient
                 gradient = torch.full_like(theta, torch.nan)
             yield (gradient if coordinates is None else gradient[coordinates]).unsqueeze(0)
 
-    def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        x, y = x.to("cpu", torch.float64) if x.is_floating_point() else x.cpu(), y.cpu()
+    def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        x, y = (in_float64(moved(tree, "cpu")) for tree in (x, y))
         return self._model.gradient(theta.to("cpu", torch.float64), x, y)

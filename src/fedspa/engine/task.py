@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from fedspa.errors import ConfigError, DataError
+from fedspa.examples import Tree, count, tensors
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.privacy.event import Sampling
@@ -24,8 +25,8 @@ class LocalTask:
     `rows` says where in x and y the agent's records are, and then no engine may train on others; without, they are all.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     coordinates: Tensor | None
     scale: float
     local_lr: float
@@ -53,7 +54,12 @@ class LocalTask:
     @property
     def records(self) -> int:
         """How many the agent holds."""
-        return len(self.y) if self.rows is None else len(self.rows)
+        return count(self.y) if self.rows is None else len(self.rows)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """x and y where each is one tensor."""
+        return tensors(self.x, self.y)
 
     @property
     def rate(self) -> float:

@@ -68,7 +68,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         summary = course.summary(strategy.guarantee, _total(strategy))
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         folder.finish(summary, job.server.model.module)
-    log(INFO, "accuracy %.4f; %s", summary["accuracy_last"], statement(summary))
+    log(INFO, "%s %.4f; %s", summary["score"], summary["score_last"], statement(summary))
     for warning in summary["warnings"]:
         log(WARNING, "%s", warning)
     return summary

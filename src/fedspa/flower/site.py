@@ -37,10 +37,13 @@ from fedspa.data.features import NAMES, Features, transform
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
+from fedspa.examples import blank, taken, tensors
 from fedspa.flower.records import Records, load
 from fedspa.flower.settings import read_config
 from fedspa.learning import models
+from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.tasks import Classification
 from fedspa.privacy.event import noise_modes, seeded_words
 from fedspa.runs.config import Config
 from fedspa.runs.setup import dealt, records_of
@@ -71,7 +74,7 @@ class Site:
         if self.own_classes is not None:
             return self.own_classes
         assert self.config is not None
-        return _federation(self.config.model_dump_json())[0].classes
+        return _federation(self.config.model_dump_json())[0].classes or 0
 
     @property
     def features(self) -> str:
@@ -200,7 +203,7 @@ def _share(config_json: str, number: int) -> tuple[Tensor, Tensor]:
     if not 0 <= number < len(holdings):
         raise DataError(f"agent {number} of a federation of {len(holdings)}; the server's config is another one")
     held = torch.from_numpy(holdings[number])
-    return data.train_x[held], data.train_y[held]
+    return tensors(taken(data.train_x, held), taken(data.train_y, held))
 
 
 @lru_cache(maxsize=4)
@@ -208,7 +211,9 @@ def _engine(
     name: str, shape: tuple[int, ...], classes: int, engine: EngineName, threads: int, exact: bool
 ) -> tuple[Engine, int]:
     module = models.build(name, shape, classes, seed=0)  # θ comes from the server: the initial values are not used
-    chosen = choose(engine, module, shape, "cpu", threads, exact)
+    like, task = blank(shape), Classification(classes)
+    require_fit(FlatModel(module, task), like, f"model.name = {name!r}")
+    chosen = choose(engine, module, like, "cpu", threads, exact)
     if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
         raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
     return chosen, FlatModel(module).dimension

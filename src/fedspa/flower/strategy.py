@@ -202,7 +202,7 @@ class FedSpa(Strategy):
                 number=number,
                 algorithm=config.algorithm.name,
                 model=config.model.name,
-                classes=self.job.server.classes,
+                classes=self.job.server.model.task.width or 0,
                 features=config.data.features or "",
                 coding=self.job.server.coding,
                 mask_seed=self.coordinator.mask_seed(terms, number),
@@ -238,7 +238,16 @@ class FedSpa(Strategy):
             file.write(json.dumps({"round": terms.round, "asked": asked, "taken": taken, "dropped": dropped}) + "\n")
         self.save()
         lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
-        log(INFO, "round %d: accuracy %.4f, %d of %d updates%s", terms.round, metrics.accuracy, taken, asked, lost)
+        log(
+            INFO,
+            "round %d: %s %.4f, %d of %d updates%s",
+            terms.round,
+            metrics.headline,
+            metrics.score,
+            taken,
+            asked,
+            lost,
+        )
 
     def save(self) -> None:
         self.course.save(

@@ -23,11 +23,11 @@ def made_up(like: Examples) -> list[Examples]:
 
 
 def _row(tree: Tree, n: int) -> Tree:
-    return mapped(Tensor.clone, taken(tree, slice(n, n + 1)))
+    return mapped(lambda leaf: leaf.cpu().clone(), taken(tree, slice(n, n + 1)))
 
 
 def _varied(tree: Tree, n: int) -> Tree:
-    return mapped(lambda leaf: _leaf(leaf.cpu(), n), tree)
+    return mapped(lambda leaf: _leaf(leaf, n), tree)
 
 
 def _leaf(like: Tensor, n: int) -> Tensor:

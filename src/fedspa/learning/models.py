@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedspa.data import plugin
 from fedspa.errors import ConfigError
@@ -81,40 +81,46 @@ _SMALLEST_SIDE = {"mnist-cnn": 16, "cifar10-cnn": 22, "small-cnn": 16}
 NAMES = tuple(_BUILDERS)
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The model ``name`` for records of ``input_shape``, drawn from ``seed``; the global random state is untouched.
+def build(name: str, input_shape: tuple[int, ...] | None, width: int | None, seed: int) -> nn.Module:
+    """The model ``name`` for records of ``input_shape`` and a task that wants ``width`` outputs (its classes, say),
+    drawn from ``seed``; the global random state is untouched.
 
-    A user's ``package.module:function`` is called with (input_shape, classes) if it takes two arguments, else without.
-    The initialisation is public (the server sends it), so its seed has no privacy consequence.
+    A user's ``package.module:function`` is called with (input_shape, width) if it takes two arguments, else without.
+    Either may be None: a record of several tensors has no shape, and a task of the user's own has no width. The
+    initialisation is public (the server sends it), so its seed has no privacy consequence.
     """
-    shape = tuple(int(side) for side in input_shape)
+    shape = None if input_shape is None else tuple(int(side) for side in input_shape)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every accelerator
-        model = _users(name, shape, classes) if plugin.is_plugin(name) else _built_in(name, shape, classes)
-        _check(model, name, shape, classes)
+        model = _users(name, shape, width) if plugin.is_plugin(name) else _built_in(name, shape, width)
+    if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
+        raise ConfigError(f"model.name = {name!r} has no trainable parameters: there is nothing to learn")
     return model
 
 
-def _built_in(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _built_in(name: str, shape: tuple[int, ...] | None, width: int | None) -> nn.Module:
     if name not in _BUILDERS:
         allowed = ", ".join(NAMES)
         raise ConfigError(f"model.name = {name!r} is unknown: choose one of {allowed}, or 'package.module:function'")
+    if shape is None or width is None:
+        lacking = "examples of several tensors" if shape is None else "a task of your own"
+        raise ConfigError(f"model.name = {name!r} is not made for {lacking}: name a model of your own")
     side = _SMALLEST_SIDE.get(name)
     if side is not None and (len(shape) != 3 or min(shape[1:]) < side):
         raise ConfigError(
             f"model.name = {name!r} does not fit the data of data.name, whose records have shape {shape}: it needs "
             f"(channels, height, width) with height and width of at least {side}; logistic and mlp fit any shape"
         )
-    return _BUILDERS[name](shape, classes)
+    return _BUILDERS[name](shape, width)
 
 
-def _users(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _users(name: str, shape: tuple[int, ...] | None, width: int | None) -> nn.Module:
     function = plugin.resolve(name, key="model.name", error=ConfigError)
-    takes_two = _accepts(function, shape, classes)
+    takes_two = _accepts(function, shape, width)
     if not takes_two and not _accepts(function):
         raise ConfigError(f"model.name = {name!r} must take (input_shape, classes) or no arguments")
     try:
-        model = function(shape, classes) if takes_two else function()
+        model = function(shape, width) if takes_two else function()
     except (Exception, SystemExit) as cause:  # the user's code may raise anything
         raise ConfigError(f"model.name = {name!r} failed in its own code ({plugin.one_line(cause)})") from cause
     if not isinstance(model, nn.Module):
@@ -130,31 +136,3 @@ def _accepts(function: Callable[..., object], *arguments: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _check(model: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
-    if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
-        raise ConfigError(f"model.name = {name!r} has no trainable parameters: there is nothing to learn")
-    training = model.training
-    model.eval()
-    try:
-        check_scores(model, torch.zeros(3, *shape), classes, f"model.name = {name!r}")
-    finally:
-        model.train(training)
-
-
-def check_scores(forward: Callable[[Tensor], object], x: Tensor, classes: int, what: str) -> None:
-    """Raise where `forward` does not give each of the records x a score a class; `what` names the model."""
-    try:
-        with torch.no_grad():
-            output = forward(x)
-    except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
-        shape = tuple(x.shape[1:])
-        raise ConfigError(
-            f"{what} cannot take the data's records, of shape {shape} ({plugin.one_line(cause)})"
-        ) from cause
-    if not isinstance(output, Tensor) or output.shape != (len(x), classes):
-        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(
-            f"{what} must give one score a class, shape (batch, {classes}): for a batch of {len(x)} it gave {got}"
-        )

@@ -36,7 +36,7 @@ def fedavg_upload(dimension: int) -> int:
 
 def accuracy(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     lines = []
-    for line in _lines(runs, names, "Accuracy", lambda metrics: 100 * metrics.accuracy):
+    for line in _lines(runs, names, "Accuracy", lambda metrics: 100 * (metrics.accuracy or 0.0)):
         found = [value or 0.0 for value in line.values]
         best = found.index(max(found)) if found else None
         label = "" if best is None or len(runs) > 1 else f"best {found[best]:.2f}% in round {best + 1}"

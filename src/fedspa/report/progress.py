@@ -10,7 +10,7 @@ from typing import Literal
 from fedspa.errors import ConfigError
 from fedspa.report.read import read_metrics
 from fedspa.runs.config import Config, load
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.metrics import RoundMetrics, better
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -35,7 +35,8 @@ class Snapshot:
 
     @property
     def best(self) -> RoundMetrics:
-        return max(self.metrics, key=lambda metrics: metrics.accuracy)
+        wanted = better(self.metrics[-1].headline)(metrics.score for metrics in self.metrics)
+        return next(metrics for metrics in self.metrics if metrics.score == wanted)
 
     def seconds_left(self, earlier: Snapshot | None = None) -> float | None:
         """From the rounds since `earlier`, where there are any; else from all of them, of a run that was never

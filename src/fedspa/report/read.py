@@ -76,7 +76,7 @@ class Run:
 
     @property
     def accuracies(self) -> list[float]:
-        return [metrics.accuracy for metrics in self.metrics]
+        return [metrics.accuracy or 0.0 for metrics in self.metrics]
 
     @property
     def sent(self) -> tuple[int, int, float]:
@@ -134,7 +134,7 @@ def read_metrics(path: Path, problems: list[str]) -> list[RoundMetrics]:
 def _plausible(metrics: RoundMetrics) -> bool:
     """Whether these can be a round's: what is drawn must be finite, and no edited figure may pass for a run's."""
     counts = (metrics.loss, metrics.agents, metrics.uplink_bytes, metrics.epsilon or 0.0, metrics.clip_value or 0.0)
-    return 0 <= metrics.accuracy <= 1 and all(0 <= value <= _LARGEST for value in counts)
+    return 0 <= (metrics.accuracy or 0.0) <= 1 and all(0 <= value <= _LARGEST for value in counts)
 
 
 def _config(path: Path, problems: list[str]) -> Config | None:

@@ -118,6 +118,15 @@ class Model(Section):
     )
 
 
+class Task(Section):
+    """What is learned."""
+
+    name: Name = Field(
+        "classification",
+        description="`classification`, `regression`, or `package.module:function`, a function loss(module, example).",
+    )
+
+
 class Algorithm(Section):
     """How agents train and how the server moves the model."""
 
@@ -269,6 +278,7 @@ class Config(Section):
     federation: Federation = Federation()
     data: Data = Data()
     model: Model = Model()
+    task: Task = Task()
     algorithm: Algorithm = Algorithm()
     privacy: Privacy = Privacy()
     run: Run = Run()
@@ -306,6 +316,14 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
         _apply(values, override)
     try:
         return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def with_task(config: Config, name: str) -> Config:
+    """The config with another task; whatever is wrong with its name is a ConfigError."""
+    try:
+        return config.model_copy(update={"task": Task.model_validate({**config.task.model_dump(), "name": name})})
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
 

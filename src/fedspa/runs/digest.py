@@ -59,6 +59,13 @@ def of_module(module: nn.Module) -> str:
     return str(walk.total.hexdigest())
 
 
+def of_function(value: object) -> str:
+    """What a function, or an object with functions, is made of."""
+    walk = _Walk()
+    walk.see(value)
+    return str(walk.total.hexdigest())
+
+
 def _new() -> Any:
     return hashlib.blake2b(digest_size=16)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedspa.data.datasets import Dataset
 from fedspa.engine.generic import GenericEngine
+from fedspa.examples import moved, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms import Plan
 
@@ -28,8 +29,8 @@ def median_clip(plan: Plan, model: FlatModel, data: Dataset, holdings: Sequence[
     theta = model.flatten()
     chosen = [i for held in holdings[:AGENTS] for i in held[:RECORDS]]
     index = torch.tensor(chosen)
-    x, y = data.train_x[index].to(theta.device), data.train_y[index].to(theta.device)
-    rows = torch.cat(list(GenericEngine(model.module).rows(theta, x, y, None)))
+    x, y = (moved(taken(tree, index), theta.device) for tree in (data.train_x, data.train_y))
+    rows = torch.cat(list(GenericEngine(model.module, model.task).rows(theta, x, y, None)))
     if plan.clip == "coordinate":
         magnitudes = rows.abs()
         return float(magnitudes[magnitudes > 0].median())

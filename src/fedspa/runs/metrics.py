@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+# Scores of which less is better, and scores that are shares of a whole.
+LOWER = frozenset({"loss", "rmse", "mae", "perplexity"})
+SHARES = frozenset({"accuracy", "balanced_accuracy", "f1", "auc"})
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
     """What is known after a round. `epsilon` is the largest over agents so far, verified; None without privacy.
 
+    `scores` are the task's and the user's own, by name; `accuracy` is a classifier's among them, else None.
     `private` is False where there is no ε, and where it does not count: a clip value read off the data, seeded noise.
     """
 
     round: int
-    accuracy: float
+    accuracy: float | None
     loss: float
     agents: int
     uplink_bytes: int
     epsilon: float | None
     private: bool
     clip_value: float | None
+    scores: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """The name of the score that the run is judged by."""
+        return next(iter(self.scores), "loss" if self.accuracy is None else "accuracy")
+
+    @property
+    def score(self) -> float:
+        """Its value; NaN where the examples do not say."""
+        found = self.scores.get(self.headline, self.accuracy)
+        return self.loss if self.headline == "loss" else math.nan if found is None else found
+
+
+def better(name: str) -> Callable[[Iterable[float]], float]:
+    """`max` or `min`: which of several values of that score is the best."""
+    return min if name in LOWER else max
+
+
+def shown_score(name: str, value: float | None) -> str:
+    """For people: shares as percentages."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.2%}" if name in SHARES else f"{value:.4g}"

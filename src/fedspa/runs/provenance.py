@@ -15,13 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedspa import __version__
 from fedspa.data.datasets import Dataset
 from fedspa.data.plugin import GIVEN
 from fedspa.engine.native import library
 from fedspa.errors import ConfigError, printable
+from fedspa.examples import Tree, count, layout, leaves
+from fedspa.learning.tasks.own import Loss
 from fedspa.runs import digest
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, Section
@@ -50,10 +52,12 @@ def facts(job: Job, digests: Mapping[str, Fact] | None = None) -> dict[str, Fact
     server, module = job.server, job.server.model.module
     kind = type(module)
     return {
-        "shape of a record": " × ".join(map(str, server.x.shape[1:])),
-        "number of classes": server.classes,
-        "number of test records": len(server.y),
-        **(digests or _digests(test_records=server.x, test_labels=server.y)),
+        "shape of a record": layout(server.test.x),
+        "task": server.model.task.name,
+        "digest of the task": digest.of_function(server.model.task),
+        "number of outputs": server.model.task.width or 0,
+        "number of test records": count(server.test.y),
+        **(digests or _digests(test_records=server.test.x, test_labels=server.test.y)),
         **(_of_agents(job) if isinstance(job, Simulated) else {}),
         "class of the module": f"{kind.__module__}.{kind.__qualname__}",
         "number of parameters": server.model.dimension,
@@ -68,7 +72,7 @@ def facts(job: Job, digests: Mapping[str, Fact] | None = None) -> dict[str, Fact
     }
 
 
-def under_true_names(config: Config, data: Dataset | None, module: nn.Module | None) -> Config:
+def under_true_names(config: Config, data: Dataset | None, module: nn.Module | None, task: Loss | None) -> Config:
     """The config of a run that was given its records or its module in Python: no file may say that it trained what the
     config would have named, and no command may take it for that."""
     sections: dict[str, Section] = {}
@@ -81,6 +85,9 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
                 "given starts from its own values: leave it out"
             )
         sections["model"] = config.model.model_copy(update={"name": _given_name(type(module).__qualname__)})
+    if task is not None:
+        name = getattr(task, "__name__", type(task).__name__)
+        sections["task"] = config.task.model_copy(update={"name": _given_name(name)})
     return config.model_copy(update=sections)
 
 
@@ -91,10 +98,10 @@ def to_go_on(config: Config, folder: Path) -> str:
     return f"fedspa.run(resume={str(folder)!r}, {', '.join(f'{argument}=…' for argument in given)})"
 
 
-def refuse_ungiven(config: Config, folder: Path, data: Dataset | None, module: nn.Module | None) -> None:
+def refuse_ungiven(config: Config, folder: Path, **now: object) -> None:
     """Raise where the run in `folder` was given in Python what is missing now."""
     given = _given(config)
-    if ("data" in given and data is None) or ("module" in given and module is None):
+    if any(now[argument] is None for argument in given):
         raise ConfigError(
             f"the run in {folder} was given its {' and '.join(given)} in Python, which no file can name; go on there: "
             f"{to_go_on(config, folder)}"
@@ -107,7 +114,7 @@ def _given_name(name: str) -> str:
 
 
 def _given(config: Config) -> list[str]:
-    names = {"data": config.data.name, "module": config.model.name}
+    names = {"data": config.data.name, "module": config.model.name, "task": config.task.name}
     return [argument for argument, name in names.items() if name.startswith(GIVEN)]
 
 
@@ -123,14 +130,14 @@ def provenance(config: Config, known: Mapping[str, Fact], engine: str) -> dict[s
     return {"data": config.data.name, "model": config.model.name, **told, "engine": engine}
 
 
-def _digests(**parts: Tensor) -> dict[str, Fact]:
-    return {f"digest of the {name.replace('_', ' ')}": digest.of_tensors([part]) for name, part in parts.items()}
+def _digests(**parts: Tree) -> dict[str, Fact]:
+    return {f"digest of the {name.replace('_', ' ')}": digest.of_tensors(leaves(part)) for name, part in parts.items()}
 
 
 def _of_agents(job: Simulated) -> dict[str, Fact]:
     sizes = torch.tensor([len(held) for held in job.holdings])
     return {
-        "number of training records": len(job.data.train_y),
+        "number of training records": count(job.data.train_y),
         "digest of the agents' holdings": digest.of_tensors([sizes, torch.from_numpy(np.concatenate(job.holdings))]),
         "engine": job.engine.name,
     }

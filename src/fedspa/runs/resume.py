@@ -71,16 +71,20 @@ def refuse_other_scores(server: Coordinator, done: list[RoundMetrics], config: C
     would show here."""
     if not done:
         return
-    (accuracy, loss), last = server.evaluate(), done[-1]
+    (scores, loss), last = server.evaluate(), done[-1]
     exact = config.privacy.noise == "seeded" and config.run.device == "cpu"
-    if (accuracy, loss) == (last.accuracy, last.loss):
+    if (scores, loss) == (last.scores, last.loss):
         return
     if exact or not math.isclose(loss, last.loss, rel_tol=1e-3, abs_tol=1e-6):
         raise CheckpointError(
-            f"the model in {folder} had an accuracy of {last.accuracy:.6g} and a loss of {last.loss:.9g} after round "
-            f"{last.round + 1}, and now has {accuracy:.6g} and {loss:.9g} with the same parameters: the code of its "
+            f"the model in {folder} had a loss of {last.loss:.9g}{_told(last.scores)} after round {last.round + 1}, "
+            f"and now has {loss:.9g}{_told(scores)} with the same parameters: the code of its task, of its "
             "module or of its features is another; resume with what the run was started with, or start a new run"
         )
+
+
+def _told(scores: Mapping[str, float | None]) -> str:
+    return "".join(f", {name} {value:.6g}" for name, value in scores.items() if value is not None)
 
 
 def noise(job: Job) -> dict[str, str]:

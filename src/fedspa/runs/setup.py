@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,20 +11,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.data.datasets import Dataset, load
 from fedspa.data.features import Features
 from fedspa.data.participation import schedule
 from fedspa.data.partition import partition
-from fedspa.data.view import view
+from fedspa.data.view import view, with_floats
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
+from fedspa.examples import Examples, Tree, count
 from fedspa.learning import models
+from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.initial import oriented
+from fedspa.learning.tasks.named import resolve
+from fedspa.learning.tasks.own import Loss
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
 from fedspa.randomness.sparsify import MaskMode
@@ -33,7 +37,7 @@ from fedspa.runs.config import Config
 from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.plans import calibrated_plan, cap_of
-from fedspa.server.job import ServerJob
+from fedspa.server.job import Metric, ServerJob
 from fedspa.server.optimizers import ServerOptimizer
 
 
@@ -87,11 +91,18 @@ class Simulated(Job):
         }
 
 
-def prepare(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Simulated:
-    """Load, deal out, build and calibrate. `data` and `module` stand in for what the config names."""
+def prepare(
+    config: Config,
+    data: Dataset | None = None,
+    module: nn.Module | None = None,
+    task: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Simulated:
+    """Load, deal out, build and calibrate. `data`, `module` and `task` stand in for what the config names."""
     data = data if data is not None else records_of(config)
     holdings = dealt(config, data)
-    job = prepare_server(config, data, {len(held) for held in holdings}, module)
+    job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
+    data = replace(data, train_y=job.server.model.task.targets(data.train_y, f"data {data.name!r}: train"))
     server, plan, run = job.server, job.plan, config.run
     if plan is not None and plan.clip_rule == "median":
         server = replace(server, clip_value=median_clip(plan, server.model, data, holdings))
@@ -104,16 +115,25 @@ def prepare(config: Config, data: Dataset | None = None, module: nn.Module | Non
         holdings=holdings,
         engine=server.engine,
         engine_reason=reason(
-            run.engine, server.model.module, data.input_shape, run.device, config.privacy.noise == "exact"
+            run.engine, server.model.module, data.like, run.device, config.privacy.noise == "exact", server.model.task
         ),
     )
 
 
-def prepare_server(config: Config, data: Dataset, sizes: set[int], module: nn.Module | None = None) -> Job:
+def prepare_server(
+    config: Config,
+    data: Dataset,
+    sizes: set[int],
+    module: nn.Module | None = None,
+    task: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Job:
     """The server's part, for agents that hold so many records each. Of `data` it gets the held-out records."""
-    given, input_shape = module, data.input_shape
+    learned = resolve(task if task is not None else config.task.name, data.train_y, data.classes, data.key)
+    test = Examples(data.test_x, learned.targets(data.test_y, f"data {data.name!r}: test"))
+    what = "the module" if module is not None else f"model.name = {config.model.name!r}"
     if module is None:
-        module = models.build(config.model.name, input_shape, data.classes, config.run.seed)
+        module = models.build(config.model.name, data.input_shape, learned.width, config.run.seed)
         if config.model.init == "oriented":
             oriented(module, config.run.seed)
     if not isinstance(module, nn.Module):
@@ -124,9 +144,9 @@ def prepare_server(config: Config, data: Dataset, sizes: set[int], module: nn.Mo
         )
     run, settings, exact = config.run, config.algorithm, config.privacy.noise == "exact"
     module = module.to(_device(run.device))
-    model = FlatModel(module)
-    if given is not None:
-        _try_scores(model, input_shape, data.classes)
+    model = FlatModel(module, learned)
+    like = Examples(data.like.x, learned.targets(data.like.y, f"data {data.name!r}"))
+    require_fit(model, like, what)
     algorithm = ALGORITHMS[settings.name]
     # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(settings.layer_shares, model.sizes)
@@ -165,16 +185,15 @@ def prepare_server(config: Config, data: Dataset, sizes: set[int], module: nn.Mo
         coding=settings.coding or ("int" if plan is not None else "f32"),
         clip_value=None if plan is None else plan.clip_value,
         public_key=public_key,
-        x=data.test_x,
-        y=data.test_y,
-        classes=data.classes,
-        engine=choose(run.engine, module, input_shape, run.device, run.threads, exact, run.tf32),
+        test=test,
+        engine=choose(run.engine, module, like, run.device, run.threads, exact, run.tf32, learned),
         threads=run.threads,
+        metrics=metrics or {},
     )
     return Job(config, server, cap_of(config), data.name)
 
 
-def records_of(config: Config, data: Dataset | None = None) -> Dataset:
+def records_of(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Dataset:
     """The records that the config names, or those given, as its features and with its share held out."""
     if data is not None and not isinstance(data, Dataset):
         raise DataError(
@@ -184,13 +203,16 @@ def records_of(config: Config, data: Dataset | None = None) -> Dataset:
     if data is None and named.features is not None:
         return _mapped(named.name, named.dir, named.features, named.holdout, alone)
     data = data if data is not None else load(named.name, Path(named.dir))
-    return view(data, named.features, named.holdout, alone=alone)
+    data = view(data, named.features, named.holdout, alone=alone)
+    return with_floats(data) if module is None and config.model.name in models.NAMES else data
 
 
 def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
     """Which training records each simulated agent holds."""
     rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
-    return partition(data.train_y.numpy(), config.federation.agents, rule, alpha=alpha, seed=seed)
+    if data.owners is not None:
+        return _held(config, data.owners)
+    return partition(_labels(data.train_y), config.federation.agents, rule, alpha=alpha, seed=seed)
 
 
 @lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
@@ -198,11 +220,23 @@ def _mapped(name: str, folder: str, features: Features, holdout: float, alone: b
     return view(load(name, Path(folder)), features, holdout, alone=alone)
 
 
-def _try_scores(model: FlatModel, input_shape: tuple[int, ...], classes: int) -> None:
-    """Three blank records through a module that no config named."""
-    theta = model.flatten()
-    blank = torch.zeros(3, *input_shape, device=theta.device)
-    models.check_scores(lambda x: model.logits(theta, x), blank, classes, "the module")
+def _held(config: Config, owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Records that came with their agents."""
+    agents = config.federation.agents
+    holdings = [np.flatnonzero(owners == number) for number in range(agents)]
+    if (len(owners) and int(owners.max()) >= agents) or not all(map(len, holdings)):
+        raise ConfigError(
+            f"federation.agents is {agents}; the data comes with {len(np.unique(owners))} agents of its own: set it to "
+            "that"
+        )
+    return holdings
+
+
+def _labels(y: Tree) -> NDArray[np.int64]:
+    """By which records can be dealt out unevenly: their classes; where they have none, all are alike."""
+    if isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point():
+        return np.asarray(y.numpy(), dtype=np.int64)
+    return np.zeros(count(y), dtype=np.int64)
 
 
 def _device(name: str) -> torch.device:

@@ -17,6 +17,7 @@ from fedspa.agent.participate import Invitation, agent_name, participate
 from fedspa.algorithms import Agent, Terms
 from fedspa.engine.task import ReadsRows
 from fedspa.errors import PayloadError
+from fedspa.examples import Examples, Tree, leaves, mapped, taken
 from fedspa.randomness.streams import agent_key, root_key
 from fedspa.runs.books import Books
 from fedspa.runs.metrics import RoundMetrics
@@ -35,9 +36,9 @@ class Simulation:
     def __init__(self, job: Simulated) -> None:
         self.job = job
         self.server = Coordinator(job.server)
-        self._private = root_key(job.config.privacy.noise, job.config.run.seed)
         # Every round's records are copied to one place: fresh pages cost more than the copying.
-        self._room: tuple[Tensor, ...] | None = None
+        self._room: list[Tensor] | None = None
+        self._private = root_key(job.config.privacy.noise, job.config.run.seed)
 
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
@@ -66,22 +67,23 @@ class Simulation:
     def _agents(self, cohort: list[int], terms: Terms) -> list[Agent]:
         """The agents of a round, with their records: valid until the next round's are asked for."""
         holdings = [self.job.holdings[number] for number in cohort]
-        train = (self.job.data.train_x, self.job.data.train_y)
+        train = Examples(self.job.data.train_x, self.job.data.train_y)
         if isinstance(self.job.engine, ReadsRows):
             return [
                 self._agent(number, terms, *train, torch.from_numpy(rows)) for number, rows in zip(cohort, holdings)
             ]
         held = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *holdings]))
         if self._room is None or len(self._room[0]) < len(held):
-            self._room = tuple(records.new_empty(len(held), *records.shape[1:]) for records in train)
-        sizes = [len(holding) for holding in holdings]
+            self._room = [leaf.new_empty(len(held), *leaf.shape[1:]) for tree in train for leaf in leaves(tree)]
+        rooms = iter(self._room)
         x, y = (
-            torch.split(torch.index_select(records, 0, held, out=room[: len(held)]), sizes)
-            for records, room in zip(train, self._room)
+            mapped(lambda leaf: torch.index_select(leaf, 0, held, out=next(rooms)[: len(held)]), tree) for tree in train
         )
-        return [self._agent(number, terms, x[place], y[place]) for place, number in enumerate(cohort)]
+        ends = np.cumsum([len(holding) for holding in holdings]).tolist()
+        own = [slice(end - len(holding), end) for end, holding in zip(ends, holdings)]
+        return [self._agent(number, terms, taken(x, place), taken(y, place)) for number, place in zip(cohort, own)]
 
-    def _agent(self, number: int, terms: Terms, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Agent:
+    def _agent(self, number: int, terms: Terms, x: Tree, y: Tree, rows: Tensor | None = None) -> Agent:
         return Agent(
             number=number,
             x=x,

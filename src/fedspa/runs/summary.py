@@ -3,12 +3,14 @@ screen."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedspa.learning.tasks import Task
 from fedspa.runs.books import Total
 from fedspa.runs.guarantee import Guarantee, not_private_because, promised
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.metrics import RoundMetrics, better
 from fedspa.runs.setup import Job, Simulated
 from fedspa.runs.statement import warnings
 from fedspa.server.coordinator import Coordinator
@@ -23,17 +25,18 @@ def measured(
     job: Job, server: Coordinator, guarantee: Guarantee | None, agents: int, uplink_bytes: int
 ) -> RoundMetrics:
     """Of the round that the server has just closed, with the updates of so many agents."""
-    accuracy, loss = server.evaluate()
+    scores, loss = server.evaluate()
     plan = job.plan
     return RoundMetrics(
         round=server.state.round - 1,
-        accuracy=accuracy,
+        accuracy=scores.get("accuracy"),
         loss=loss,
         agents=agents,
         uplink_bytes=uplink_bytes,
         epsilon=None if plan is None or guarantee is None else guarantee.epsilon_max(plan.neighbours),
         private=not_private_because(plan, job.config.privacy.noise) is None,
         clip_value=server.clip_value,
+        scores=scores,
     )
 
 
@@ -42,7 +45,7 @@ def summarise(
     history: Sequence[RoundMetrics],
     guarantee: Guarantee | None,
     seconds: float,
-    accuracy_by_class: Sequence[float | None],
+    accuracy_by_class: Sequence[float | None] | None,
     total: Total | None = None,
 ) -> dict[str, Any]:
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
@@ -60,9 +63,9 @@ def summarise(
     empty = sum(metrics.agents == 0 for metrics in history)
     return {
         "algorithm": config.algorithm.name,
-        "accuracy_best": max(metrics.accuracy for metrics in history),
-        "accuracy_last": history[-1].accuracy,
-        "accuracy_by_class": list(accuracy_by_class),
+        "task": server.model.task.name,
+        **_reached(server.model.task, history),
+        "accuracy_by_class": None if accuracy_by_class is None else list(accuracy_by_class),
         **promised(job.plan, guarantee, config.privacy.noise),
         "epsilon_total": None if total is None else total.epsilon,
         "accountant_total": None if total is None else total.accountant,
@@ -83,4 +86,20 @@ def summarise(
             *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
             *([TOGETHER] if job.plan is not None and together else []),
         ],
+    }
+
+
+def _reached(task: Task, history: Sequence[RoundMetrics]) -> dict[str, Any]:
+    """The score that the task is judged by, and accuracy under its own name."""
+    found = [metrics.score for metrics in history]
+    known = [value for value in found if not math.isnan(value)]
+    best, last = better(task.headline)(known) if known else None, None if math.isnan(found[-1]) else found[-1]
+    classes = task.headline == "accuracy"
+    return {
+        "score": task.headline,
+        "score_best": best,
+        "score_last": last,
+        "scores": history[-1].scores,
+        "accuracy_best": best if classes else None,
+        "accuracy_last": last if classes else None,
     }

@@ -16,7 +16,7 @@ import torch
 from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError
 from fedspa.randomness.streams import mask_seed
-from fedspa.server.evaluation import Evaluation
+from fedspa.server.evaluation import Evaluated, Evaluation
 from fedspa.server.intake import Intake
 from fedspa.server.job import ServerJob
 from fedspa.server.optimizers import ServerState, decayed
@@ -94,15 +94,15 @@ class Coordinator:
             # The next round starts from the geometric mean of where the agents' private quantiles ended.
             self.clip_value = math.exp(intake.log_clips / intake.count)
 
-    def evaluate(self) -> tuple[float, float]:
-        """Accuracy and mean loss on the held-out records, which belong to the server."""
-        accuracy, loss = self._evaluation(self.state.model)
-        if not np.isfinite(loss):
+    def evaluate(self) -> Evaluated:
+        """Scores and mean loss on the held-out examples, which belong to the server."""
+        found = self._evaluation(self.state.model)
+        if not np.isfinite(found.loss):
             raise Diverged(self.state.round - 1, "its loss is no longer finite")
-        return accuracy, loss
+        return found
 
-    def accuracy_by_class(self) -> list[float | None]:
-        """On the same records, by their labels."""
+    def accuracy_by_class(self) -> list[float | None] | None:
+        """On the same examples, by their labels; None where the task has no classes."""
         return self._evaluation.by_class(self.state.model)
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from fedspa.algorithms import Algorithm, Terms
 from fedspa.engine.task import Engine
+from fedspa.examples import Examples, Tree
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms import Plan
 from fedspa.server.optimizers import ServerOptimizer
 from fedspa.wire.payload import Coding
+
+Metric = Callable[[Tensor, Tree], float]
 
 
 @dataclass(frozen=True)
 class ServerJob:
     """`terms` are those of the first round, but for the clip value, which starts at `clip_value` (None without a plan).
 
-    `engine` scores the held-out records x and y where it can, on so many `threads`. Masks follow from `public_key`.
+    `engine` scores the held-out examples `test` where it can, on so many `threads`; `metrics` are the user's own, of
+    outputs and targets. Masks follow from `public_key`.
     """
 
     model: FlatModel
@@ -28,11 +33,10 @@ class ServerJob:
     coding: Coding
     clip_value: float | None
     public_key: bytes
-    x: Tensor
-    y: Tensor
-    classes: int
+    test: Examples
     engine: Engine
     threads: int
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan | None:

@@ -21,6 +21,7 @@ from fedspa.audit.setting import Setting
 from fedspa.engine.local import CLIP_UNITS, ClippedSums
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
+from fedspa.examples import taken
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial import release as quantize
 from fedspa.mechanisms.binomial.bound import Sensitivity, sensitivity
@@ -112,10 +113,10 @@ def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
     plan: Any = terms.plan
     only = replace(terms, steps=replace(plan, records=plan.batch))
     for agent in agents:
-        order = torch.randperm(len(agent.y), generator=torch.Generator().manual_seed(agent.number))
+        order = torch.randperm(agent.records, generator=torch.Generator().manual_seed(agent.number))
         start = terms.round * plan.batch % (len(order) - plan.batch + 1)
         chosen = order[start : start + plan.batch]
-        yield from respond(theta, only, [replace(agent, x=agent.x[chosen], y=agent.y[chosen])], engine)
+        yield from respond(theta, only, [replace(agent, x=taken(agent.x, chosen), y=taken(agent.y, chosen))], engine)
 
 
 @dataclass(frozen=True, slots=True)

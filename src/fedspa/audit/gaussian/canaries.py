@@ -30,6 +30,7 @@ from fedspa.audit.result import Finding, Question, certain
 from fedspa.audit.setting import Setting
 from fedspa.data.datasets import Dataset
 from fedspa.engine.task import Engine
+from fedspa.examples import tensors
 from fedspa.privacy.event import Neighbours
 from fedspa.randomness.mask import active_coordinates
 from fedspa.runs.books import Books
@@ -154,7 +155,8 @@ def _canaries(target: Target, run: Run, inside: Tensor) -> Question:
 
 def _scores(run: Run) -> NDArray[np.float64]:
     """How much each canary's own direction shows in its agent's updates: more is likelier in."""
-    x = run.job.data.train_x.to(torch.float64)
+    x, _ = tensors(run.job.data.train_x, run.job.data.train_y)
+    x = x.to(torch.float64)
     # The gradient of label 1 at the start: +x on the first row of weights, −x on the second, ±1 on the biases.
     ones = torch.ones(len(x), 1, dtype=torch.float64)
     gradients = torch.cat([x, -x, ones, -ones], dim=1)

@@ -20,6 +20,7 @@ from fedspa.audit.setting import Setting
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
+from fedspa.examples import taken
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.gaussian.plan import Plan
 from fedspa.mechanisms.gaussian.release import noisy_mean
@@ -220,7 +221,7 @@ class _BrokenEngine:
         local = theta.clone()
         for _ in range(task.local_steps):
             index = torch.from_numpy(next(batches))
-            rows = self.gradients.rows(local, task.x[index], task.y[index], task.coordinates)
+            rows = self.gradients.rows(local, taken(task.x, index), taken(task.y, index), task.coordinates)
             step, _ = self.release(rows if len(index) else iter(()), plan, noise, task.exact)
             local[active] -= (task.local_lr * task.scale * step).to(local)
         return LocalResult((local - theta)[active], plan.clip_value)

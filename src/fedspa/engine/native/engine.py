@@ -208,23 +208,24 @@ def _records(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _held(task: LocalTask) -> tuple[Tensor, Tensor, Tensor | None]:
     """Records as the library reads them, and where among them the agent's are, or None: all."""
+    x, y = task.tensors
     if task.rows is None:
-        return *_records(task.x, task.y), None
+        return *_records(x, y), None
     if task.rows.dtype != torch.int64 or task.rows.ndim != 1:
         raise DataError("an agent's records are given by their numbers, as one line of int64")
     rows = task.rows.to("cpu").contiguous()
     if _readable(task):
-        return *_records(task.x, task.y), rows
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(task.y):
-        raise _strange_rows(len(task.y))
-    return *_records(task.x[rows], task.y[rows]), None
+        return *_records(x, y), rows
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(y):
+        raise _strange_rows(len(y))
+    return *_records(x[rows], y[rows]), None
 
 
 def _readable(task: LocalTask) -> bool:
     """Whether the library reads all records as they are: else only the agent's own are converted."""
     return all(
         records.device.type == "cpu" and records.dtype == dtype and records.is_contiguous()
-        for records, dtype in ((task.x, torch.float32), (task.y, torch.int64))
+        for records, dtype in zip(task.tensors, (torch.float32, torch.int64))
     )
 
 

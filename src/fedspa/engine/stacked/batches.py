@@ -67,12 +67,12 @@ def likely_largest(task: LocalTask) -> int:
     """About the largest batch of a round: what memory is planned for. Buffers are made for the true one."""
     if task.sampling == "fixed":
         return task.batch
-    expected = task.rate * len(task.y)
-    return min(len(task.y), math.ceil(expected + 5 * math.sqrt(expected)))
+    expected = task.rate * task.records
+    return min(task.records, math.ceil(expected + 5 * math.sqrt(expected)))
 
 
 def _next(task: LocalTask, stream: Stream, steps: int) -> Batches:
-    records = len(task.y)
+    records = task.records
     if task.sampling == "poisson":
         chosen: list[Indices] = [np.empty(0, dtype=np.int64)]
         at_once = max(1, _BLOCK // max(1, records))

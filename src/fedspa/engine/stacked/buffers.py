@@ -77,8 +77,9 @@ class RoundBuffers:
         s = self._shape
         self.theta.copy_(theta.expand(s.agents, -1))
         for w, task in enumerate(tasks):
-            self.pool[w, : len(task.y)].copy_(task.x.flatten(1), non_blocking=True)
-            self.labels[w, : len(task.y)].copy_(task.y, non_blocking=True)
+            x, y = task.tensors
+            self.pool[w, : len(y)].copy_(x.flatten(1), non_blocking=True)
+            self.labels[w, : len(y)].copy_(y, non_blocking=True)
             if task.coordinates is not None:
                 self.coordinates[w].copy_(task.coordinates, non_blocking=True)
         if self._needs_masks:

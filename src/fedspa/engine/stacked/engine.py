@@ -20,6 +20,7 @@ from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.describe import Layer, describe, scores
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_labels, strange_record
 from fedspa.errors import ConfigError, PrivacyError
+from fedspa.examples import Tree, tensors
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.threads import one_example_a_time
 
@@ -53,6 +54,8 @@ def device_obstacle(device: torch.device | str, exact: bool) -> str | None:
 class LayerGradients:
     """Per-example gradients by the rules of the layers (what `local_steps` asks a back end for)."""
 
+    draws = False  # no layer that it has a rule for does
+
     def __init__(self, module: nn.Module) -> None:
         self._model = FlatModel(module)
         self._layers: dict[tuple[int, ...], list[Layer]] = {}
@@ -69,7 +72,8 @@ class LayerGradients:
                 raise ConfigError(f"run.engine = 'stacked' is not possible for this model: {why}") from why
         return self._layers[input_shape]
 
-    def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
+    def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
+        x, y = tensors(x, y)
         layers = self.layers(tuple(x.shape[1:]))
         x, y = self.readable(x, y)
         microbatch = rows_at_once(theta)
@@ -90,7 +94,8 @@ class LayerGradients:
             x = x.where(word, 0)
         return x, y.masked_fill(strange, -1)
 
-    def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        x, y = tensors(x, y)
         theta = theta.detach().requires_grad_()
         if isinstance(self.layers(tuple(x.shape[1:]))[0], Embedding):
             x = x.long()
@@ -116,6 +121,7 @@ class StackedEngine:
     """
 
     name = "stacked"
+    draws = False
 
     @property
     def separates_records(self) -> bool:
@@ -147,18 +153,20 @@ class StackedEngine:
             results = self._rounds.train(start, moved)
         return [replace(result, delta=result.delta.to(theta.device, theta.dtype)) for result in results]
 
-    def rows(self, theta: Tensor, x: Tensor, y: Tensor, coordinates: Tensor | None) -> Iterator[Tensor]:
+    def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
         """Per-example gradients by the rules in torch, on any device: what cpSGD asks for."""
+        x, y = tensors(x, y)
         return self._gradients.rows(theta, _values(x, theta.device), y, coordinates)
 
-    def mean(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         return self._gradients.mean(theta, x, y)
 
     def _moved(self, task: LocalTask) -> LocalTask:
         """The task with its tensors on the engine's device, checked for what kernels could not say."""
         device = self._device
         if task.rows is not None:
-            task = replace(task, x=task.x[task.rows], y=task.y[task.rows], rows=None)
+            x, y = task.tensors
+            task = replace(task, x=x[task.rows], y=y[task.rows], rows=None)
         obstacle = device_obstacle(device, task.exact)
         if obstacle is not None:
             raise ConfigError(f"run.engine = 'stacked' is not possible here: {obstacle}; use 'auto' or 'generic'")
@@ -166,12 +174,13 @@ class StackedEngine:
         if task.plan is not None and task.plan.active != active:
             raise PrivacyError(f"the plan has k = {task.plan.active}, the mask {active} coordinates; they must agree")
         coordinates = None if task.coordinates is None else task.coordinates.to(device, torch.int64)
-        x, y = self._gradients.readable(_values(task.x, device), task.y.to(device, torch.int64))
+        x, y = task.tensors
+        x, y = self._gradients.readable(_values(x, device), y.to(device, torch.int64))
         return replace(task, x=x, y=y, coordinates=coordinates)
 
     def _check_values(self, tasks: Sequence[LocalTask]) -> None:
         """Masks index memory; and where nothing is private, a record that has no gradient is an error."""
-        if not _all_below([task.y for task in tasks if task.plan is None], 2**31):
+        if not _all_below([task.tensors[1] for task in tasks if task.plan is None], 2**31):
             raise strange_record()
         d, masks = self._gradients.dimension, [task.coordinates for task in tasks if task.coordinates is not None]
         if not _all_below(masks, d):

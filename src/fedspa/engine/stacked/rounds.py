@@ -91,9 +91,9 @@ class Rounds:
             alike.setdefault(_kind(task), []).append(i)
         groups: list[list[int]] = []
         for members in alike.values():
-            layers = self._gradients.layers(tuple(tasks[members[0]].x.shape[1:]))
+            layers = self._gradients.layers(tuple(tasks[members[0]].tensors[0].shape[1:]))
             rows = max(likely_largest(tasks[i]) for i in members)
-            records = max(len(tasks[i].y) for i in members)
+            records = max(tasks[i].records for i in members)
             at_once = max(1, STACK_BUDGET // self._bytes_an_agent(layers, rows, records))
             groups += [members[start : start + at_once] for start in range(0, len(members), at_once)]
         return groups
@@ -117,7 +117,7 @@ class Rounds:
         )
 
     def _new_stack(self, tasks: Sequence[LocalTask], rows: int) -> Stack:
-        layers = self._gradients.layers(tuple(tasks[0].x.shape[1:]))
+        layers = self._gradients.layers(tuple(tasks[0].tensors[0].shape[1:]))
         if room(rows) * max(_sizes(layers)) >= 2**31:
             raise ConfigError(
                 "run.engine = 'stacked' cannot index a batch this large; use 'generic' or a smaller batch"
@@ -137,7 +137,7 @@ def careful_steps(theta: Tensor, task: LocalTask, batches: Batches, gradients: L
     for step, size in enumerate(batches.sizes.tolist()):
         index = torch.from_numpy(batches.records[end : end + size]).to(theta.device)
         end += size
-        x, y = task.x[index], task.y[index]
+        x, y = (each[index] for each in task.tensors)
         noise.start_step(step)
         if plan is not None:
             rows = gradients.rows(local, x, y, task.coordinates) if size else iter(())
@@ -155,7 +155,7 @@ def _kind(task: LocalTask) -> Key:
     """What two tasks must have in common to be stacked; learning rate, scale, B, clip value and noise may differ."""
     active = None if task.coordinates is None else task.coordinates.numel()
     plan = None if task.plan is None else (task.plan.clip, task.plan.clip_rule == "quantile")
-    return tuple(task.x.shape[1:]), active, plan, task.local_steps
+    return tuple(task.tensors[0].shape[1:]), active, plan, task.local_steps
 
 
 def _company(tasks: Sequence[LocalTask]) -> Key:

@@ -1,0 +1,135 @@
+"""An example is what is protected: a tree of tensors, and many examples are the same tree with a first dimension.
+
+Leaves are float, integer or bool tensors; dicts and tuples hold them together, as in {"input_ids": …, "attention_mask":
+…}. Inputs are x and targets y; whoever has one dict for both names its targets by one of `TARGETS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedspa.errors import DataError
+
+Tree: TypeAlias = "Tensor | dict[str, Tree] | tuple[Tree, ...]"
+TARGETS = ("labels", "label", "target", "targets", "y")
+
+
+class Examples(NamedTuple):
+    """Inputs and targets of as many examples as their first dimension says."""
+
+    x: Tree
+    y: Tree
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """Its tensors, in order."""
+    for _, leaf in named_leaves(tree):
+        yield leaf
+
+
+def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Its tensors with the way to each, as in `inputs.mask` or `0`; "" where the tree is a tensor."""
+    if isinstance(tree, Tensor):
+        yield name, tree
+        return
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+    for key, part in items:
+        yield from named_leaves(part, f"{name}.{key}" if name else str(key))
+
+
+def mapped(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """The same tree with `function` of each of its tensors."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: mapped(function, part) for key, part in tree.items()}
+    return tuple(mapped(function, part) for part in tree)
+
+
+def joined(trees: list[Tree]) -> Tree:
+    """Examples of several trees, one after another; the trees must be made alike."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.cat([tree for tree in trees if isinstance(tree, Tensor)])
+    if isinstance(first, dict):
+        return {key: joined([tree[key] for tree in trees if isinstance(tree, dict)]) for key in first}
+    return tuple(joined([tree[place] for tree in trees if isinstance(tree, tuple)]) for place in range(len(first)))
+
+
+def count(tree: Tree) -> int:
+    """How many examples."""
+    return len(next(leaves(tree)))
+
+
+def taken(tree: Tree, index: Tensor | slice) -> Tree:
+    return mapped(lambda leaf: leaf[index], tree)
+
+
+def moved(tree: Tree, device: torch.device | str) -> Tree:
+    return mapped(lambda leaf: leaf.to(device), tree)
+
+
+def in_float64(tree: Tree) -> Tree:
+    """Floats in double precision; integers and bools as they are."""
+    return mapped(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
+
+
+def split(tree: Tree, size: int) -> Iterator[Tree]:
+    """Parts of `size` examples each, the last one perhaps smaller."""
+    for start in range(0, count(tree), size):
+        yield taken(tree, slice(start, start + size))
+
+
+def each_alone(tree: Tree) -> Iterator[Tree]:
+    """One example after another, as copies: a view lies where its neighbours left it room."""
+    for part in split(tree, 1):
+        yield mapped(Tensor.clone, part)
+
+
+def blank(shape: tuple[int, ...]) -> Examples:
+    """One example made of zeros: a float tensor of that shape, and class 0."""
+    return Examples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
+
+
+def blanks(tree: Tree, size: int = 1) -> Tree:
+    """Examples of zeros that are made like those."""
+    return mapped(lambda leaf: leaf.new_zeros(size, *leaf.shape[1:]), tree)
+
+
+def tensors(x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
+    """Inputs and targets that are one tensor each, as the engines for chains of layers take them."""
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
+    return x, y
+
+
+def layout(tree: Tree) -> str:
+    """What one example is made of, for people: `(1, 8, 8)`, or `input_ids (64) int64, mask (64) bool`."""
+    parts = [(name, tuple(leaf.shape[1:]), str(leaf.dtype).removeprefix("torch.")) for name, leaf in named_leaves(tree)]
+    if len(parts) == 1 and not parts[0][0]:
+        return f"{parts[0][1]}"
+    return ", ".join(f"{name} {shape} {kind}" for name, shape, kind in parts)
+
+
+def require_aligned(tree: Tree, what: str) -> None:
+    """Raise where the leaves do not have one example per row of each other, or hold what no example may."""
+    found = list(named_leaves(tree))
+    if not found:
+        raise DataError(f"{what} has no tensors in it: an example is a tensor, or a dict or tuple of tensors")
+    for name, leaf in found:
+        if leaf.ndim == 0:
+            raise DataError(f"{what}{_at(name)} is a single number: the first dimension must count the examples")
+        if len(leaf) != len(found[0][1]):
+            raise DataError(
+                f"{what}{_at(name)} has {len(leaf)} examples, and {len(found[0][1])} are in{_at(found[0][0]) or ' x'}"
+            )
+        if leaf.is_complex():
+            raise DataError(f"{what}{_at(name)} holds complex numbers: real ones are needed")
+
+
+def _at(name: str) -> str:
+    return f" '{name}'" if name else ""

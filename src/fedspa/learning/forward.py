@@ -1,0 +1,53 @@
+"""A module called as its inputs lie, and the numbers found in what it returns.
+
+A tensor is the one argument, a tuple are the arguments in order, a dict are the keyword arguments. What comes back is a
+tensor, or an object or dict with `logits` (as transformers' models give), or a tuple that begins with one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from fedspa.errors import ConfigError
+from fedspa.examples import Tree
+
+
+def returned(module: nn.Module, x: Tree) -> object:
+    """What the module gives for x."""
+    if isinstance(x, Tensor):
+        return module(x)
+    return module(**x) if isinstance(x, dict) else module(*x)
+
+
+def outputs(module: nn.Module, x: Tree) -> Tensor:
+    """The tensor that a loss is made of."""
+    return _logits(returned(module, x))
+
+
+def _logits(found: object) -> Tensor:
+    if isinstance(found, Tensor):
+        return found
+    logits = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    if isinstance(found, tuple | list) and found:
+        return _logits(found[0])
+    raise ConfigError(
+        f"the module returns a {type(found).__name__}; a tensor, an object or dict with `logits`, or a tuple that "
+        "begins with one is needed, or a task of your own: task=lambda module, example: …"
+    )
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In eval mode; afterwards each layer is in the mode that it was in."""
+    modes = [(layer, layer.training) for layer in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes:
+            layer.training = training

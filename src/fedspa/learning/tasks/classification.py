@@ -1,0 +1,105 @@
+"""One class of several per example: cross-entropy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedspa.errors import ConfigError, DataError
+from fedspa.examples import Tree
+from fedspa.learning.tasks.base import OfOutputs
+
+
+class Classification(OfOutputs):
+    """Targets are whole numbers 0 … classes - 1."""
+
+    name = "classification"
+    headline = "accuracy"
+
+    def __init__(
+        self, classes: int | None = None, *, weights: tuple[float, ...] | None = None, label_smoothing: float = 0.0
+    ) -> None:
+        """`classes` may be left out where nothing is evaluated."""
+        if weights is not None and classes is not None and len(weights) != classes:
+            raise ConfigError(f"task.weights has {len(weights)} weights; the data has {classes} classes: one for each")
+        self.classes = self.width = classes
+        self.weights, self.label_smoothing = weights, label_smoothing
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss is cross-entropy and nothing else, which every engine knows."""
+        return self.weights is None and self.label_smoothing == 0
+
+    def targets(self, y: Tree, what: str) -> Tree:
+        if not isinstance(y, Tensor) or y.ndim != 1:
+            raise DataError(f"{what}: classification needs one label per example, and its task may be another one")
+        if y.is_floating_point() and not bool(((y == y.floor()) & (y.abs() < 2**31)).all()):
+            raise DataError(
+                f"{what}: labels are not whole numbers: classes are numbered 0, 1, 2 … (for numbers, task='regression')"
+            )
+        y = y.to(torch.int64)
+        low, high = int(y.min()), int(y.max())
+        if self.classes is not None and (low < 0 or high >= self.classes):
+            raise DataError(f"{what}: label {low if low < 0 else high} is outside 0 … {self.classes - 1}")
+        return y
+
+    def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
+        return self._loss(found, y, "mean")
+
+    def total_loss(self, found: Tensor, y: Tree) -> Tensor:
+        return self._loss(found, y, "sum").double()
+
+    def _loss(self, found: Tensor, y: Tree, reduction: str) -> Tensor:
+        assert isinstance(y, Tensor)
+        # torch passes over one label, -100 by default: here each outside the classes is wrong, so that one is out of
+        # reach.
+        y, ignored = y.clamp(min=-1), torch.iinfo(torch.int64).min
+        if self.plain:
+            return functional.cross_entropy(found, y, ignore_index=ignored, reduction=reduction)
+        each = functional.cross_entropy(
+            found, y, ignore_index=ignored, reduction="none", label_smoothing=self.label_smoothing
+        )
+        if self.weights is not None:
+            each = each * each.new_tensor(self.weights)[y]  # torch's own mean would divide by the weights again
+        return each.mean() if reduction == "mean" else each.sum()
+
+    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
+        assert isinstance(y, Tensor)
+        if found.shape != (len(y), self.classes):
+            raise ConfigError(
+                f"{what} must give one score per class, shape (batch, {self.classes}): for a batch of {len(y)} it gave "
+                f"{tuple(found.shape)}"
+            )
+
+    def strange(self, found: Tensor, y: Tree) -> Tensor | None:
+        assert isinstance(y, Tensor)
+        return (y < 0) | (y >= found.shape[1])
+
+    def measure(self) -> ClassCounts:
+        assert self.classes is not None
+        return ClassCounts(self.classes)
+
+
+class ClassCounts:
+    """Right, predicted and actual examples of each class: whole numbers, exact in any order."""
+
+    def __init__(self, classes: int) -> None:
+        self._counts = torch.zeros(3, classes, dtype=torch.float64)
+
+    def add(self, found: Tensor, y: Tree) -> None:
+        assert isinstance(y, Tensor)
+        predicted = found.argmax(dim=1)
+        hit, one = (predicted == y).double(), torch.ones(len(y), dtype=torch.float64, device=y.device)
+        self._counts = self._counts.to(y.device)
+        for row, labels, values in zip(self._counts, (y, predicted, y), (hit, one, one)):
+            row.index_add_(0, labels, values)
+
+    def scores(self) -> dict[str, float | None]:
+        right, _, actual = self._counts.tolist()
+        return {"accuracy": sum(right) / sum(actual)}
+
+    def by_class(self) -> list[float | None]:
+        """Accuracy on the examples of each class; None where there are none."""
+        right, _, actual = self._counts.tolist()
+        return [hits / count if count else None for hits, count in zip(right, actual)]

@@ -1,0 +1,40 @@
+"""A task whose examples come with seeds, for modules that draw randomness in their forward pass, as dropout does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.examples import Tree, leaves
+from fedspa.learning.tasks.base import Measure, Task
+
+
+class Drawing(Task):
+    """x is the pair of inputs and seeds. Each example draws from its own seed, whatever was drawn before it."""
+
+    name = "drawing"
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.headline, self.width = task.headline, task.width
+
+    def targets(self, y: Tree, what: str) -> Tree:
+        return self._task.targets(y, what)
+
+    def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
+        assert isinstance(x, tuple)
+        inputs, seeds = x
+        assert isinstance(seeds, Tensor)
+        devices = {leaf.device for leaf in leaves(inputs) if leaf.device.type == "cuda"}
+        with torch.random.fork_rng(devices=sorted(map(str, devices))):
+            torch.default_generator.manual_seed(int(seeds[0]))
+            for device in devices:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(int(seeds[0]))
+            return self._task.loss(module, inputs, y)
+
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
+        self._task.require_fit(module, x, y, what)
+
+    def measure(self) -> Measure:
+        return self._task.measure()
