@@ -22,7 +22,7 @@ from fedspa.examples import Examples, Tree, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification
 
-ENGINES: list[EngineName] = ["generic", "reference", "auto"]
+ENGINES: list[EngineName] = ["generic", "reference"]
 RECORDS = 7
 REFUSED = {**zoo.KEEPING, **zoo.SHARING}
 EVERY = {**zoo.MIXING, **REFUSED, **zoo.DRAWING}
