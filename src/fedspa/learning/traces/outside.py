@@ -25,7 +25,8 @@ class Outside:
     """The variables outside of a module and its task, and what lay there when this was made."""
 
     def __init__(self, module: nn.Module, task: object) -> None:
-        self._places = [place for place in _reach(module, task) if _is_data(place.get())]
+        reached = {(id(place.holder), place.key): place for place in _reach(module, task)}
+        self._places = [place for place in reached.values() if _is_data(place.get())]
         self._before = [_copied(place.get()) for place in self._places]
 
     def state(self) -> State:
