@@ -163,6 +163,21 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Caveat:
+    """A case in which the ε that is stated is no guarantee, in the words of the mechanism that knows it.
+
+    `short` is what a summary says of it, `why` is for the reader who signs. Under `condition` ε would hold: against
+    `observer` only, or against everyone where that is None. `met` finds the case in a summary, of older editions too.
+    """
+
+    short: str
+    why: str
+    condition: str
+    met: Callable[[Mapping[str, Any]], bool]
+    observer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Mechanism:
     """A room.
 
@@ -175,6 +190,9 @@ class Mechanism:
     `of_record`: the plan of all these.
     `limits`: least and most of the numbers in `record` that no other mechanism has.
     `options`: keys of a config that others do not read.
+    `caveats`: cases in which its stated ε is no guarantee.
+    `notes`: what a reader of ε must know of a config, beside what the plan says.
+    `published_note`: what its published noise and ε are worth, for the reader of the paper's tables.
     """
 
     name: str
@@ -187,6 +205,9 @@ class Mechanism:
     of_record: Callable[[Mapping[str, Any]], Plan]
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    notes: Callable[[Mapping[str, Any]], list[str]] = lambda config: []
+    published_note: str | None = None
 
 
 def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:

@@ -112,6 +112,37 @@ class Event(ABC):
         """ε at `delta` of one release of a sampled batch, for any δ, under each relation that it is priced for."""
         return math.inf
 
+    # What kinds of events are made with.
+
+    def _make_whole(self, *names: str) -> None:
+        """Whole numbers in these fields, or a TypeError."""
+        for name in names:
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
+
+    def _check_sampled(self) -> None:
+        """What every event must say: batches within the records, steps that can be counted, and a noise mode if any."""
+        if self.records > MOST:
+            raise PrivacyError(f"records is {told(self.records)}; it must be at most {MOST:g}")
+        if not 1 <= self.batch <= self.records:
+            raise PrivacyError(
+                f"batch is {told(self.batch)}; it must lie between 1 and the records, {told(self.records)}"
+            )
+        if not 1 <= self.steps <= MOST:
+            raise PrivacyError(f"steps is {told(self.steps)}; it must lie between 1 and {MOST:g}")
+        if self.noise is not None and self.noise not in get_args(NoiseMode):
+            raise PrivacyError(f"noise is {self.noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
+
+    @property
+    def _shown_mode(self) -> str:
+        return {None: "", "seeded": " (SEEDED: not private)"}.get(self.noise, f" ({self.noise})")
+
+    def _canonical(self, kind: str, *left_out: str) -> str:
+        """The text of an event: its kind, and its fields but those that the kind says."""
+        # A mode that was not recorded is not in the text: events of before it was recorded have the text they had.
+        hidden = left_out if self.noise is not None else (*left_out, "noise")
+        shown = {name: value for name, value in self.fields().items() if name not in hidden}
+        return json.dumps({"kind": kind, **shown}, sort_keys=True, separators=(",", ":"))
+
 
 def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
     """These participations as the server saw them. No secure aggregation is run, so only an agent's own noise counts,
@@ -147,38 +178,3 @@ def seeded_words(modes: Mapping[str, int]) -> str | None:
 def told(number: int) -> str:
     """A number as an error quotes it. Python refuses to print a whole number of thousands of digits."""
     return str(number) if abs(number) < 10**20 else "a number of over 20 digits"
-
-
-# What kinds of events are made with.
-
-
-def make_whole(event: Event, *names: str) -> None:
-    """Whole numbers in these fields, or a TypeError."""
-    for name in names:
-        object.__setattr__(event, name, operator.index(getattr(event, name)))
-
-
-def check_sampled(event: Event) -> None:
-    """What every event must say: batches within the records, steps that can be counted, and a noise mode if any."""
-    if event.records > MOST:
-        raise PrivacyError(f"records is {told(event.records)}; it must be at most {MOST:g}")
-    if not 1 <= event.batch <= event.records:
-        raise PrivacyError(
-            f"batch is {told(event.batch)}; it must lie between 1 and the records, {told(event.records)}"
-        )
-    if not 1 <= event.steps <= MOST:
-        raise PrivacyError(f"steps is {told(event.steps)}; it must lie between 1 and {MOST:g}")
-    if event.noise is not None and event.noise not in get_args(NoiseMode):
-        raise PrivacyError(f"noise is {event.noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
-
-
-def shown_mode(noise: NoiseMode | None) -> str:
-    return {None: "", "seeded": " (SEEDED: not private)"}.get(noise, f" ({noise})")
-
-
-def canonical(kind: str, event: Event, *left_out: str) -> str:
-    """The text of an event: its kind, and its fields but those that the kind says."""
-    # A mode that was not recorded is not in the text, so that events of the first edition keep their text.
-    hidden = left_out if event.noise is not None else (*left_out, "noise")
-    shown = {name: value for name, value in event.fields().items() if name not in hidden}
-    return json.dumps({"kind": kind, **shown}, sort_keys=True, separators=(",", ":"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedspa.learning.tasks import Task
-from fedspa.runs.books import Total
+from fedspa.runs.books import LedgerTotal
 from fedspa.runs.guarantee import Guarantee, not_private_because, promised
 from fedspa.runs.metrics import RoundMetrics, better
 from fedspa.runs.setup import Job, Simulated
@@ -46,7 +46,7 @@ def summarise(
     guarantee: Guarantee | None,
     seconds: float,
     accuracy_by_class: Sequence[float | None] | None,
-    total: Total | None = None,
+    total: LedgerTotal | None = None,
 ) -> dict[str, Any]:
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 

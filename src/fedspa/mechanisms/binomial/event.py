@@ -10,19 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import (
-    Accountant,
-    Event,
-    Neighbours,
-    NoiseMode,
-    Sampling,
-    Step,
-    canonical,
-    check_sampled,
-    make_whole,
-    shown_mode,
-    told,
-)
+from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, told
 
 KIND = "binomial"
 
@@ -49,10 +37,10 @@ class BinomialEvent(Event):
 
     def __post_init__(self) -> None:
         try:
-            make_whole(self, "batch", "records", "steps", "dimension", "bits", "trials", "aggregated")
+            self._make_whole("batch", "records", "steps", "dimension", "bits", "trials", "aggregated")
         except TypeError as error:
             raise PrivacyError(f"a Binomial event takes whole numbers: {error}") from None
-        check_sampled(self)
+        self._check_sampled()
         if type(self.rotation) is not bool:
             raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
         for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
@@ -69,7 +57,7 @@ class BinomialEvent(Event):
         return 1 << (self.dimension - 1).bit_length() if self.rotation else self.dimension
 
     def to_json(self) -> str:
-        return canonical(KIND, self)
+        return self._canonical(KIND)
 
     def as_server_saw(self) -> Self:
         """Without secure aggregation, which fedspa does not run."""
@@ -96,5 +84,5 @@ class BinomialEvent(Event):
         seen = "" if self.aggregated == 1 else f", ONLY under secure aggregation of {self.aggregated} agents"
         return (
             f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}, {2**self.bits} levels, "
-            f"Binomial({self.trials}, 1/2) noise{shown_mode(self.noise)}{seen}"
+            f"Binomial({self.trials}, 1/2) noise{self._shown_mode}{seen}"
         )

@@ -8,7 +8,7 @@ from typing import Any
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism
 from fedspa.mechanisms.binomial.event import KIND, BinomialEvent
-from fedspa.mechanisms.binomial.plan import BinomialPlan, trials_for_compression, with_least_trials
+from fedspa.mechanisms.binomial.plan import NOT_AGGREGATED, BinomialPlan, trials_for_compression, with_least_trials
 from fedspa.privacy.event import Event
 
 # What a server announces of a plan, beside what every round has.
@@ -115,4 +115,7 @@ BINOMIAL = Mechanism(
         *("algorithm.compression", "algorithm.bits", "algorithm.rotation"),
         *("privacy.trials", "privacy.adversary"),
     ),
+    caveats=(NOT_AGGREGATED,),
+    published_note="cpSGD at the published noise: ε holds only where secure aggregation hides each update from the "
+    "server; none where no accountant knows one. Its published ε has the sensitivities as printed.",
 )

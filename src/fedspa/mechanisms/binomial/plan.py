@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Caveat, Clipping, ClipRule
 from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.binomial.grid import reach
@@ -22,6 +22,14 @@ from fedspa.privacy.event import MOST, Neighbours, Sampling, told
 
 Adversary = Literal["local", "secure-aggregation"]
 MOST_TRIALS = 2**31 - 1
+NOT_AGGREGATED = Caveat(
+    short="no secure aggregation",
+    why="the server of this run saw each agent's update, and against it there is no guarantee. Secure aggregation "
+    "would have hidden them and was not run; what follows holds only under it.",
+    condition="under secure aggregation, which was not run",
+    met=lambda summary: summary["adversary"] not in (None, "local"),
+    observer="someone who sees nothing but the sum over all agents",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +187,7 @@ class BinomialPlan:
     def flaw_in_short(self) -> str | None:
         if not self.has_guarantee:
             return "too little noise for any ε"
-        return None if self.adversary == "local" else "no secure aggregation"
+        return None if self.adversary == "local" else NOT_AGGREGATED.short
 
     @property
     def notes(self) -> list[str]:
