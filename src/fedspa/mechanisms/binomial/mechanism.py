@@ -117,5 +117,5 @@ BINOMIAL = Mechanism(
     ),
     caveats=(NOT_AGGREGATED,),
     published_note="cpSGD at the published noise: ε holds only where secure aggregation hides each update from the "
-    "server; none where no accountant knows one. Its published ε has the sensitivities as printed.",
+    "server. A dash stands where no accountant knows one. The published ε has the sensitivities as printed.",
 )

@@ -125,5 +125,5 @@ GAUSSIAN = Mechanism(
     caveats=(CLIP_READ,),
     notes=notes,
     published_note="Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold "
-    "there. Its verified ε is what it would be were the clip value given.",
+    "there. Its verified ε would hold if the clip value were given.",
 )
