@@ -22,7 +22,7 @@ from fedspa.data.view import view, with_floats
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, count
+from fedspa.examples import Examples, Tree, count, joined
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
@@ -135,7 +135,7 @@ def prepare_server(
 ) -> Job:
     """The server's part, for agents that hold so many records each. Of `data` it gets the held-out records."""
     asked = task if task is not None else config.task.name
-    learned = resolve(asked, data.train_y, data.classes, data.key, config.task.options)
+    learned = resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, config.task.options)
     like, test = (
         Examples(x, learned.targets(learned.labels(x, y), f"data {data.name!r}: test"))
         for x, y in (data.like, (data.test_x, data.test_y))

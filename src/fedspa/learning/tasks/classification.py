@@ -67,11 +67,11 @@ class Classification(OfOutputs):
         # torch's own mean divides by the weights again, by which a single example would lose its own.
         return each.mean() if reduction == "mean" else each.sum()
 
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)
         if found.shape != (len(y), self.classes):
             raise ConfigError(
-                f"{what} must give one score per class, shape (batch, {self.classes}): for a batch of {len(y)} it gave "
+                f"it must give one score per class, shape (batch, {self.classes}): for a batch of {len(y)} it gave "
                 f"{tuple(found.shape)}"
             )
 

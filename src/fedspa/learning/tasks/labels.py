@@ -48,11 +48,11 @@ class MultiLabel(OfOutputs):
         each = functional.binary_cross_entropy_with_logits(given, wanted, pos_weight=weights, reduction="none")
         return each.mean(dim=1)
 
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)
         if found.shape[:1] != y.shape[:1] or found.numel() != y.numel():
             raise ConfigError(
-                f"{what} must give one logit per label, shape (batch, {self.width}): for a batch of {len(y)} it gave "
+                f"it must give one logit per label, shape (batch, {self.width}): for a batch of {len(y)} it gave "
                 f"{tuple(found.shape)}"
             )
 

@@ -41,7 +41,7 @@ class Own(Task):
             raise ConfigError(f"the task's loss must be one number, a tensor with a gradient; it gave {got}")
         return found.reshape(())
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
         self.loss(module, x, y)
 
     def measure(self) -> Measure:
@@ -56,13 +56,13 @@ class OfModule(Own):
     def __init__(self, key: str | None = None) -> None:
         super().__init__(_returned_loss, "labels" if key is None else key)
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
         if not isinstance(x, dict):
             raise ConfigError(
-                f"{what} is called with keywords by task 'module', so an example must be a dict of tensors; for others "
+                "task 'module' calls it with keywords, so an example must be a dict of tensors; for others "
                 "give a function: task=lambda module, example: …"
             )
-        super().require_fit(module, x, y, what)
+        super().require_fit(module, x, y)
 
 
 def _returned_loss(module: nn.Module, example: Tree) -> Tensor:

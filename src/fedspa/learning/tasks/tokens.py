@@ -56,11 +56,11 @@ class TokenClassification(OfOutputs):
         assert isinstance(y, Tensor)
         return found, y
 
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)
         if found.ndim != 3 or found.shape[:2] != y.shape:
             raise ConfigError(
-                f"{what} must give a score per class for each token, shape (batch, {y.shape[1]}, classes): for a batch "
+                f"it must give a score per class for each token, shape (batch, {y.shape[1]}, classes): for a batch "
                 f"of {len(y)} it gave {tuple(found.shape)}"
             )
 
