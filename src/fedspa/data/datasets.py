@@ -6,7 +6,7 @@ spends no privacy budget; a mean computed from the agents' own records would.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from fedspa.data import cifar, idx, npz, plugin
 from fedspa.errors import DataError, quoted
-from fedspa.examples import Examples, Tree, blanks, count, layout, leaves, mapped, named_leaves, require_aligned
+from fedspa.examples import (
+    TARGETS,
+    Examples,
+    Tree,
+    blanks,
+    count,
+    layout,
+    leaves,
+    mapped,
+    named_leaves,
+    require_aligned,
+)
 
 NAMES = ("digits", "mnist", "cifar10")
 
@@ -117,15 +128,34 @@ def files(name: Literal["mnist", "cifar10"], directory: Path | None) -> list[Pat
 def from_arrays(train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, name: str) -> Dataset:
     """A Dataset from four arrays or tensors, or dicts or tuples of them, taken as they are: integers stay integers.
 
-    Where each target is one whole number, they are classes, from 0 to the largest.
+    Where each target is one whole number, they are classes, from 0 to the largest. Where both targets are None they lie
+    among the inputs, in a dict with `labels`, `label`, `target`, `targets` or `y`; or there are none, as for a language
+    model.
     """
     if not isinstance(name, str):
         raise DataError(f"the name of the data is {quoted(name)}: a text is needed")
     xs = [_tree(x, f"data {name!r}: {split} features") for split, x in (("train", train_x), ("test", test_x))]
+    if train_y is None and test_y is None:
+        return _with_targets_inside(xs, name)
     ys = [_tree(y, f"data {name!r}: {split} labels") for split, y in (("train", train_y), ("test", test_y))]
     if all(_whole(y) for y in ys):
         ys = [mapped(lambda leaf: leaf.to(torch.int64), y) for y in ys]
     return Dataset(xs[0], ys[0], xs[1], ys[1], classes=_classes(ys), name=name)
+
+
+def _with_targets_inside(xs: list[Tree], name: str) -> Dataset:
+    found = [[key for key in TARGETS if isinstance(x, dict) and key in x] for x in xs]
+    if found[0] != found[1] or len(found[0]) > 1:
+        given = " in train and ".join(", ".join(keys) or "none" for keys in found)
+        raise DataError(f"data {name!r}: targets lie under {given} in test: one key is needed, the same in both")
+    key = found[0][0] if found[0] else ""
+    parts: list[Tree] = []
+    for x in xs:
+        if isinstance(x, dict) and key:
+            parts += [{other: part for other, part in x.items() if other != key}, x[key]]
+        else:
+            parts += [x, torch.zeros(count(x), 0)]
+    return replace(from_arrays(*parts, name=name), key=key)
 
 
 def _whole(y: Tree) -> bool:

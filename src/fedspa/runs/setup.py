@@ -24,9 +24,10 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Examples, Tree, count, joined
 from fedspa.learning import models
-from fedspa.learning.fit import require_fit
+from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.initial import oriented
+from fedspa.learning.tasks import Classification
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.own import Loss
 from fedspa.mechanisms import Plan
@@ -102,7 +103,11 @@ def prepare(
     data = data if data is not None else records_of(config)
     holdings = dealt(config, data)
     job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
-    data = replace(data, train_y=job.server.model.task.targets(data.train_y, f"data {data.name!r}: train"))
+    learned, what = job.server.model.task, f"data {data.name!r}: train"
+    train_y = learned.targets(learned.labels(data.train_x, data.train_y), what)
+    classes = data.classes if isinstance(learned, Classification) else None
+    data = replace(data, train_y=train_y, test_y=job.server.test.y, classes=classes)
+    require_known(job.server.model, data.train_x, data.train_y, what)
     server, plan, run = job.server, job.plan, config.run
     if plan is not None and plan.clip_rule == "median":
         server = replace(server, clip_value=median_clip(plan, server.model, data, holdings))
@@ -129,10 +134,12 @@ def prepare_server(
     metrics: Mapping[str, Metric] | None = None,
 ) -> Job:
     """The server's part, for agents that hold so many records each. Of `data` it gets the held-out records."""
-    learned = resolve(
-        task if task is not None else config.task.name, joined([data.train_y, data.test_y]), data.classes, data.key
+    asked = task if task is not None else config.task.name
+    learned = resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, config.task.options)
+    like, test = (
+        Examples(x, learned.targets(learned.labels(x, y), f"data {data.name!r}: test"))
+        for x, y in (data.like, (data.test_x, data.test_y))
     )
-    test = Examples(data.test_x, learned.targets(data.test_y, f"data {data.name!r}: test"))
     what = "the module" if module is not None else f"model.name = {config.model.name!r}"
     if module is None:
         module = models.build(config.model.name, data.input_shape, learned.width, config.run.seed)
@@ -147,8 +154,8 @@ def prepare_server(
     run, settings, exact = config.run, config.algorithm, config.privacy.noise == "exact"
     module = module.to(_device(run.device))
     model = FlatModel(module, learned)
-    like = Examples(data.like.x, learned.targets(data.like.y, f"data {data.name!r}"))
     require_fit(model, like, what)
+    require_known(model, *test, f"data {data.name!r}: test")
     algorithm = ALGORITHMS[settings.name]
     # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(settings.layer_shares, model.sizes)
