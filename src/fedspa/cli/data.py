@@ -65,10 +65,10 @@ def _wrong(found: Findings) -> list[str]:
 def _problem(problem: Problem, unit: str) -> str:
     from fedspa.errors import quoted
 
-    where = f"column {quoted(problem.column)}" if problem.column else "rows"
+    what = f"column {quoted(problem.column)}: a value" if problem.column else "a row"
     examples = f" ({', '.join(problem.examples)})" if problem.examples else ""
     rows = f"{problem.rows:,} {'row' if problem.rows == 1 else 'rows'}, the first in {unit} {problem.first}"
-    return f"{where}: {problem.reason}{examples}, in {rows}; {problem.advice}"
+    return f"{what} {problem.reason}{examples}, in {rows}; {problem.advice}"
 
 
 def _said(found: Findings) -> list[str]:
@@ -76,23 +76,23 @@ def _said(found: Findings) -> list[str]:
     from fedspa.errors import quoted
 
     lines = [
-        f"column {quoted(name)}: {count:,} missing values, which the schema has a rule for"
+        f"column {quoted(name)}: values missing: {count:,}; the schema says what they become"
         for name, count in found.missing.items()
     ]
     lines += [
-        f"column {quoted(name)}: {count:,} values outside the range; they are clipped to it"
+        f"column {quoted(name)}: values outside its range: {count:,}; they are clipped to it"
         for name, count in found.clipped.items()
     ]
     if found.test_rows is not None:
-        lines.append(f"{found.test_rows:,} rows are for testing")
+        lines.append(f"rows for testing: {found.test_rows:,}")
     if found.rows_of_agents is not None:
         counts = sorted(found.rows_of_agents.items(), key=lambda item: item[1])
         few = ", ".join(f"{quoted(name, 60)} {count:,}" for name, count in counts[:_MOST_AGENTS])
         more = f" and {len(counts) - _MOST_AGENTS:,} more that have no fewer" if len(counts) > _MOST_AGENTS else ""
-        lines.append(f"training rows of {len(counts):,} agents: {few or 'none'}{more}")
+        lines.append(f"agents: {len(counts):,}; training rows: {few or 'none'}{more}")
     if found.persons is not None:
         lines.append(
-            f"{found.persons:,} persons, of whom one has {found.most_rows_of_a_person:,} training rows at most"
+            f"persons: {found.persons:,}; training rows of one of them: at most {found.most_rows_of_a_person:,}"
         )
     return lines
 
