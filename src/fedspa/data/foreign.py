@@ -174,9 +174,11 @@ def _tree(value: Any, what: str) -> Tree:
 def _leaf(value: Any, what: str) -> Tensor:
     if not isinstance(value, Tensor):
         value = _array(value, what)
+    if value.is_nested:
+        raise DataError(f"{what} is a nested tensor, whose records differ in shape; pad or cut them to one shape")
     try:
         tensor: Tensor = value.detach().cpu().to_dense()
-    except Exception as cause:  # a nested tensor, one on a device without data
+    except Exception as cause:  # one on a device without data
         raise DataError(f"{what} is no plain tensor ({plugin.one_line(cause)})") from cause
     if tensor.is_complex() or tensor.is_quantized:
         raise DataError(f"{what} holds {tensor.dtype}; real numbers are needed")
@@ -227,13 +229,13 @@ def _refuse_ragged(value: Any, what: str) -> None:
 
 def _check_count(x: Tree, y: Tree, what: str) -> None:
     """Every leaf has a first dimension, the same for all: the records."""
-    first = next(_leaves(y, "y"))[1]
-    for path, leaf in [*_leaves(x, "x"), *_leaves(y, "y")]:
+    leaves = [*_leaves(y, "y"), *_leaves(x, "x")]
+    for path, leaf in leaves:
         if leaf.ndim == 0:
             raise DataError(f"{what}: {path} is a single number; an array with a value per record is needed")
-        if len(leaf) != len(first):
-            raise DataError(f"{what}: {path} has {len(leaf)} records and y has {len(first) if first.ndim else 1}")
-    if not len(first):
+        if len(leaf) != len(leaves[0][1]):
+            raise DataError(f"{what}: {path} has {len(leaf)} records and {leaves[0][0]} has {len(leaves[0][1])}")
+    if not len(leaves[0][1]):
         raise DataError(f"{what} has no records")
 
 

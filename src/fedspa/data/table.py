@@ -23,6 +23,7 @@ from fedspa.errors import DataError, quoted
 
 _LONGEST_LINE = 1 << 20
 _LONGEST_FIELD = csv.field_size_limit()  # the csv module's own limit, held for fields without quotes too
+_LONG_FIELD = Odd("has a field that is too long", f"a field has at most {_LONGEST_FIELD} characters")
 Row = Sequence[object] | Odd
 
 
@@ -139,8 +140,7 @@ def _csv(path: Path) -> Source:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, cut off where they are too long; empty ones at the end are no records."""
-    empty: list[int] = []
+    """Lines with their numbers, cut off where they are too long. An empty one is no record, wherever it stands."""
     number = 0
     try:
         with path.open("rb") as file:
@@ -150,12 +150,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 while len(rest) > _LONGEST_LINE and not rest.endswith(b"\n"):
                     rest = file.readline(_LONGEST_LINE + 1)
                 line = line.rstrip(b"\r\n") if rest is line else line
-                if not line:
-                    empty.append(number)
-                    continue
-                yield from ((one, b"") for one in empty)
-                empty.clear()
-                yield number, line
+                if line:
+                    yield number, line
     except OSError as cause:
         raise DataError(f"{path} cannot be read ({cause.strerror or cause})") from cause
 
@@ -175,10 +171,12 @@ def _fields(line: bytes) -> list[str] | Odd:
     else:
         try:
             fields = next(csv.reader([text], strict=True))
-        except csv.Error:
+        except csv.Error as error:
+            if "field limit" in str(error):
+                return _LONG_FIELD
             return Odd("has quotes that do not match", 'a record is one line, and "" is a quote within quotes')
     if max(map(len, fields)) > _LONGEST_FIELD:
-        return Odd("has a field that is too long", f"a field has at most {_LONGEST_FIELD} characters")
+        return _LONG_FIELD
     return fields
 
 
