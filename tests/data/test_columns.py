@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fedspa.data.cells import Odd, flag, number, word
 from fedspa.data.columns import Category, Flag, Number, Schema, checked, load_schema
@@ -35,8 +36,25 @@ def encoded(column: Number | Category | Flag, *cells: object) -> list[list[float
 def test_a_number_is_clipped_to_its_range_and_scaled_to_one() -> None:
     column = Number(kind="number", range=[10, 20])
     assert encoded(column, "10", " 15 ", "20", "25", "-1e9", 12.5) == [[-1], [0], [1], [1], [-1], [-0.5]]
+    assert encoded(column, "1e308", "-1e308") == [[1], [-1]]
     assert (column.offset, column.scale) == (15, 5)
     assert column.features("age") == ["age"]
+
+
+@given(
+    st.tuples(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30)),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1),
+)
+def test_a_scaled_number_lies_in_minus_one_to_one(bounds: tuple[float, float], values: list[float]) -> None:
+    try:
+        column = Number(kind="number", range=sorted(bounds))
+    except ValidationError:
+        return
+    features = np.array(encoded(column, *values, *column.range))
+    assert (np.abs(features) <= 1).all()
+    assert features[-2:, 0].tolist() == pytest.approx([-1, 1], abs=1e-6)
+    inside = np.clip(values, *column.range)
+    assert features[:-2, 0] * column.scale + column.offset == pytest.approx(inside, abs=1e-6 * column.scale)
 
 
 def test_a_missing_number_is_a_constant_or_has_a_feature_of_its_own() -> None:
@@ -139,6 +157,8 @@ WRONG = [
     ({"age": 5}, "data.columns.age is 5"),
     ({"age": {"kind": "number"}}, "data.columns.age.range is missing"),
     ({"age": {"kind": "number", "range": [1, 0]}}, "data.columns.age.range: the first must be below the second"),
+    ({"age": {"kind": "number", "range": [0, 5e-324]}}, "data.columns.age.range: the first must be below the second"),
+    ({"age": {"kind": "number", "range": [1e20, 1e20 + 1e6]}}, "data.columns.age.range: the first must be below"),
     ({"age": {"kind": "number", "range": [0]}}, "data.columns.age.range is"),
     ({"age": {"kind": "number", "range": [0, 1e31]}}, "data.columns.age.range.1 is 1e+31"),
     ({"age": {"kind": "number", "range": [0, math.nan]}}, "data.columns.age.range.1 is nan"),

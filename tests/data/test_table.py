@@ -146,6 +146,9 @@ def test_the_types_of_targets(tmp_path: Path, targets: dict[str, Any], y: list[A
     assert table.y.dtype == dtype
     assert table.owners is None
     assert table.persons is None
+    table = read_table(written(tmp_path, "a,b,c,n,m,x", "yes,yes,w,2,4,?"), schema, strict=False)
+    assert table.bad == (0,)
+    assert not table.y.any()
 
 
 BAD_ROWS = [

@@ -50,9 +50,9 @@ def number(cell: object) -> float | None:
         cell = cell.item()
     if isinstance(cell, str):
         cell = cell.strip()
-        if cell.lower() in MISSING:
-            return None
         value = float(cell) if _NUMBER.fullmatch(cell) else None
+        if value is None and cell.lower() in MISSING:
+            return None
     elif _nothing(cell):
         return None
     elif isinstance(cell, int | float | Decimal) and not isinstance(cell, bool):

@@ -21,6 +21,7 @@ from fedspa.data.cells import MISSING, Odd, Reader, flag, number, word
 from fedspa.errors import ConfigError, quoted
 
 _MOST_FEATURES = 100_000
+_NARROWEST, _NARROWEST_SHARE = 1e-30, 1e-9  # of a range, and next to its bounds: float64 must tell its values apart
 _RULES = ("refuse", "indicator")
 _RULE = "it must be 'refuse', 'indicator'"
 
@@ -110,8 +111,8 @@ class Number(_Used):
     @field_validator("range")
     @classmethod
     def _a_range(cls, bounds: list[float]) -> list[float]:
-        if not bounds[0] < bounds[1]:
-            raise ValueError("the first must be below the second")
+        if not bounds[1] - bounds[0] >= max(_NARROWEST, _NARROWEST_SHARE * max(map(abs, bounds))):
+            raise ValueError(f"the first must be below the second, by {_NARROWEST_SHARE:g} of the larger at least")
         return bounds
 
     @property
@@ -134,8 +135,8 @@ class Number(_Used):
         return number
 
     def _coded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        scaled: NDArray[np.float64] = (np.clip(values, self.range[0], self.range[1]) - self.offset) / self.scale
-        return np.clip(scaled, -1, 1)[:, None]
+        with np.errstate(over="ignore"):  # ±∞ is clipped as everything outside the range is
+            return np.clip((values - self.offset) / self.scale, -1, 1)[:, None]
 
 
 class Category(_Used):

@@ -84,7 +84,8 @@ class Encoder:
         self._schema, self._report = schema, report
         columns = {name: column for name, column in (schema.inputs | schema.targets).items() if name in names}
         self._values = {name: array("d") for name in columns}
-        self._readers = [(name, column.reader(), column.stand_in) for name, column in columns.items()]
+        # In the order of `wanted`, which begins with these columns.
+        self._readers = [(name, c.reader(), c.stand_in, self._values[name].append) for name, c in columns.items()]
         self._owner = schema.agent if agents and schema.agent in names else None
         self._person, self._split = (key if key in names else None for key in (schema.person, schema.split))
         self._owners, self._persons = _Numbers(), _Numbers()
@@ -101,28 +102,28 @@ class Encoder:
     def add(self, line: int, cells: Sequence[object]) -> None:
         """A row: the cells of the columns in `wanted`, in that order."""
         good = True
-        row = dict(zip(self.wanted, cells))
-        for name, read, stand_in in self._readers:
+        for cell, (name, read, stand_in, keep) in zip(cells, self._readers):
             value: float | None = None
             try:
-                value = read(row[name])
+                value = read(cell)
                 if value is None:
                     self.missing[name] += 1
                     value = stand_in
                 if value is None:
                     raise Odd(LACKING, f"mend it, or say in data.columns.{name}.missing what it becomes")
             except Odd as odd:
-                self._report(line, name, row[name], odd)
+                self._report(line, name, cell, odd)
                 good, value = False, math.nan
-            self._values[name].append(value)
+            keep(value)
+        whose = dict(zip(self.wanted[len(self._readers) :], cells[len(self._readers) :]))
         test = False
         if self._split is not None:
-            known, part = self._known(line, self._split, row)
+            known, part = self._known(line, self._split, whose[self._split])
             good &= known
             test = part == self._schema.test
         for column, numbers in ((self._owner, self._owners), (self._person, self._persons)):
             if column is not None and not test:
-                known, name = self._known(line, column, row)
+                known, name = self._known(line, column, whose[column])
                 good &= known
                 numbers.add(name if known else line)
             else:
@@ -138,14 +139,14 @@ class Encoder:
             numbers.add(line)
         self._close(False, False)
 
-    def _known(self, line: int, column: str, row: dict[str, object]) -> tuple[bool, str]:
+    def _known(self, line: int, column: str, cell: object) -> tuple[bool, str]:
         """Whether a cell names anything, and what."""
         try:
-            text = word(row[column])
+            text = word(cell)
             if text is None or text.lower() in MISSING:
                 raise Odd(LACKING, "every record must have it")
         except Odd as odd:
-            self._report(line, column, row[column], odd)
+            self._report(line, column, cell, odd)
             return False, ""
         return True, text
 
