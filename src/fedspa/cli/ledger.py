@@ -173,6 +173,7 @@ def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     return {
         **fields,
         "epsilon": _finite(agent.epsilon),
+        "unit": agent.last_event.unit,
         "runs": [asdict(run) for run in agent.runs],
         "spent": spent,
         "last_event": agent.last_event.fields(),
@@ -184,7 +185,7 @@ def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None  # JSON has no infinity
 
 
-_COLUMNS = ("agent", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
+_COLUMNS = ("agent", "protects each", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
 
 
 def _cells(agent: AgentSummary) -> list[str]:
@@ -192,6 +193,7 @@ def _cells(agent: AgentSummary) -> list[str]:
 
     return [
         agent.agent,
+        agent.last_event.unit,
         str(len(agent.runs)),
         str(sum(run.participations for run in agent.runs)),
         str(sum(run.released for run in agent.runs)),
@@ -213,11 +215,13 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     first: AgentSummary | None = None
     events: dict[Event, None] = {}
     accountants: dict[str, None] = {}
+    units: dict[str, None] = {}
     table = Table(*_COLUMNS, box=None)
     listed = 0
     for agent in agents:
         first = first or agent
         accountants[agent.accountant] = None
+        units[agent.last_event.unit] = None
         if len(events) < MOST_AGENTS:
             events[agent.last_event] = None
         if listed < MOST_AGENTS:
@@ -240,7 +244,7 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if first is not None:
         screen.print(
-            f"ε at δ = {first.delta:g}, {first.neighbours}, accountant "
+            f"ε for each {' or '.join(units)} at δ = {first.delta:g}, {first.neighbours}, accountant "
             f"{' or '.join(accountants)}; left and more rounds: "
             f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
             highlight=False,

@@ -79,9 +79,11 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
 
 
 def deployed(config: Config, records: int) -> Job:
-    """The job of a server whose agents hold at least `records` records each."""
+    """The job of a server whose agents hold at least `records` records each; persons, where the config names
+    data.person: the ids are the agents' own."""
     for_agents_of_their_own(config)
-    return prepare_server(config, records_of(config), {records})
+    own = config.model_copy(update={"data": config.data.model_copy(update={"person": None})})
+    return prepare_server(config, records_of(own), {records})
 
 
 def _total(strategy: FedSpa) -> LedgerTotal | None:

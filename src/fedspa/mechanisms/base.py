@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
-from fedspa.privacy.event import Event, Neighbours, Sampling
+from fedspa.privacy.event import Event, Neighbours, Sampling, Unit
 
 Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile", "median"]
@@ -22,7 +22,11 @@ class Plan(Protocol):
 
     `noise_multiplier` is the noise on the sum of clipped gradients over `clip_norm`, the bound on one of them; `sigma`
     is the noise on each coordinate of their mean. `compression` is the size of an upload relative to the model's.
+    `unit` is what an example is, and so what is protected: `records` and `batch` count those.
     """
+
+    @property
+    def unit(self) -> Unit: ...
 
     @property
     def dimension(self) -> int: ...
@@ -141,7 +145,8 @@ class NoPlan:
 class Asked:
     """What a run's config asks of a mechanism. `options` are all its keys, by `section.key`: some mechanisms read more.
 
-    `records` is a public number m, the fewest that an agent holds; `neighbours` is None where the sampling decides.
+    `records` is a public number m, the fewest that an agent holds of what `unit` says; `neighbours` is None where the
+    sampling decides.
     """
 
     dimension: int
@@ -160,6 +165,7 @@ class Asked:
     epsilon: float | None
     accountant: str
     options: Mapping[str, Any]
+    unit: Unit = "record"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ at least the (ε, δ) of one.
 `noise` says where the noise came from: the operating system (`secure`, `exact`) or, in simulations, a seed. Whoever
 knows the seed can subtract the noise. `noise` is None where it was not recorded, as in ledgers of the first edition. It
 changes no price.
+
+`unit` says what one of the `records` is: a record, or a person with all of theirs. It changes no price either, but what
+the price is of: ε of different units do not add up (docs/persons.md).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
@@ -31,6 +34,7 @@ MOST = 10**15
 Sampling = Literal["poisson", "fixed"]
 Neighbours = Literal["add-remove", "replace-one"]
 NoiseMode = Literal["secure", "exact", "seeded"]
+Unit = Literal["record", "person"]
 Accountant = Literal["pld", "rdp"]
 
 
@@ -56,7 +60,7 @@ class Step(ABC):
 class Event(ABC):
     """`steps` releases, each on a fresh sample of `batch` (expected or exact) of `records` records.
 
-    Events are frozen dataclasses with a field `noise`, and are equal where their texts are.
+    Events are frozen dataclasses with the fields `noise` and `unit`, and are equal where their texts are.
     """
 
     __slots__ = ()
@@ -73,6 +77,8 @@ class Event(ABC):
         def steps(self) -> int: ...
         @property
         def noise(self) -> NoiseMode | None: ...
+        @property
+        def unit(self) -> Unit: ...
 
     @property
     def rate(self) -> float:
@@ -131,6 +137,12 @@ class Event(ABC):
             raise PrivacyError(f"steps is {told(self.steps)}; it must lie between 1 and {MOST:g}")
         if self.noise is not None and self.noise not in get_args(NoiseMode):
             raise PrivacyError(f"noise is {self.noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
+        if self.unit not in get_args(Unit):
+            raise PrivacyError(f"unit is {self.unit!r}; allowed: {', '.join(get_args(Unit))}")
+
+    @property
+    def _shown_unit(self) -> str:
+        return "" if self.unit == "record" else f" {self.unit}s"
 
     @property
     def _shown_mode(self) -> str:
@@ -138,8 +150,9 @@ class Event(ABC):
 
     def _canonical(self, kind: str, *left_out: str) -> str:
         """The text of an event: its kind, and its fields but those that the kind says."""
-        # A mode that was not recorded is not in the text: events of before it was recorded have the text they had.
-        hidden = left_out if self.noise is not None else (*left_out, "noise")
+        # A mode that was not recorded is not in the text, nor is the first unit that there was: events of before either
+        # was recorded have the text they had.
+        hidden = {*left_out, *(["noise"] if self.noise is None else []), *(["unit"] if self.unit == "record" else [])}
         shown = {name: value for name, value in self.fields().items() if name not in hidden}
         return json.dumps({"kind": kind, **shown}, sort_keys=True, separators=(",", ":"))
 
@@ -151,6 +164,16 @@ def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
     for event, count in events.items():
         seen[event.as_server_saw()] += count
     return seen
+
+
+def require_one_unit(events: Iterable[Event]) -> None:
+    """Raise where some protect records and some persons. Neither promise follows from the other: a person more or less
+    is many records, and a record more or less makes of a person another one."""
+    if len({event.unit for event in events}) > 1:
+        raise PrivacyError(
+            "some of these participations protect each record and some each person: their ε do not add up to one of "
+            "either (docs/persons.md)"
+        )
 
 
 def same_event(recorded: Event, now: Event) -> bool:

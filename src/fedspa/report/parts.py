@@ -10,7 +10,7 @@ from fedspa.report import plots, tables
 from fedspa.report.figures import Figure
 from fedspa.report.promise import Promise, promise
 from fedspa.report.read import RunRecord
-from fedspa.runs.statement import NO_PROMISE, is_seeded, plain_words, shown, shown_bytes, warnings
+from fedspa.runs.statement import NO_PROMISE, is_seeded, plain_words, protected, shown, shown_bytes, warnings
 
 Cell = tuple[str, str]
 
@@ -176,7 +176,7 @@ def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
         return Card("Guarantee", "none: a simulation", detail, True)
     if not facts["private"]:
         return Card("Guarantee", "not private", f"not a guarantee: ε = {shown(facts['epsilon'])}, {terms}", True)
-    return Card("Guarantee for each record", f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
+    return Card(f"Guarantee for each {protected(facts)}", f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
 
 
 def _kept_together(text: str) -> str:

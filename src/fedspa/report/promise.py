@@ -155,3 +155,8 @@ def _hold_against_summary(run: RunRecord, facts: Mapping[str, Any]) -> None:
         then, now = run.summary[key], facts[key]
         if (then is None) != (now is None) or (then is not None and not math.isclose(then, now, rel_tol=1e-6)):
             run.problems.append(f"summary.json says {key} = {then}, but the ledger gives {now}: do not rely on either")
+    if run.summary["unit"] != facts["unit"]:
+        run.problems.append(
+            f"summary.json says that each {run.summary['unit']} is protected, but the ledger says each "
+            f"{facts['unit']}: rely on no ε of this page"
+        )

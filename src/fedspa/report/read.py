@@ -21,7 +21,7 @@ from fedspa.agent.ledger.verify import verify
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.binomial.plan import Adversary
-from fedspa.privacy.event import Event, Neighbours
+from fedspa.privacy.event import Event, Neighbours, Unit
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.metrics import RoundMetrics
@@ -157,6 +157,7 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
     if isinstance(found, dict):
         found.setdefault("adversary", "local")  # older summaries know of no other
         found.setdefault("accountant_total", None)
+        found.setdefault("unit", "record" if found.get("neighbours") else None)
         if "not_private_because" not in found:  # the first edition called seeded noise private
             reasons = [caveat.short for caveat in caveats(found)] + [SEEDED] * (found.get("noise") == "seeded")
             found["not_private_because"] = " and ".join(reasons) or None
@@ -179,6 +180,8 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
         "private": (bool,),
     }
     terms = (found.get("neighbours"), found.get("adversary"))
+    if found.get("unit") not in (None, *get_args(Unit)):
+        return False
     if terms not in {(None, None), (None, "local"), *product(get_args(Neighbours), get_args(Adversary))}:
         return False
     return all(

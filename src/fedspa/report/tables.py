@@ -8,7 +8,7 @@ from typing import Any
 from fedspa.report import plots
 from fedspa.report.promise import Promise
 from fedspa.report.read import Entry, RunRecord
-from fedspa.runs.statement import is_seeded, shown, shown_bytes
+from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
 
@@ -124,8 +124,8 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         ("d", f"{plan.dimension:,}", "parameters of the model"),
         *kind,
         ("B", f"{plan.batch}", f"batch of a local step ({plan.sampling} sampling; B is its public divisor)"),
-        ("m", f"{plan.records}", "fewest records that an agent holds, a public number"),
-        ("q", f"{plan.event.rate:.4g}", "chance that a record takes part in a step, B/m"),
+        ("m", f"{plan.records}", f"fewest {plan.unit}s that an agent holds, a public number"),
+        ("q", f"{plan.event.rate:.4g}", f"chance that a {plan.unit} takes part in a step, B/m"),
         ("τ", f"{plan.local_steps}", "local steps in a round"),
         ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
         ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
@@ -135,6 +135,7 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
         ("δ", f"{plan.delta:g}", "of the guarantee"),
         ("neighbours", plan.neighbours, "neighbouring relation"),
+        ("unit", plan.unit, "what is protected, and what an example is"),
     ]
 
 
@@ -170,7 +171,8 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str) -> list[str]
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
-        terms = f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']}, {facts['accountant']}"
+        terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
+        terms += f"{facts['sampling']}, {facts['accountant']}"
     accuracies, (_, _, each) = run.accuracies, run.sent
     fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
     return [

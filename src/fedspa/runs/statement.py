@@ -47,8 +47,8 @@ def statement(summary: Mapping[str, Any]) -> str:
     if is_seeded(summary):
         flaw = f"NOT PRIVATE: THE NOISE WAS SEEDED, a simulation; with secure noise: {flaw}"
     return (
-        f"{flaw}(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each record of each agent, against "
-        f"{observer}: {summary['neighbours']}, {summary['sampling']} sampling, "
+        f"{flaw}(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each {protected(summary)} of each "
+        f"agent, against {observer}: {summary['neighbours']}, {summary['sampling']} sampling, "
         f"accountant {summary['accountant']}, at most {summary['participations_max']} participations{other}"
     )
 
@@ -56,6 +56,11 @@ def statement(summary: Mapping[str, Any]) -> str:
 def is_seeded(summary: Mapping[str, Any]) -> bool:
     """Whether ε is a simulation's, of a run whose noise whoever knows the seed can subtract."""
     return bool(summary["noise"] == "seeded")
+
+
+def protected(summary: Mapping[str, Any]) -> str:
+    """What is protected; older summaries do not say, and then it is a record."""
+    return summary.get("unit") or "record"
 
 
 def caveats(summary: Mapping[str, Any]) -> list[Caveat]:
@@ -74,13 +79,17 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
             given = f"ε = {shown(epsilon)} at δ = {summary['delta']:g} ({terms}) would hold {caveat.condition}."
             seeded = [SEEDED_NOISE] if is_seeded(summary) else []
             return [("Nothing is promised:", " ".join((caveat.why, given, *seeded)))]
+    person = protected(summary) == "person"
     change = {
-        "add-remove": "had that record been left out, or one been added",
-        "replace-one": "had that record been any other",
-    }[relation]
+        ("add-remove", False): "had that record been left out, or one been added",
+        ("replace-one", False): "had that record been any other",
+        ("add-remove", True): "had that person been left out, with all their records there, or one been added",
+        ("replace-one", True): "had all that the agent holds of that person been anything else",
+    }[relation, person]
     factor = f" = {math.ceil(math.exp(epsilon) * 100) / 100:,.2f}" if epsilon < 10 else ""
     other = (
-        f" Were a record exchanged for another (replace-one), ε = {shown(summary['epsilon_replace_one'])}."
+        f" Were a {protected(summary)} exchanged for another (replace-one), "
+        f"ε = {shown(summary['epsilon_replace_one'])}."
         if relation != "replace-one"
         else ""
     )
@@ -93,7 +102,12 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
     return [
         *([("Nothing is promised:", SEEDED_NOISE)] if is_seeded(summary) else []),
         *(("Nothing is promised:", caveat.why) for caveat in met),
-        ("Who is protected.", f"Each single record that any of the {agents} agents holds."),
+        (
+            "Who is protected.",
+            f"Each person of whom any of the {agents} agents holds records, with all of these, however many they are."
+            if person
+            else f"Each single record that any of the {agents} agents holds.",
+        ),
         (
             "Against whom.",
             "Everyone outside that agent: the server, the other agents, and whoever sees the uploads or the model. "
@@ -111,13 +125,20 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
         (
             "What is not covered.",
             "What the records teach together, which is what training is for; that an agent takes part, when, and with "
-            "how many records; a person with several records, whose guarantee is weaker (for g records, g times the ε "
-            "and a larger δ); other runs and trials on the same records that are not in the same ledger; the server's "
-            "own held-out records, on which accuracy is measured; and the time that a participation takes.",
+            f"how many {protected(summary)}s; {_PERSON_AT_SEVERAL if person else _PERSON_WITH_SEVERAL}; other runs and "
+            "trials on the same records that are not in the same ledger; the server's own held-out records, on which "
+            "accuracy is measured; and the time that a participation takes.",
         ),
     ]
 
 
+_PERSON_WITH_SEVERAL = (
+    "a person with several records, whose guarantee is weaker (for g records, g times the ε and a larger δ)"
+)
+_PERSON_AT_SEVERAL = (
+    "a person of whom several agents hold records, who pays at each of them, so that their ε add up; what others' "
+    "records tell of a person"
+)
 NO_EPSILON = "No accountant bounds the noise of these settings: ε is not stated."
 SEEDED_NOISE = (
     "THE NOISE OF THIS RUN WAS SEEDED. It is a simulation: whoever knows or guesses run.seed can subtract the noise, "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -131,6 +131,7 @@ class Ledger:
         now = _now()
         beginners = set() if announced is None else set(events) - content.known(self._connection, events)
         plans: list[tuple[str, int, int | None]] = []
+        self._refuse_another_unit(events)
         for agent, event in events.items():
             found = content.find(self.path, self._connection, agent, run, message)
             if found is None:
@@ -152,6 +153,14 @@ class Ledger:
         self._connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         self._connection.executemany("INSERT INTO plan VALUES (?, ?, ?)", plans)
         return reserved
+
+    def _refuse_another_unit(self, events: Mapping[str, Event]) -> None:
+        """An agent's entries protect records, or they protect persons: a total of both would be neither's."""
+        texts = self._connection.execute("SELECT text FROM event")
+        units = {parsed(self.path, text).unit for (text,) in texts} | {event.unit for event in events.values()}
+        if len(units) > 1:  # in some agent's entries: it may not be one of these
+            for agent, event in events.items():
+                _check_unit(agent, content.spent(self.path, self._connection, agent), event)
 
     def _event_id(self, text: str) -> tuple[int, str]:
         """The number under which this event is kept, from now on if it was not known; and its text."""
@@ -267,7 +276,9 @@ class Ledger:
     def _after(self, agent: str, event: Event, participations: int) -> Mapping[Event, int]:
         if participations < 1:
             raise LedgerError(f"participations is {participations}; it must be at least 1")
-        return Counter(self.spent(agent)) + Counter({event: participations})
+        spent = self.spent(agent)
+        _check_unit(agent, spent, event)
+        return Counter(spent) + Counter({event: participations})
 
     @contextmanager
     def _write(self) -> Iterator[None]:
@@ -291,6 +302,16 @@ class Ledger:
                     self._connection.execute("ROLLBACK")
                 raise
         ledger_witness.advance(self.path, Witness(self.name, head), force=not self._simulated)
+
+
+def _check_unit(agent: str, spent: Iterable[Event], event: Event) -> None:
+    for other in spent:
+        if other.unit != event.unit:
+            raise LedgerError(
+                f"agent {agent!r} has entries that protect each {other.unit}, and this one protects each {event.unit}: "
+                f"their ε do not add up; take a run whose unit is the {other.unit}, or an agent's name of its own for "
+                "records that this agent never used (docs/persons.md)"
+            )
 
 
 def _check_name(name: str, value: str) -> None:

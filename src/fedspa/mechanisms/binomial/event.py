@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, told
+from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, told
 
 KIND = "binomial"
 
@@ -34,6 +34,7 @@ class BinomialEvent(Event):
     rotation: bool
     aggregated: int
     noise: NoiseMode | None = None
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         try:
@@ -83,6 +84,6 @@ class BinomialEvent(Event):
     def __str__(self) -> str:
         seen = "" if self.aggregated == 1 else f", ONLY under secure aggregation of {self.aggregated} agents"
         return (
-            f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}, {2**self.bits} levels, "
+            f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}{self._shown_unit}, {2**self.bits} levels, "
             f"Binomial({self.trials}, 1/2) noise{self._shown_mode}{seen}"
         )

@@ -23,6 +23,7 @@ _RECORD: dict[str, type] = {
     "adversary": str,
     "agents": int,
     "delta": float,
+    "unit": str,
 }
 
 
@@ -74,6 +75,7 @@ def calibrated(asked: Asked) -> BinomialPlan:
         trials=trials,
         rotation=options["algorithm.rotation"],
         aggregated=1,  # the plan's adversary decides
+        unit=asked.unit,
     )
     plan = of_event(drawn, asked)
     return plan if asked.epsilon is None else with_least_trials(plan, asked.epsilon)
@@ -95,6 +97,7 @@ def of_event(event: Event, asked: Asked) -> BinomialPlan:
         records=event.records,
         participations=asked.participations,
         delta=asked.delta,
+        unit=event.unit,
     )
 
 

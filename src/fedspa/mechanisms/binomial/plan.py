@@ -18,7 +18,7 @@ from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.binomial.grid import reach
 from fedspa.privacy import accounting
-from fedspa.privacy.event import MOST, Neighbours, Sampling, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
 Adversary = Literal["local", "secure-aggregation"]
 MOST_TRIALS = 2**31 - 1
@@ -54,6 +54,7 @@ class BinomialPlan:
     records: int
     participations: int
     delta: float
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         if self.clip not in get_args(Clipping):
@@ -142,7 +143,15 @@ class BinomialPlan:
         """What one participation does."""
         aggregated = 1 if self.adversary == "local" else self.agents
         return BinomialEvent(
-            self.batch, self.records, 1, self.dimension, self.bits, self.trials, self.rotation, aggregated
+            self.batch,
+            self.records,
+            1,
+            self.dimension,
+            self.bits,
+            self.trials,
+            self.rotation,
+            aggregated,
+            unit=self.unit,
         )
 
     @property

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step
+from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit
 
 if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
@@ -51,6 +51,7 @@ class GaussianEvent(Event):
     noise_multiplier: float
     clip_from_data: bool = False
     noise: NoiseMode | None = None
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         try:
@@ -88,7 +89,7 @@ class GaussianEvent(Event):
         return SampledGaussian(self.sampling, rate, noise)
 
     def __str__(self) -> str:
-        drawn = f"{self.sampling} {self.batch}/{self.records}"
+        drawn = f"{self.sampling} {self.batch}/{self.records}{self._shown_unit}"
         flaw = ", NOT PRIVATE: clip value read off the data" if self.clip_from_data else ""
         return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{self._shown_mode}{flaw}"
 

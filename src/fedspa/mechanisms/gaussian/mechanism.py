@@ -24,6 +24,7 @@ _RECORD: dict[str, type] = {
     "noise_multiplier": float,
     "neighbours": str,
     "delta": float,
+    "unit": str,
 }
 _STEPS = ("dimension", "active", "sampling", "batch", "local_steps")
 
@@ -56,7 +57,8 @@ def notes(config: Mapping[str, Any]) -> list[str]:
 
 def calibrated(asked: Asked) -> GaussianPlan:
     noise = asked.options["privacy.noise_multiplier"] or _least_noise(asked)
-    return of_event(GaussianEvent(asked.sampling, asked.batch, asked.records, asked.local_steps, noise), asked)
+    drawn = asked.sampling, asked.batch, asked.records, asked.local_steps
+    return of_event(GaussianEvent(*drawn, noise, unit=asked.unit), asked)
 
 
 def of_event(event: Event, asked: Asked) -> GaussianPlan:
@@ -81,6 +83,7 @@ def of_event(event: Event, asked: Asked) -> GaussianPlan:
         neighbours=relation(asked.neighbours, event.sampling),
         delta=asked.delta,
         clip_rule=asked.clip_rule,
+        unit=event.unit,
     )
 
 

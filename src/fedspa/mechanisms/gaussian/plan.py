@@ -24,7 +24,7 @@ from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Caveat, Clipping
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.published import published_epsilon
-from fedspa.privacy.event import MOST, Neighbours, Sampling, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
 # clipped examples fits into the same accounted release.
@@ -62,7 +62,8 @@ class GaussianPlan:
 
     `records` is a public number m, the fewest that an agent holds. It sets the sampling rate q = B/m, which must not
     depend on anyone's own count: a neighbour with a record more would sample at another rate, and no accountant here
-    covers that. An agent with more records draws batches that are larger on average, at the same ε.
+    covers that. An agent with more records draws batches that are larger on average, at the same ε. Where `unit` is
+    "person", each of these records is a person, with what counts of theirs.
     """
 
     audited: ClassVar[str] = "fedspa"
@@ -80,6 +81,7 @@ class GaussianPlan:
     neighbours: Neighbours
     delta: float
     clip_rule: ClipRule = "given"
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         if not 1 <= self.active <= self.dimension <= MOST:
@@ -157,6 +159,7 @@ class GaussianPlan:
             self.local_steps,
             self.noise_multiplier,
             clip_from_data=not self.is_private,
+            unit=self.unit,
         )
 
     @property
