@@ -103,8 +103,8 @@ class Data(Section):
     person: Name | None = Field(
         None,
         description="What says whose a training record is: the column of a table, or the array of an `.npz`, one id "
-        "per record. Each person is then protected, and not each record: gradient, clip, noise, sampling, an agent's m, "
-        "δ and ε are per person. Data from Python brings its persons along.",
+        "per record. Each person is then protected, and not each record: gradient, clip, noise, sampling, m, δ and ε "
+        "are per person. Data from Python brings its persons along.",
     )
     person_records: Annotated[int, Field(ge=1, le=100_000)] = Field(
         8,

@@ -37,7 +37,7 @@ class PerPerson(Task):
             losses.append(self.task.loss(module, records, targets))
         return torch.stack(losses).mean()
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
         self.loss(module, x, y)
 
     def measure(self) -> Measure:
