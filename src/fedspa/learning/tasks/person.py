@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.examples import Tree, mapped
-from fedspa.learning.tasks.base import Measure, Task
+from fedspa.learning.tasks.base import Task
+from fedspa.learning.tasks.measures import Measure
 
 
 class PerPerson(Task):
