@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedspa.data.datasets import Dataset, from_arrays
+    from fedspa.data.datasets import Dataset, from_arrays, from_examples
     from fedspa.errors import FedspaError, SeededNoiseWarning
     from fedspa.running import RunResult
     from fedspa.running import simulate as run
@@ -28,11 +28,22 @@ _PUBLIC = {
     "RunResult": ("fedspa.running", "RunResult"),
     "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
     "from_arrays": ("fedspa.data.datasets", "from_arrays"),
+    "from_examples": ("fedspa.data.datasets", "from_examples"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.running", "simulate"),
 }
 
-__all__ = ["Config", "Dataset", "FedspaError", "RunResult", "SeededNoiseWarning", "from_arrays", "load", "run"]
+__all__ = [
+    "Config",
+    "Dataset",
+    "FedspaError",
+    "RunResult",
+    "SeededNoiseWarning",
+    "from_arrays",
+    "from_examples",
+    "load",
+    "run",
+]
 __version__ = "0.1.0"
 
 
