@@ -231,4 +231,4 @@ def test_a_model_with_hooks_is_run_as_it_is(where: str, kind: str) -> None:
         assert choose("auto", module, blank((4,)), "cpu", 1, exact=False).name == "generic"
     if kind != "backward":
         theta = FlatModel(module).flatten()
-        assert not torch.allclose(FlatModel(module).logits(theta, torch.ones(1, 4)), plain)
+        assert not torch.allclose(FlatModel(module).outputs(theta, torch.ones(1, 4)), plain)

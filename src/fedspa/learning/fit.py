@@ -17,9 +17,9 @@ def require_fit(model: FlatModel, like: Examples, what: str) -> None:
     x, y = (moved(blanks(tree, 3), device) for tree in like)
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
         try:
-            model.task.require_fit(model.module, x, y, what)
-        except ConfigError:
-            raise
+            model.task.require_fit(model.module, x, y)
+        except ConfigError as cause:
+            raise ConfigError(f"{what}: {cause}") from cause
         except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
             raise ConfigError(
                 f"{what} cannot take the data's records, of shape {layout(like.x)} ({plugin.one_line(cause)})"

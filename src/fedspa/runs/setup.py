@@ -22,7 +22,7 @@ from fedspa.data.view import view, with_floats
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, count
+from fedspa.examples import Examples, Tree, count, joined
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
@@ -129,7 +129,9 @@ def prepare_server(
     metrics: Mapping[str, Metric] | None = None,
 ) -> Job:
     """The server's part, for agents that hold so many records each. Of `data` it gets the held-out records."""
-    learned = resolve(task if task is not None else config.task.name, data.train_y, data.classes, data.key)
+    learned = resolve(
+        task if task is not None else config.task.name, joined([data.train_y, data.test_y]), data.classes, data.key
+    )
     test = Examples(data.test_x, learned.targets(data.test_y, f"data {data.name!r}: test"))
     what = "the module" if module is not None else f"model.name = {config.model.name!r}"
     if module is None:

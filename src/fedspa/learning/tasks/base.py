@@ -45,8 +45,8 @@ class Task(ABC):
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor: ...
 
     @abstractmethod
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
-        """Raise a ConfigError that begins with `what` where the module cannot learn this from such examples."""
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
+        """Raise a ConfigError where the module cannot learn this from such examples."""
 
     @abstractmethod
     def measure(self) -> Measure: ...
@@ -58,8 +58,8 @@ class OfOutputs(Task):
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
         return self.mean_loss(outputs(module, x), y)
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
-        self.require_outputs(outputs(module, x), y, what)
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
+        self.require_outputs(outputs(module, x), y)
 
     @abstractmethod
     def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
@@ -70,8 +70,8 @@ class OfOutputs(Task):
         """The sum over the examples, in float64."""
 
     @abstractmethod
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
-        """Raise a ConfigError that begins with `what` where such outputs cannot be held against such targets."""
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
+        """Raise a ConfigError where such outputs cannot be held against such targets."""
 
     def strange(self, found: Tensor, y: Tree) -> Tensor | None:
         """Which examples' targets no such outputs can be held against, as a mask; None where every number will do. A

@@ -64,11 +64,11 @@ class Classification(OfOutputs):
             each = each * each.new_tensor(self.weights)[y]  # torch's own mean would divide by the weights again
         return each.mean() if reduction == "mean" else each.sum()
 
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)
         if found.shape != (len(y), self.classes):
             raise ConfigError(
-                f"{what} must give one score per class, shape (batch, {self.classes}): for a batch of {len(y)} it gave "
+                f"it must give one score per class, shape (batch, {self.classes}): for a batch of {len(y)} it gave "
                 f"{tuple(found.shape)}"
             )
 

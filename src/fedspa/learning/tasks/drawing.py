@@ -33,8 +33,8 @@ class Drawing(Task):
                     torch.cuda.manual_seed(int(seeds[0]))
             return self._task.loss(module, inputs, y)
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
-        self._task.require_fit(module, x, y, what)
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
+        self._task.require_fit(module, x, y)
 
     def measure(self) -> Measure:
         return self._task.measure()

@@ -35,9 +35,21 @@ def resolve(asked: str | Loss | Task, y: Tree, classes: int | None, key: str | N
 def _classification(y: Tree, classes: int | None) -> Task:
     if classes is None:
         raise DataError(
-            f"the targets are no classes 0, 1, 2 …, but {layout(y)}: name the task, as in task='regression'"
+            f"the targets are no classes 0, 1, 2 … ({_why_none(y)}): mend them, or name the task, as in "
+            "task='regression'"
         )
     return Classification(classes)
+
+
+def _why_none(y: Tree) -> str:
+    if not isinstance(y, Tensor) or y.ndim != 1:
+        return f"each is {layout(y)}, and one whole number is needed"
+    if y.is_floating_point() and not bool((y == y.floor()).all()):
+        return "they are not whole numbers"
+    low, high = int(y.min()), int(y.max())
+    if low < 0:
+        return f"one is {low}"
+    return "all are 0" if high == 0 else f"label {high} among {len(y)} records"
 
 
 def _regression(y: Tree, classes: int | None) -> Task:

@@ -40,7 +40,7 @@ class Own(Task):
             raise ConfigError(f"the task's loss must be one number, a tensor with a gradient; it gave {got}")
         return found.reshape(())
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
         self.loss(module, x, y)
 
     def measure(self) -> NoScores:

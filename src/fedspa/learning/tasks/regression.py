@@ -48,11 +48,11 @@ class Regression(OfOutputs):
             each = functional.huber_loss(given, wanted, reduction="none", delta=self.huber)
         return each.mean(dim=1)
 
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)
         if found.shape[:1] != y.shape[:1] or found.numel() != y.numel():
             raise ConfigError(
-                f"{what} must give one number per target, shape (batch, {y[0].numel()}): for a batch of {len(y)} it "
+                f"it must give one number per target, shape (batch, {y[0].numel()}): for a batch of {len(y)} it "
                 f"gave {tuple(found.shape)}"
             )
 
