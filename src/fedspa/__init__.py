@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedspa.data.datasets import Dataset, from_arrays, from_examples
-    from fedspa.errors import FedspaError, SeededNoiseWarning
+    from fedspa.errors import FedspaError, MixingWarning, SeededNoiseWarning
+    from fedspa.learning.check import check
+    from fedspa.learning.fix import fix
+    from fedspa.learning.sound import Problem
     from fedspa.running import RunResult
     from fedspa.running import simulate as run
     from fedspa.runs.config import Config, load
@@ -25,8 +28,12 @@ _PUBLIC = {
     "Config": ("fedspa.runs.config", "Config"),
     "Dataset": ("fedspa.data.datasets", "Dataset"),
     "FedspaError": ("fedspa.errors", "FedspaError"),
+    "MixingWarning": ("fedspa.errors", "MixingWarning"),
+    "Problem": ("fedspa.learning.sound", "Problem"),
     "RunResult": ("fedspa.running", "RunResult"),
     "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
+    "check": ("fedspa.learning.check", "check"),
+    "fix": ("fedspa.learning.fix", "fix"),
     "from_arrays": ("fedspa.data.datasets", "from_arrays"),
     "from_examples": ("fedspa.data.datasets", "from_examples"),
     "load": ("fedspa.runs.config", "load"),
@@ -37,8 +44,12 @@ __all__ = [
     "Config",
     "Dataset",
     "FedspaError",
+    "MixingWarning",
+    "Problem",
     "RunResult",
     "SeededNoiseWarning",
+    "check",
+    "fix",
     "from_arrays",
     "from_examples",
     "load",

@@ -19,6 +19,10 @@ class SeededNoiseWarning(UserWarning):
     """A run whose noise follows from a seed: a simulation, of which nothing is private."""
 
 
+class MixingWarning(UserWarning):
+    """A model that gives an example another output in a batch than alone: it trains otherwise than it evaluates."""
+
+
 class ConfigError(FedspaError):
     """A config key, flag or combination of them is not allowed."""
 

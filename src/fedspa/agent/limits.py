@@ -1,7 +1,7 @@
-"""How far the numbers of a run may go, each in one place: who reads a number that someone else chose reads this first.
+"""How far the numbers of a run may go. Whatever reads a number that someone else chose holds it against these limits.
 
 They are far beyond any use and well within what float64, float32 and 32-bit integers can carry: a number past them is
-a slip, or asks for an overflow.
+a slip, or an attempt at an overflow.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A server that was restored from its checkpoint asks again for the round it had been in. Its agents have already paid for
 that round, and may send the same bytes again at no cost, if they still have them. Drawing noise anew would be a new
-spend. One file a run and agent, beside the ledger; it holds nothing but what was about to leave anyway.
+spend. There is one file per run and agent, beside the ledger. It holds only what was about to leave anyway.
 """
 
 from __future__ import annotations

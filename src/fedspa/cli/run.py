@@ -143,8 +143,8 @@ def show(result: RunResult, screen: Console) -> None:
     )
     screen.print(f"Guarantee   {statement(summary)}", highlight=False)
     screen.print(
-        f"Uploads     {shown_bytes(summary['uplink_bytes'])} an agent in the whole run, "
-        f"{shown_bytes(summary['payload_bytes'])} an upload ({summary['coding']}, {_size(summary)})",
+        f"Uploads     {shown_bytes(summary['uplink_bytes'])} per agent in the whole run, "
+        f"{shown_bytes(summary['payload_bytes'])} per upload ({summary['coding']}, {_size(summary)})",
         highlight=False,
     )
     screen.print(

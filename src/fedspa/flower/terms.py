@@ -74,7 +74,7 @@ class TermsError(FedspaError):
 class Announcement:
     """`terms` for all, and what is this agent's alone: its mask seed, and its number in the federation.
 
-    `run` is drawn by the server at random once a run. `number` is only used in simulations, where it says which agent
+    `run` is drawn by the server at random once per run. `number` is only used in simulations, where it says which agent
     is played; a deployed agent has a name of its own. `features` is the run's data.features, "" for none. `noise` is
     None where nothing is private.
     """

@@ -13,7 +13,7 @@ Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile", "median"]
 
 # Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
-# "norm 0" would pass any clip. A server that asks for such a clip is after that.
+# "norm 0" would pass any clip. A malicious server would ask for such a clip.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
 
 
@@ -64,17 +64,17 @@ class Plan(Protocol):
 
     @property
     def stated_event(self) -> Event | None:
-        """The event whose ε a run states: its own, or what is flagged beside it; None where no ε is known."""
+        """The event whose ε a run states: its own, or one whose ε is flagged as no guarantee; None without any ε."""
         ...
 
     @property
     def breach(self) -> str | None:
-        """What leaves nothing private against the server, by the plan's words alone: told without any pricing."""
+        """Why nothing is private against the server, where the plan's own terms say so; no pricing is needed for it."""
         ...
 
     @property
     def flaw(self) -> str | None:
-        """The same and a missing ε, in a sentence for the reader of ε; None where the plan is private."""
+        """Why the plan is not private, a missing ε included, in a sentence for the reader of ε; None where it is."""
         ...
 
     @property

@@ -146,8 +146,8 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         ["Quick: tiny runs that show every row works. Nothing follows from their accuracies."] if table["quick"] else []
     )
     lines.append(
-        f"best: over rounds, on the held-out records, as the paper reports; last: after the last round; "
-        f"{_seeds(table)}. ε is the largest over agents."
+        f"best: the best round on the held-out records, as the paper reports it. last: after the last round. "
+        f"From {_seeds(table)}. ε is the largest over agents."
     )
     if any(row.get(setting, {}).get("noise") == "seeded" for row in table["rows"] for setting in SETTINGS):
         lines.append(
@@ -162,18 +162,18 @@ def notes(table: Mapping[str, Any]) -> list[str]:
                 lines.append(f"{name}: {cell['status']}: {cell['reason']}")
     if any("tuned" in row for row in table["rows"]):
         lines.append(
-            "sound*, or tuned: the best settings known here, another model included; those and their choice are in the "
-            "configs. The bandwidth is that of the paper's model."
+            "sound*, or tuned: the best settings known here, with another model. The configs say what they are and how "
+            "they were chosen. The bandwidth is that of the paper's model."
         )
     if any("published" in row and row["algorithm"] in ("fedspa", "dp-fed") for row in table["rows"]):
         lines.append(
             "Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold there. "
-            "Its verified ε is what it would be were the clip value given."
+            "Its verified ε would hold if the clip value were given."
         )
     if any(row["algorithm"] == "cpsgd" for row in table["rows"]):
         lines.append(
-            "cpSGD at the published noise: ε holds only where secure aggregation hides each update from the server; "
-            "none where no accountant knows one. Its published ε has the sensitivities as printed."
+            "cpSGD at the published noise: ε holds only where secure aggregation hides each update from the server. "
+            "A dash stands where no accountant knows one. The published ε has the sensitivities as printed."
         )
     return lines
 

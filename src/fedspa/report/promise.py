@@ -100,7 +100,7 @@ def _active(run: Run) -> int | None:
     by_layer = settings.layer_shares is not None
     shares = settings.layer_shares or [settings.compression]
     least, most = min(shares), max(shares)
-    slack = (len(shares) / 2 + 1e-6) / dimension  # k is rounded, once a layer
+    slack = (len(shares) / 2 + 1e-6) / dimension  # k is rounded, once per layer
     if said is not None and not least - slack <= said <= most + slack:
         given = f"{least} to {most}" if by_layer else f"{most}"
         run.problems.append(

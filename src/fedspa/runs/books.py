@@ -51,9 +51,10 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
         policy.check(job.plan)
     if settings.ledger is not None and not (folder := Path(settings.ledger).parent).is_dir():
         raise LedgerError(f"run.ledger is {settings.ledger}: the folder {folder} does not exist; create it first")
+    event = job.plan.event.with_noise(job.config.privacy.noise)
     if settings.ledger is None or not Path(settings.ledger).exists():
         if policy is not None:
-            _refuse_first_plan(FirstPlan(job.plan.event, job.plan.participations), policy.cap)
+            _refuse_first_plan(FirstPlan(event, job.plan.participations), policy.cap)
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
         if policy is None:
@@ -61,13 +62,16 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
         for number in range(job.config.federation.agents):
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
-                ledger.require(agent_name(number), job.plan.event, policy.cap, participations=left)
+                ledger.require(agent_name(number), event, policy.cap, participations=left)
 
 
 def _refuse_first_plan(plan: FirstPlan, cap: Cap) -> None:
     """Raise where agents that have spent nothing yet have no room for the whole run."""
-    if not admits({plan.event: plan.participations}, cap, plan):
-        cost, by = total({plan.event: plan.participations}, cap.delta, cap.neighbours, plan)
+    events = {plan.event: plan.participations}
+    if not admits(events, cap, plan):
+        cost, by = total(events, cap.delta, cap.neighbours, plan)
+        words = seeded_words(noise_modes(events))
+        by += "" if words is None else f"; {words}"
         raise BudgetError(
             f"the run costs ε = {shown(cost)} ({by}), above the policy's {cap.epsilon:.4g} (δ = {cap.delta:g}, "
             f"{cap.neighbours}); take more noise or fewer rounds"

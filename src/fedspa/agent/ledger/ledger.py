@@ -26,7 +26,7 @@ from fedspa.agent.ledger.witness import Witness
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.mechanisms import UnknownKind, event_of
 from fedspa.privacy.cap import Cap, FirstPlan, Total, admits, total
-from fedspa.privacy.event import MOST, Event, Neighbours, same_event, told
+from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, same_event, seeded_words, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +283,14 @@ class Ledger:
             return
         spent = self.epsilon(agent, cap.delta, cap.neighbours)
         plan = self._plan(agent, event, announced or participations)
-        after = total(self._after(agent, event, participations), cap.delta, cap.neighbours, plan)
+        events = self._after(agent, event, participations)
+        after = total(events, cap.delta, cap.neighbours, plan)
+        words = seeded_words(noise_modes(events))
+        by = after.by if words is None else f"{after.by}; {words}"
         raise BudgetError(
             f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent):.4g} left: {spent:.4g} of its cap "
             f"{cap.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
-            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {after.by}); "
+            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {by}); "
             "ask for fewer or noisier participations"
         )
 

@@ -1,9 +1,9 @@
 """Whole answers of agents: their noise, sampler and keys, and how far apart the answers of neighbours are.
 
-What clips here is the engine of a run, and no function of `mechanism`. Neighbours are two agents with the same keys
-that hold all records in common but one. Sampling (of all), coins and noise are the same, so the answers differ by what
-that record may move: at most Δ∞, Δ₁ and Δ₂ of `binomial.bound`. There are so many levels that rounding, less than one
-of them a coordinate, hardly shows: the bounds hold of sound code without any chance.
+The engine of a run clips here, and no function of `mechanisms`. Neighbours are two agents with the same keys that hold
+all records in common but one. Sampling (of all), coins and noise are the same, so the answers differ by what that
+record may move: at most Δ∞, Δ₁ and Δ₂ of `binomial.bound`. There are so many levels that rounding, by less than one
+level per coordinate, hardly shows: the bounds hold of sound code without any chance.
 
 A two-class model has antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever its layers: once both
 are clipped, they are the two worst records there are.

@@ -72,11 +72,11 @@ class BinomialEvent(Event):
         return canonical(KIND, self)
 
     def as_server_saw(self) -> Self:
-        """Without secure aggregation, which was never run."""
+        """Without secure aggregation, which fedspa does not run."""
         return replace(self, aggregated=1, noise=None)
 
     def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        """There is no choice: the accountant that was asked for is for others."""
+        """`pld`, or with rotation `binomial`, whatever was asked for."""
         if neighbours != "replace-one":
             raise PrivacyError(f"cpsgd has no guarantee under {neighbours}; allowed: replace-one")
         return "binomial" if self.rotation else "pld"

@@ -27,10 +27,10 @@ _RECORD: dict[str, type] = {
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """cpSGD is one step a round, of every agent, on batches of a fixed size."""
+    """cpSGD takes one step per round, of every agent, on batches of a fixed size."""
     only: tuple[tuple[str, object, str], ...] = (
         ("federation.per_round", config["federation.agents"], "all agents take part in every round"),
-        ("algorithm.local_steps", 1, "one step a round"),
+        ("algorithm.local_steps", 1, "one step per round"),
         ("algorithm.coding", "int", "whole numbers travel"),
         ("privacy.sampling", "fixed", "batches of exactly B records"),
         ("privacy.neighbours", "replace-one", "batches are of a fixed size"),

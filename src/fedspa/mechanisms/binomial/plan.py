@@ -1,7 +1,7 @@
 """The plan of cpSGD: everything that decides an agent's guarantee, in one frozen object, as every mechanism has one.
 
 Quantisation, noise, wire and accountant all read it; the levels' step, the noise and the event are derived from it.
-cpSGD is one release a round, of a batch of exactly B records, so sampling, relation and steps are no choices here.
+cpSGD makes one release per round, of a batch of exactly B records. So sampling, relation and steps cannot be chosen.
 """
 
 from __future__ import annotations

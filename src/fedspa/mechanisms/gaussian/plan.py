@@ -30,7 +30,7 @@ from fedspa.privacy.event import MOST, Neighbours, Sampling, told
 QUANTILE_NOISE_FACTOR = 1.02
 
 # The quantile that a private clip steers to, and how fast (Andrew et al. 2021): a step moves log C by about RATE times
-# the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 a step;
+# the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 per step;
 # RATE = 0.02 averages over some hundred steps.
 CLIP_QUANTILE = 0.5
 CLIP_RATE = 0.02
@@ -144,7 +144,8 @@ class Plan:
 
     @property
     def stated_event(self) -> GaussianEvent:
-        """A clip value that was read off the data has no ε. What is stated, and flagged, is ε had it been given."""
+        """With a clip value that was read off the data there is no ε. What is stated, and flagged, is the ε that would
+        hold if the value were given."""
         return replace(self.event, clip_from_data=False)
 
     @property
