@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedspa.data.datasets import Dataset, from_arrays
+    from fedspa.data.datasets import Dataset, from_arrays, from_examples
     from fedspa.errors import FedspaError, MixingWarning, SeededNoiseWarning
     from fedspa.learning.check import check
     from fedspa.learning.fix import fix
@@ -35,6 +35,7 @@ _PUBLIC = {
     "check": ("fedspa.learning.check", "check"),
     "fix": ("fedspa.learning.fix", "fix"),
     "from_arrays": ("fedspa.data.datasets", "from_arrays"),
+    "from_examples": ("fedspa.data.datasets", "from_examples"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.running", "simulate"),
 }
@@ -50,6 +51,7 @@ __all__ = [
     "check",
     "fix",
     "from_arrays",
+    "from_examples",
     "load",
     "run",
 ]

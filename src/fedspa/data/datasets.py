@@ -144,10 +144,56 @@ def from_arrays(
     if train_y is None and test_y is None:
         return _with_targets_inside(xs, name, persons)
     ys = [_tree(y, f"data {name!r}: {split} labels") for split, y in (("train", train_y), ("test", test_y))]
+    return _dataset(xs, ys, name, None, persons)
+
+
+def from_examples(
+    train: Mapping[str, Any],
+    test: Mapping[str, Any],
+    *,
+    name: str,
+    target: str | None = None,
+    persons: Any | None = None,
+) -> Dataset:
+    """A Dataset from two dicts of arrays that hold their targets, as a tokenizer's output with `labels` in it does.
+
+    `target` is the targets' key, by default the one of labels, label, target, targets and y that is there; "" says that
+    there are none, as for texts whose next token is learned. A module gets the rest as keyword arguments, and a task of
+    one's own gets the dict whole.
+    """
+    if not isinstance(name, str):
+        raise DataError(f"the name of the data is {quoted(name)}: a text is needed")
+    xs, ys, key = [], [], target
+    for split, given in (("train", train), ("test", test)):
+        what = f"data {name!r}: {split}"
+        if not isinstance(given, Mapping):
+            raise DataError(f"{what} is a {type(given).__name__}: a dict of arrays is needed, or fedspa.from_arrays")
+        key = _target(given, key, what)
+        x = _tree({field: part for field, part in given.items() if field != key}, f"{what} features")
+        if not x:
+            raise DataError(f"{what} has nothing but its targets {key!r}: a model needs something to learn them from")
+        xs.append(x)
+        # Without targets there is still a row for each example, with nothing in it.
+        ys.append(_tree(given[key], f"{what} labels") if key else torch.zeros(count(x), 0, dtype=torch.int64))
+    return _dataset(xs, ys, name, key, persons)
+
+
+def _target(given: Mapping[str, Any], key: str | None, what: str) -> str:
+    found = [field for field in (TARGETS if key is None else (key,)) if field in given]
+    if len(found) == 1 or key == "":
+        return found[0] if found else ""
+    wanted = f"just one of {', '.join(TARGETS)}" if key is None else f"{key!r}"
+    raise DataError(
+        f"{what} has the keys {', '.join(map(str, given))}: {wanted} must be among them; target= names another, and "
+        "target='' says that there are no targets"
+    )
+
+
+def _dataset(xs: list[Tree], ys: list[Tree], name: str, key: str | None, persons: Any | None) -> Dataset:
     if all(_whole(y) for y in ys):
         ys = [mapped(lambda leaf: leaf.to(torch.int64), y) for y in ys]
     numbers = None if persons is None else _persons(persons, f"data {name!r}: persons")
-    return Dataset(xs[0], ys[0], xs[1], ys[1], classes=_classes(ys), name=name, persons=numbers)
+    return Dataset(xs[0], ys[0], xs[1], ys[1], classes=_classes(ys), name=name, key=key, persons=numbers)
 
 
 def _persons(ids: Any, what: str) -> NDArray[np.int64]:
@@ -250,7 +296,7 @@ def _tensor(value: Any, what: str, advice: str) -> torch.Tensor:
         raise DataError(f"{what} are not an array of numbers ({plugin.one_line(cause)}): {advice}") from cause
     if array.dtype.kind not in "biufc":
         kind = {"U": "text", "S": "bytes", "M": "dates", "m": "durations"}.get(array.dtype.kind, "objects")
-        example = f", as in {quoted(array.flat[0], 60)}" if array.size else ""
+        example = f", as in {quoted(array.ravel()[:1].tolist()[0], 60)}" if array.size else ""
         raise DataError(f"{what} are {kind}{example}: {advice}")
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
