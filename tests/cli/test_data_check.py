@@ -111,7 +111,7 @@ def test_a_runs_config_is_a_schema(call: Call) -> None:
     assert (code, err) == (0, "")
     code, _, err = call(GOOD, schema=SCHEMA.replace("person =", "persn =", 1))
     assert code == 2
-    assert err == "fedspa: unknown key 'data.persn'; see docs/data.md for what a column has\n"
+    assert err == "fedspa: unknown key 'data.persn'; allowed: agent, columns, person, split, test\n"
 
 
 def test_many_agents_are_not_all_listed(call: Call) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedspa import toml
 from fedspa.data.cells import Odd, flag, number, word
 from fedspa.data.columns import Category, Flag, Number, Schema, checked, load_schema
 from fedspa.errors import ConfigError
@@ -162,7 +164,7 @@ WRONG = [
     ({"age": {"kind": "number", "range": [0]}}, "data.columns.age.range is"),
     ({"age": {"kind": "number", "range": [0, 1e31]}}, "data.columns.age.range.1 is 1e+31"),
     ({"age": {"kind": "number", "range": [0, math.nan]}}, "data.columns.age.range.1 is nan"),
-    ({"age": {**AGE, "rnge": 1}}, "unknown key 'data.columns.age.rnge'"),
+    ({"age": {**AGE, "rnge": 1}}, "'data.columns.age.rnge'; allowed: kind, missing, range, target"),
     ({"age": {**AGE, "missing": 101}}, "data.columns.age: missing is 101"),
     ({"age": {**AGE, "missing": "mean"}}, "data.columns.age: missing is 'mean'"),
     ({"age": {**AGE, "missing": True}}, "data.columns.age: missing is True"),
@@ -227,6 +229,23 @@ def test_a_config_is_a_schema(tmp_path: Path) -> None:
     assert list(made.columns) == ["age", "sick"]
     with pytest.raises(ConfigError, match=r"unknown key 'data\.name'"):
         load_schema(path)
+
+
+def test_a_schema_survives_toml_and_json() -> None:
+    first = checked(
+        {
+            "columns": {
+                "age": {**AGE, "missing": 50},
+                "sex": {"kind": "category", "categories": ["f", "true"], "missing": "true"},
+                "ill": {"kind": "flag", "missing": True},
+                "note": {"kind": "ignore"},
+                "sick": SICK,
+            },
+            "person": "id",
+        }
+    )
+    assert checked(toml.parse(tomli_w.dumps(first.model_dump(exclude_none=True)))) == first
+    assert Schema.model_validate_json(first.model_dump_json()) == first
 
 
 @pytest.mark.parametrize(

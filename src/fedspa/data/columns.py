@@ -69,7 +69,9 @@ class _Used(_Section, ABC):
     @property
     def stand_in(self) -> float | None:
         """What a missing value becomes; None where it is refused."""
-        return {"refuse": None, "indicator": math.nan}[str(self.missing)] if self.missing in _RULES else self.constant()
+        if self.missing == "refuse":
+            return None
+        return math.nan if self.missing == "indicator" else self.constant()
 
     @abstractmethod
     def constant(self) -> float:
@@ -209,7 +211,7 @@ class Flag(_Used):
 
 
 Column = Annotated[Number | Category | Flag | Ignore, Field(discriminator="kind")]
-KINDS = ("number", "category", "flag", "ignore")
+KINDS: dict[str, type[BaseModel]] = {"number": Number, "category": Category, "flag": Flag, "ignore": Ignore}
 
 
 class Schema(_Section):
@@ -292,12 +294,13 @@ def checked(values: Mapping[str, Any]) -> Schema:
 
 
 def _told(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
-    in_column = location[0:1] == ("columns",)
-    if in_column and len(location) > 2 and location[2] in KINDS:  # pydantic's word for which kind was tried
+    owner: type[BaseModel] = Schema
+    if location[:1] == ("columns",) and len(location) > 2 and location[2] in KINDS:
+        owner = KINDS[str(location[2])]  # pydantic says which kind a column was taken for
         location = (*location[:2], *location[3:])
     key = ".".join(("data", *map(str, location)))
     if kind == "extra_forbidden":
-        return f"unknown key {quoted(key)}; see docs/data.md for what a column has"
+        return f"unknown key {quoted(key)}; allowed: {', '.join(sorted(owner.model_fields))}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         found = given.get("kind") if isinstance(given, Mapping) else given
         return f"{key}.kind is {quoted(found)}; it must be one of {', '.join(map(repr, KINDS))}"
