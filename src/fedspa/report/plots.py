@@ -51,9 +51,10 @@ def _score(score: str, runs: Sequence[Run], names: Sequence[str]) -> Figure | No
             )
             lines.append(Line(called, values, style(number), run.best, told if len(runs) == 1 else ""))
     best = "minimum" if score in LOWER else "maximum"
+    whose = f": {lines[0].name}" if len(lines) == 1 < len(runs) else ""  # a single line has no legend
     return by_round(
         score,
-        f"{heading(score)} by round",
+        f"{heading(score)} by round{whose}",
         f"On the server's held-out records, after each round. The dot is the best round: a {best} over rounds on those "
         "same records, so somewhat too good.",
         lines,
@@ -68,7 +69,8 @@ def loss(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     return by_round(
         "loss",
         "Loss by round",
-        f"Mean {what} on the server's held-out records.",
+        f"Mean {what} on the server's held-out records."
+        + " The runs have different tasks, so their losses are not to be compared." * (len(tasks) > 1),
         _lines(runs, names, "Loss", lambda metrics: metrics.loss),
         lambda value: f"{value:.4f}",
         scale="free" if any(line.loss < 0 for run in runs for line in run.metrics) else "zero",

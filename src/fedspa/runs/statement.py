@@ -110,7 +110,7 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
             "What the records teach together, which is what training is for; that an agent takes part, when, and with "
             "how many records; a person with several records, whose guarantee is weaker (for g records, g times the ε "
             "and a larger δ); other runs and trials on the same records that are not in the same ledger; the server's "
-            "own held-out records, on which accuracy is measured; and the time that a participation takes.",
+            "own held-out records, on which the model is scored; and the time that a participation takes.",
         ),
     ]
 
