@@ -8,6 +8,7 @@ from typing import Any
 from fedspa.report import plots
 from fedspa.report.promise import Promise
 from fedspa.report.read import Entry, RunRecord
+from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
@@ -164,7 +165,8 @@ def _arithmetic(run: RunRecord) -> str:
     return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
 
 
-def comparison_row(run: RunRecord, held: Promise | None, name: str) -> list[str]:
+def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str | None) -> list[str]:
+    """`score` is the one of all the runs; where they have several, each is named."""
     facts = held.facts if held is not None else None
     guarantee = "none" if run.config is not None and not run.config.private else "–"
     terms = "–"
@@ -173,13 +175,13 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str) -> list[str]
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
         terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
         terms += f"{facts['sampling']}, {facts['accountant']}"
-    accuracies, (_, _, each) = run.accuracies, run.sent
+    (_, _, each), best = run.sent, run.best
     fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
     return [
         name,
         "–" if run.config is None else run.config.algorithm.name,
-        f"{accuracies[-1]:.2%}" if accuracies else "–",
-        f"{max(accuracies):.2%}" if accuracies else "–",
+        _score(run, -1 if run.metrics else None, named=score is None),
+        _score(run, best, named=score is None),
         guarantee,
         terms,
         plots.known(None if facts is None else facts["epsilon_replace_one"]),
@@ -187,6 +189,11 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str) -> list[str]
         fewer,
         str(len(run.metrics)),
     ]
+
+
+def _score(run: RunRecord, line: int | None, *, named: bool) -> str:
+    value = None if line is None else shown_score(run.headline, run.scores[line])
+    return "–" if value is None else f"{label(run.headline)} {value}" if named else value
 
 
 def differences(runs: Sequence[RunRecord]) -> list[list[str]]:

@@ -72,6 +72,11 @@ def refuse_other_scores(server: Coordinator, done: list[RoundMetrics], config: C
     if not done:
         return
     (scores, loss), last = server.evaluate(), done[-1]
+    if last.scores and scores.keys() != last.scores.keys():
+        raise CheckpointError(
+            f"the run in {folder} has the scores {', '.join(last.scores)}, and would go on with {', '.join(scores)}: "
+            "give it the metrics that it was started with"
+        )
     exact = config.privacy.noise == "seeded" and config.run.device == "cpu"
     if (scores, loss) == (last.scores, last.loss):
         return
