@@ -19,7 +19,7 @@ from fedspa.engine.task import Engine, LocalTask
 from fedspa.examples import blank
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 RECORDS, STEPS, REPEATS, SHAPE = 32, 5, 80, (1, 28, 28)
 
@@ -27,7 +27,7 @@ RECORDS, STEPS, REPEATS, SHAPE = 32, 5, 80, (1, 28, 28)
 def step_time(engine: Engine, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> float:
     """Microseconds of processor time per record and step."""
     batch = len(y)
-    plan = Plan(len(theta), len(theta), "l2", 1.0, "fixed", batch, batch, STEPS, 1, 1.0, "replace-one", 1e-6)
+    plan = GaussianPlan(len(theta), len(theta), "l2", 1.0, "fixed", batch, batch, STEPS, 1, 1.0, "replace-one", 1e-6)
     task = LocalTask(x, y, None, 1.0, 1e-12, plan, bytes(32))
     best = float("inf")
     for _ in range(REPEATS):

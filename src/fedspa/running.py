@@ -124,6 +124,8 @@ def simulate(
     if resume is None:
         refuse_over_budget(job)
     simulation, known = Simulation(job), facts(job, digests.result())
+    if resume is None:
+        simulation.server.try_scores()
     with (
         RunFolder(config, job.data_name, Following)
         if resume is None

@@ -26,7 +26,7 @@ from fedspa.errors import ConfigError, DataError
 from fedspa.examples import blank
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 RECORDS, STEPS = 12, 3
 
@@ -57,7 +57,7 @@ def values() -> tuple[nn.Module, Tensor]:
 
 def task(theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, rule: Any, rows: Tensor | None = None) -> LocalTask:
     n = RECORDS if rows is None else len(rows)
-    plan = Plan(len(theta), len(theta), clip, 0.5, "fixed", n, n, STEPS, 1, 1e-9, "replace-one", 1e-3, rule)
+    plan = GaussianPlan(len(theta), len(theta), clip, 0.5, "fixed", n, n, STEPS, 1, 1e-9, "replace-one", 1e-3, rule)
     return LocalTask(x, y, None, 1.0, 0.1, plan, bytes(range(32)), rows=rows)
 
 

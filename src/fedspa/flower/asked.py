@@ -18,7 +18,7 @@ from fedspa import durable
 from fedspa.errors import FedspaError
 
 
-class Asked:
+class AskedRounds:
     """The file asked.jsonl of a run's folder: one line a question, {"round": t, "agents": [numbers]}."""
 
     def __init__(self, path: Path) -> None:

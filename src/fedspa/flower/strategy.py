@@ -25,12 +25,13 @@ from flwr.supercore import log
 from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError, PayloadError
-from fedspa.flower.asked import Asked
+from fedspa.flower.asked import AskedRounds
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
 from fedspa.runs.course import Course
 from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.resume import noise, refuse_other_noise
 from fedspa.runs.summary import measured
 from fedspa.server.intake import Intake
@@ -59,7 +60,7 @@ class FedSpa(Strategy):
         self.guarantee: Guarantee | None = None
         self._settings, self._kept = settings, kept
         self._cohorts = islice(job.cohorts(), self.coordinator.state.round, None)
-        self._asked = Asked(course.folder.path / "asked.jsonl")
+        self._asked = AskedRounds(course.folder.path / "asked.jsonl")
         self._asked.require(extra.get("asked", {}))
         self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int]] | None = None
@@ -240,10 +241,10 @@ class FedSpa(Strategy):
         lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
         log(
             INFO,
-            "round %d: %s %.4f, %d of %d updates%s",
+            "round %d: %s %s, %d of %d updates%s",
             terms.round,
-            metrics.headline,
-            metrics.score,
+            label(metrics.headline),
+            shown_score(metrics.headline, metrics.score),
             taken,
             asked,
             lost,

@@ -21,13 +21,13 @@ from fedspa.algorithms.base import require_sendable
 from fedspa.data.features import NAMES
 from fedspa.errors import FedspaError, PayloadError, PrivacyError
 from fedspa.mechanisms.base import Clipping, ClipRule, Mechanism, NoPlan, Plan
-from fedspa.privacy.event import Neighbours, Sampling
+from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
 from fedspa.wire.payload import Coding
 
-VERSION: Final = 2  # one more with every change of the keys below: else an agent of before calls them unknown
+VERSION: Final = 3  # one more with every change of the keys below: else an agent of before calls them unknown
 _RUN = re.compile(r"[0-9a-f]{32}")
 # Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
 _KEYS: Final[dict[str, type]] = {
@@ -63,6 +63,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "clip_rule": get_args(ClipRule),
     "neighbours": get_args(Neighbours),
     "noise": get_args(NoiseMode),
+    "unit": get_args(Unit),
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
-from fedspa.privacy.event import Event, Neighbours, Sampling
+from fedspa.privacy.event import Event, Neighbours, Sampling, Unit
 
 Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile", "median"]
@@ -22,7 +22,11 @@ class Plan(Protocol):
 
     `noise_multiplier` is the noise on the sum of clipped gradients over `clip_norm`, the bound on one of them; `sigma`
     is the noise on each coordinate of their mean. `compression` is the size of an upload relative to the model's.
+    `unit` is what an example is, and so what is protected: `records` and `batch` count those.
     """
+
+    @property
+    def unit(self) -> Unit: ...
 
     @property
     def dimension(self) -> int: ...
@@ -141,7 +145,8 @@ class NoPlan:
 class Asked:
     """What a run's config asks of a mechanism. `options` are all its keys, by `section.key`: some mechanisms read more.
 
-    `records` is a public number m, the fewest that an agent holds; `neighbours` is None where the sampling decides.
+    `records` is a public number m, the fewest that an agent holds of what `unit` says; `neighbours` is None where the
+    sampling decides.
     """
 
     dimension: int
@@ -160,6 +165,22 @@ class Asked:
     epsilon: float | None
     accountant: str
     options: Mapping[str, Any]
+    unit: Unit = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """A case in which the ε that is stated is no guarantee, in the words of the mechanism that knows it.
+
+    `short` is what a summary says of it, `why` is for the reader who signs. Under `condition` ε would hold: against
+    `observer` only, or against everyone where that is None. `met` finds the case in a summary, of older editions too.
+    """
+
+    short: str
+    why: str
+    condition: str
+    met: Callable[[Mapping[str, Any]], bool]
+    observer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +196,9 @@ class Mechanism:
     `of_record`: the plan of all these.
     `limits`: least and most of the numbers in `record` that no other mechanism has.
     `options`: keys of a config that others do not read.
+    `caveats`: cases in which its stated ε is no guarantee.
+    `notes`: what a reader of ε must know of a config, beside what the plan says.
+    `published_note`: what its published noise and ε are worth, for the reader of the paper's tables.
     """
 
     name: str
@@ -187,6 +211,9 @@ class Mechanism:
     of_record: Callable[[Mapping[str, Any]], Plan]
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    notes: Callable[[Mapping[str, Any]], list[str]] = lambda config: []
+    published_note: str | None = None
 
 
 def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:

@@ -85,7 +85,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def shown(values: dict[str, Any]) -> str:
+def shown_spread(values: dict[str, Any]) -> str:
     """Mean ± standard deviation in two digits."""
     tail = "" if values["std"] is None else f" ± {values['std']:.2f}"
     return f"{values['mean']:.2f}{tail}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Event, Neighbours, as_server_saw
+from fedspa.privacy.event import Event, Neighbours, as_server_saw, require_one_unit
 
 # What showed a total, for its reader.
 BY_FILTER = "rdp filter (plans chosen after releases)"
@@ -78,7 +78,7 @@ def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bo
     """
     from fedspa.privacy import filter  # slow to import
 
-    _check_relation(events, cap.neighbours)
+    _check_composable(events, cap.neighbours, first)
     spare = cap.delta
     if first is not None and first.epsilon(cap.delta, cap.neighbours) <= cap.epsilon:
         if first.covers(events):
@@ -92,7 +92,7 @@ def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, fir
     """What all `events` cost: an ε at which a cap `admits` them, not always the smallest; infinite if none."""
     from fedspa.privacy import filter  # slow to import
 
-    _check_relation(events, neighbours)
+    _check_composable(events, neighbours, first)
     if not events:
         return Total(0.0, "nothing spent")
     filtered = filter.least_epsilon(as_server_saw(events), delta, neighbours)
@@ -127,7 +127,8 @@ def participations_within(event: Event, cap: Cap, spent: Mapping[Event, int], fi
     return fits
 
 
-def _check_relation(events: Mapping[Event, int], neighbours: Neighbours) -> None:
+def _check_composable(events: Mapping[Event, int], neighbours: Neighbours, first: FirstPlan | None) -> None:
+    require_one_unit([*events, *([] if first is None else [first.event])])
     if neighbours == "add-remove" and any(event.sampling == "fixed" for event in events):
         raise PrivacyError(
             "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "

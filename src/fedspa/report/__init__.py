@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from fedspa import __version__, durable
 from fedspa.errors import FedspaError
-from fedspa.report.read import Run, read
-from fedspa.report.view import page
+from fedspa.report.parts import page
+from fedspa.report.read import RunRecord, read
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,7 +32,7 @@ def write(folders: Sequence[Path], path: Path) -> None:
         raise FedspaError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[RunRecord]) -> str:
     """The page as one text. Its own rules forbid every request, and every script and style but its own two."""
     css, js = (resources.files(__name__).joinpath("page", name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedspa.report import plots
 from fedspa.report.promise import Promise
-from fedspa.report.read import Entry, Run
-from fedspa.runs.statement import is_seeded, shown, shown_bytes
+from fedspa.report.read import Entry, RunRecord
+from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
 
@@ -49,14 +49,14 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     return rows
 
 
-def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[str, Any]]:
+def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[dict[str, Any]]:
     """What is known of each of the named agents, as texts."""
     if held is None:
         return []
     entries: dict[str, list[Entry]] = {}
-    for entry in run.books.entries:
+    for entry in run.participations.entries:
         entries.setdefault(entry.agent, []).append(entry)
-    whole = len(run.books.entries) <= MOST_ENTRIES
+    whole = len(run.participations.entries) <= MOST_ENTRIES
     found = []
     for agent in agents:
         lines = entries.get(agent, [])
@@ -71,7 +71,7 @@ def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[s
                         plots.known(held.verified(len(lines))),
                     ),
                     ("ε published (not a guarantee)", plots.known(held.published(len(lines)))),
-                    ("sent", str(sent) if run.books.source == "ledger" else "–"),
+                    ("sent", str(sent) if run.participations.source == "ledger" else "–"),
                 ],
                 "entries": [_line(line) for line in (lines if whole else lines[-1:])],
             }
@@ -94,13 +94,13 @@ def time(text: str | None) -> str:
     return "–" if not text else text[:19].replace("T", " ")
 
 
-def ledger_note(run: Run) -> str:
-    count = len(run.books.entries)
-    if run.books.source == "ledger":
-        state = "its chain of hashes is whole" if run.books.sound else "ITS CHAIN OF HASHES IS BROKEN"
+def ledger_note(run: RunRecord) -> str:
+    count = len(run.participations.entries)
+    if run.participations.source == "ledger":
+        state = "its chain of hashes is whole" if run.participations.sound else "ITS CHAIN OF HASHES IS BROKEN"
         shortened = "" if count <= MOST_ENTRIES else "; of each agent only the last is listed here"
-        return f"{count:,} entries, {state}, head {run.books.head[:16]}{shortened}. Times are UTC."
-    if run.books.source == "asked":
+        return f"{count:,} entries, {state}, head {run.participations.head[:16]}{shortened}. Times are UTC."
+    if run.participations.source == "asked":
         return (
             f"{count:,} questions to agents. The ledgers are the agents' own; the server only knows whom it asked in "
             "which round, which bounds what each spent from above."
@@ -108,7 +108,7 @@ def ledger_note(run: Run) -> str:
     return ""
 
 
-def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
+def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str]]:
     """Symbol or name, value, meaning."""
     plan = held.plan if held is not None else None
     if plan is None or held is None:
@@ -124,8 +124,8 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
         ("d", f"{plan.dimension:,}", "parameters of the model"),
         *kind,
         ("B", f"{plan.batch}", f"batch of a local step ({plan.sampling} sampling; B is its public divisor)"),
-        ("m", f"{plan.records}", "fewest records that an agent holds, a public number"),
-        ("q", f"{plan.event.rate:.4g}", "chance that a record takes part in a step, B/m"),
+        ("m", f"{plan.records}", f"fewest {plan.unit}s that an agent holds, a public number"),
+        ("q", f"{plan.event.rate:.4g}", f"chance that a {plan.unit} takes part in a step, B/m"),
         ("τ", f"{plan.local_steps}", "local steps in a round"),
         ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
         ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
@@ -135,10 +135,11 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
         ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
         ("δ", f"{plan.delta:g}", "of the guarantee"),
         ("neighbours", plan.neighbours, "neighbouring relation"),
+        ("unit", plan.unit, "what is protected, and what an example is"),
     ]
 
 
-def by_class(run: Run) -> tuple[list[str], list[list[str]]] | None:
+def by_class(run: RunRecord) -> tuple[list[str], list[list[str]]] | None:
     """Header and row: the last model's accuracy on the server's records of each class. None where it is not known."""
     found = None if run.summary is None else run.summary.get("accuracy_by_class")
     if not isinstance(found, list) or not all(_is_share(value) for value in found):
@@ -147,7 +148,7 @@ def by_class(run: Run) -> tuple[list[str], list[list[str]]] | None:
     return ["class", *map(str, range(len(cells)))], [["accuracy", *cells]]
 
 
-def trained(run: Run) -> list[tuple[str, str]]:
+def trained(run: RunRecord) -> list[tuple[str, str]]:
     """What the run itself found of its records, module and versions. Empty where it is not done, or older."""
     found = None if run.summary is None else run.summary.get("provenance")
     return [(str(key), str(value)) for key, value in found.items()] if isinstance(found, dict) else []
@@ -157,20 +158,21 @@ def _is_share(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and 0 <= value <= 1)
 
 
-def _arithmetic(run: Run) -> str:
+def _arithmetic(run: RunRecord) -> str:
     if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an older or unfinished run
         return "–"
     return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
 
 
-def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:
+def comparison_row(run: RunRecord, held: Promise | None, name: str) -> list[str]:
     facts = held.facts if held is not None else None
     guarantee = "none" if run.config is not None and not run.config.private else "–"
     terms = "–"
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
-        terms = f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']}, {facts['accountant']}"
+        terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
+        terms += f"{facts['sampling']}, {facts['accountant']}"
     accuracies, (_, _, each) = run.accuracies, run.sent
     fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
     return [
@@ -187,7 +189,7 @@ def comparison_row(run: Run, held: Promise | None, name: str) -> list[str]:
     ]
 
 
-def differences(runs: Sequence[Run]) -> list[list[str]]:
+def differences(runs: Sequence[RunRecord]) -> list[list[str]]:
     """Config keys in which the runs are not the same, with each run's value."""
     flat = [
         {

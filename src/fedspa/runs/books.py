@@ -89,7 +89,7 @@ def refuse_another_event(then: Event, now: Event) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class LedgerTotal:
     """ε of all runs in a ledger and what priced it; None where none can be stated, and then `note` says why: a trained
     run never fails."""
 
@@ -98,12 +98,12 @@ class Total:
     accountant: str | None = None
 
 
-def no_total(error: FedspaError) -> Total:
+def no_total(error: FedspaError) -> LedgerTotal:
     """Where the ledger cannot be priced now: another process wrote what this version cannot read, or damaged it."""
-    return Total(None, f"no ε over all runs in the ledger: {error}")
+    return LedgerTotal(None, f"no ε over all runs in the ledger: {error}")
 
 
-def largest_total(plan: Plan, ledger: Ledger, agents: int) -> Total:
+def largest_total(plan: Plan, ledger: Ledger, agents: int) -> LedgerTotal:
     """The largest over the agents of a simulation, of everything that the ledger holds, under the plan's relation."""
     spent = {name: ledger.spent(name) for name in map(agent_name, range(agents))}
     held = {event for events in spent.values() for event in events}
@@ -113,7 +113,7 @@ def largest_total(plan: Plan, ledger: Ledger, agents: int) -> Total:
     totals = (total(events, plan.delta, relation, ledger.first_plan(name)) for name, events in spent.items())
     largest, by = max(totals)
     if math.isinf(largest):
-        return Total(
+        return LedgerTotal(
             None,
             "no guarantee over all runs in the ledger: it holds participations without one against the server (in "
             "cpsgd, or with a clip value read off the data)",
@@ -121,12 +121,12 @@ def largest_total(plan: Plan, ledger: Ledger, agents: int) -> Total:
     words = seeded_words(noise_modes(sum(map(Counter, spent.values()), Counter[Event]())))
     by += "" if words is None else f"; {words}"
     if mixed:
-        return Total(
+        return LedgerTotal(
             None,
             "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
             f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({by})",
         )
-    return Total(largest, accountant=by)
+    return LedgerTotal(largest, accountant=by)
 
 
 def draw_run_name(folder: Path) -> str:
@@ -228,7 +228,7 @@ class Books(ExitStack[None]):
         except OSError as error:
             raise LedgerError(f"{log} cannot be written: {error.strerror or error}; mend that, then resume") from None
 
-    def total(self) -> Total | None:
+    def total(self) -> LedgerTotal | None:
         """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server."""
         if self._job.plan is None or self.ledger is None or self._job.config.run.ledger is None:
             return None

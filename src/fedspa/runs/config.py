@@ -19,6 +19,7 @@ from fedspa import toml
 from fedspa.algorithms import ALGORITHMS
 from fedspa.data.partition import ALPHA_RANGE
 from fedspa.errors import ConfigError, quoted
+from fedspa.learning.tasks.named import Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.runs import combinations
@@ -99,6 +100,17 @@ class Data(Section):
         description="How records are dealt out: `iid`, `dirichlet` (label skew, see `alpha`), `shards` (few labels per "
         "agent).",
     )
+    person: Name | None = Field(
+        None,
+        description="What says whose a training record is: the column of a table, or the array of an `.npz`, one id "
+        "per record. Each person is then protected, and not each record: gradient, clip, noise, sampling, m, δ and ε "
+        "are per person. Data from Python brings its persons along.",
+    )
+    person_records: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        8,
+        description="The most records of a person that count, a public number; which ones, is drawn at random. More "
+        "make a person's gradient steadier and a step slower, at the same ε.",
+    )
     alpha: Annotated[float, Field(ge=ALPHA_RANGE[0], le=ALPHA_RANGE[1])] = Field(
         0.5, description="Concentration of `dirichlet`: small is skewed, large is nearly iid."
     )
@@ -123,8 +135,35 @@ class Task(Section):
 
     name: Name = Field(
         "classification",
-        description="`classification`, `regression`, or `package.module:function`, a function loss(module, example).",
+        description="`classification`, `binary`, `multi-label`, `regression`, `next-token`, `token-classification`, "
+        "`module` (the loss that the module itself returns), or `package.module:function`, a function loss(module, "
+        "example).",
     )
+    weights: Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], Field(min_length=1, max_length=10_000)] | None = (
+        Field(
+            None,
+            description="Public weights in the loss: of each class (`classification`), or of the ones of each label "
+            "against its zeros (`binary`, `multi-label`), as in `[1.0, 9.0]`.",
+        )
+    )
+    label_smoothing: Share = Field(0.0, description="For `classification`: this share of a label goes to all classes.")
+    loss: Literal["mse", "mae", "huber"] = Field(
+        "mse", description="For `regression`: squared, absolute or Huber's error."
+    )
+    huber: StepSize = Field(1.0, description="For the loss `huber`: squared up to this error, and absolute beyond.")
+    ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
+        -100, description="For `next-token` and `token-classification`: the label of tokens that do not count."
+    )
+
+    @property
+    def options(self) -> Options:
+        return Options(
+            None if self.weights is None else tuple(self.weights),
+            self.label_smoothing,
+            self.loss,
+            self.huber,
+            self.ignore_index,
+        )
 
 
 class Algorithm(Section):
@@ -184,15 +223,19 @@ class Algorithm(Section):
 
 
 class Privacy(Section):
-    """What is promised to each record, and the noise that keeps it."""
+    """What is promised to each record, or to each person (`data.person`), and the noise that keeps it."""
 
     epsilon: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
-        None, description="ε for each record over the whole run; the noise follows. This or `noise_multiplier`."
+        None,
+        description="ε for each record or person over the whole run; the noise follows. This or `noise_multiplier`.",
     )
     noise_multiplier: Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)] | None = Field(
         None, description="σ in units of √p·G/B (`coordinate`) or C/B (`l2`); ε follows."
     )
-    delta: Annotated[float, Field(ge=1e-30, lt=1)] = Field(1e-3, description="δ, below 1 over the records of an agent.")
+    delta: Annotated[float, Field(ge=1e-30, lt=1)] = Field(
+        1e-3,
+        description="δ, below 1 over the records of an agent; where persons are protected, below 1 over all persons.",
+    )
     neighbours: Literal["add-remove", "replace-one"] | None = Field(
         None,
         description="Which data are neighbours: with a record or without it (`add-remove`, for `poisson`), or with "
@@ -321,9 +364,9 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
 
 
 def with_task(config: Config, name: str) -> Config:
-    """The config with another task; whatever is wrong with its name is a ConfigError."""
+    """The config with another task and the options that it has; what does not go together is a ConfigError."""
     try:
-        return config.model_copy(update={"task": Task.model_validate({**config.task.model_dump(), "name": name})})
+        return Config.model_validate({**dict(config), "task": {**config.task.model_dump(), "name": name}})
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
 

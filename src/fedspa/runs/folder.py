@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self
 from torch import nn
 
 from fedspa import durable
-from fedspa.agent.ledger import report as ledger_report
+from fedspa.agent.ledger.content import has_entries
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.runs import checkpoint
 from fedspa.runs.checkpoint import Checkpoint
@@ -89,7 +89,7 @@ class RunFolder:
 
     def started(self) -> bool:
         """Whether anything can have been spent: the first checkpoint is saved before the first entry."""
-        return (self.path / "metrics.jsonl").exists() or ledger_report.has_entries(self.ledger)
+        return (self.path / "metrics.jsonl").exists() or has_entries(self.ledger)
 
     def rewind(self, state: Checkpoint) -> list[RoundMetrics]:
         """Bring metrics.jsonl to the rounds of this checkpoint, which are returned."""

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedspa import durable
 from fedspa.errors import LedgerError
 
 GENESIS = hashlib.sha256(b"fedspa ledger").hexdigest()  # the hash of no entries
@@ -79,7 +80,7 @@ def make(ledger: Path, witness: Witness) -> None:
             os.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        durable.force_folder(path.parent)
 
 
 def read(ledger: Path) -> Witness | None:
@@ -147,16 +148,6 @@ def require(path: Path, connection: sqlite3.Connection, own: str | None, seen: W
     """Raise where the ledger has lost what it acknowledged. `seen` was read before the view that is looked at."""
     if (problem := lost(path, connection, own, seen)) is not None:
         raise LedgerError(f"{path} cannot be relied on: {problem}; {REMEDY}")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the new name itself durable (a file's own fsync does not)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _encoded(witness: Witness) -> bytes:

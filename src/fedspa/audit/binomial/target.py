@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -119,17 +119,21 @@ def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
         yield from respond(theta, only, [replace(agent, x=taken(agent.x, chosen), y=taken(agent.y, chosen))], engine)
 
 
+class _ClippingEngine(Engine, ClippedSums, Protocol):
+    """An engine that clips by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Longer:
     """An engine that adds up examples of up to twice the bound, in units of the right one."""
 
-    engine: ClippedSums
+    engine: _ClippingEngine
     name: str = "longer"
     separates_records: bool = False
     threads: int = 1
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
-        raise NotImplementedError("cpSGD trains by sums")
+        return self.engine.train(theta, tasks)
 
     def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
         total, zeroed = self.engine.clipped_sum(theta, x, y, clip, 2 * clip_value)

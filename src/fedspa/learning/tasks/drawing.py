@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.examples import Tree, leaves
-from fedspa.learning.tasks.base import Measure, Task
+from fedspa.learning.tasks.base import Baseline, Task
+from fedspa.learning.tasks.measures import Measure
 
 
 class Drawing(Task):
@@ -17,6 +18,9 @@ class Drawing(Task):
     def __init__(self, task: Task) -> None:
         self._task = task
         self.headline, self.width = task.headline, task.width
+
+    def labels(self, x: Tree, y: Tree) -> Tree:
+        return self._task.labels(x, y)
 
     def targets(self, y: Tree, what: str) -> Tree:
         return self._task.targets(y, what)
@@ -38,3 +42,6 @@ class Drawing(Task):
 
     def measure(self) -> Measure:
         return self._task.measure()
+
+    def baseline(self, y: Tree) -> Baseline | None:
+        return self._task.baseline(y)

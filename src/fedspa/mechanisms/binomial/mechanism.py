@@ -8,7 +8,7 @@ from typing import Any
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism
 from fedspa.mechanisms.binomial.event import KIND, BinomialEvent
-from fedspa.mechanisms.binomial.plan import BinomialPlan, trials_for_compression, with_least_trials
+from fedspa.mechanisms.binomial.plan import NOT_AGGREGATED, BinomialPlan, trials_for_compression, with_least_trials
 from fedspa.privacy.event import Event
 
 # What a server announces of a plan, beside what every round has.
@@ -23,6 +23,7 @@ _RECORD: dict[str, type] = {
     "adversary": str,
     "agents": int,
     "delta": float,
+    "unit": str,
 }
 
 
@@ -74,6 +75,7 @@ def calibrated(asked: Asked) -> BinomialPlan:
         trials=trials,
         rotation=options["algorithm.rotation"],
         aggregated=1,  # the plan's adversary decides
+        unit=asked.unit,
     )
     plan = of_event(drawn, asked)
     return plan if asked.epsilon is None else with_least_trials(plan, asked.epsilon)
@@ -95,6 +97,7 @@ def of_event(event: Event, asked: Asked) -> BinomialPlan:
         records=event.records,
         participations=asked.participations,
         delta=asked.delta,
+        unit=event.unit,
     )
 
 
@@ -115,4 +118,7 @@ BINOMIAL = Mechanism(
         *("algorithm.compression", "algorithm.bits", "algorithm.rotation"),
         *("privacy.trials", "privacy.adversary"),
     ),
+    caveats=(NOT_AGGREGATED,),
+    published_note="cpSGD at the published noise: ε holds only where secure aggregation hides each update from the "
+    "server. A dash stands where no accountant knows one. The published ε has the sensitivities as printed.",
 )

@@ -13,15 +13,23 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Caveat, Clipping, ClipRule
 from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.binomial.grid import reach
 from fedspa.privacy import accounting
-from fedspa.privacy.event import MOST, Neighbours, Sampling, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
 Adversary = Literal["local", "secure-aggregation"]
 MOST_TRIALS = 2**31 - 1
+NOT_AGGREGATED = Caveat(
+    short="no secure aggregation",
+    why="the server of this run saw each agent's update, and against it there is no guarantee. Secure aggregation "
+    "would have hidden them and was not run; what follows holds only under it.",
+    condition="under secure aggregation, which was not run",
+    met=lambda summary: summary["adversary"] not in (None, "local"),
+    observer="someone who sees nothing but the sum over all agents",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,7 @@ class BinomialPlan:
     records: int
     participations: int
     delta: float
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         if self.clip not in get_args(Clipping):
@@ -134,7 +143,15 @@ class BinomialPlan:
         """What one participation does."""
         aggregated = 1 if self.adversary == "local" else self.agents
         return BinomialEvent(
-            self.batch, self.records, 1, self.dimension, self.bits, self.trials, self.rotation, aggregated
+            self.batch,
+            self.records,
+            1,
+            self.dimension,
+            self.bits,
+            self.trials,
+            self.rotation,
+            aggregated,
+            unit=self.unit,
         )
 
     @property
@@ -179,7 +196,7 @@ class BinomialPlan:
     def flaw_in_short(self) -> str | None:
         if not self.has_guarantee:
             return "too little noise for any ε"
-        return None if self.adversary == "local" else "no secure aggregation"
+        return None if self.adversary == "local" else NOT_AGGREGATED.short
 
     @property
     def notes(self) -> list[str]:

@@ -15,15 +15,16 @@ The paper's 2pG²/B² for replace-one (squared, of the mean) should be 4pG²/B²
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Caveat, Clipping, ClipRule
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.published import published_epsilon
-from fedspa.privacy.event import MOST, Neighbours, Sampling, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
 # clipped examples fits into the same accounted release.
@@ -36,16 +37,33 @@ CLIP_QUANTILE = 0.5
 CLIP_RATE = 0.02
 # However long and noisy a participation: a clip that moves by more than e¹⁰ in it is no honest one.
 LARGEST_LOG_GROWTH = 10.0
-CLIP_OFF_DATA = "a clip value read off the data"
+
+
+def _clip_was_read(summary: Mapping[str, Any]) -> bool:
+    if "not_private_because" in summary:
+        return CLIP_READ.short in (summary["not_private_because"] or "")
+    # The first edition said no more than that it was not private.
+    local = summary.get("adversary", "local") == "local"
+    return local and summary.get("private") is False and summary.get("epsilon") is not None
+
+
+CLIP_READ = Caveat(
+    short="a clip value read off the data",
+    why='the clip value was read off the records (privacy.clip_rule = "median") and nothing was paid for it, so what '
+    "left the agents may tell more of a record than the noise hides, and no ε bounds how much.",
+    condition="had the clip value been given",
+    met=_clip_was_read,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GaussianPlan:
     """The terms of every agent. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`.
 
     `records` is a public number m, the fewest that an agent holds. It sets the sampling rate q = B/m, which must not
     depend on anyone's own count: a neighbour with a record more would sample at another rate, and no accountant here
-    covers that. An agent with more records draws batches that are larger on average, at the same ε.
+    covers that. An agent with more records draws batches that are larger on average, at the same ε. Where `unit` is
+    "person", each of these records is a person, with what counts of theirs.
     """
 
     audited: ClassVar[str] = "fedspa"
@@ -63,6 +81,7 @@ class Plan:
     neighbours: Neighbours
     delta: float
     clip_rule: ClipRule = "given"
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         if not 1 <= self.active <= self.dimension <= MOST:
@@ -140,6 +159,7 @@ class Plan:
             self.local_steps,
             self.noise_multiplier,
             clip_from_data=not self.is_private,
+            unit=self.unit,
         )
 
     @property
@@ -165,7 +185,7 @@ class Plan:
 
     @property
     def flaw_in_short(self) -> str | None:
-        return None if self.is_private else CLIP_OFF_DATA
+        return None if self.is_private else CLIP_READ.short
 
     @property
     def notes(self) -> list[str]:
@@ -175,7 +195,7 @@ class Plan:
         """By the paper's Theorem 1, its range ignored as the paper does."""
         return published_epsilon(self.event, participations, self.delta).epsilon
 
-    def with_clip_value(self, clip_value: float) -> Plan:
+    def with_clip_value(self, clip_value: float) -> GaussianPlan:
         return replace(self, clip_value=clip_value)
 
     @property

@@ -1,39 +1,25 @@
-"""What a ledger says to its reader: `summary` (what is spent and left), `verify` (can it be trusted), `export` (all).
-
-These open the file read-only and change nothing in it.
-"""
+"""What is spent and left, by agent: a ledger as its reader wants it. Nothing in the file is changed."""
 
 from __future__ import annotations
 
 import heapq
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedspa.agent.ledger import schema as ledger_schema
 from fedspa.agent.ledger import witness as ledger_witness
-from fedspa.agent.ledger.errors import damaged, explain, explained
-from fedspa.agent.ledger.ledger import announced_plan, parsed
+from fedspa.agent.ledger.content import announced_plan, noise, parsed, reading
+from fedspa.agent.ledger.errors import damaged
 from fedspa.agent.ledger.loss import Loss, losses
-from fedspa.agent.ledger.witness import GENESIS, Witness
-from fedspa.errors import LedgerError, PrivacyError
-from fedspa.mechanisms import event_of
+from fedspa.agent.ledger.schema import knows_plans
+from fedspa.errors import LedgerError
 from fedspa.privacy.cap import Cap, FirstPlan, participations_within, total
 from fedspa.privacy.event import Event, Neighbours, noise_modes
-
-MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
-
-_ENTRIES = (
-    "SELECT sequence, agent, run, message, event.text, reserved_at, hash, digest, released_at FROM entry "
-    "LEFT JOIN event ON event.id = entry.event LEFT JOIN release USING (sequence) ORDER BY sequence"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +89,7 @@ def summary(
     It tells of one `agent`, of the `most` that spent most, or of all, by name. Each distinct total is priced once,
     however many agents have it.
     """
-    with _reading(path) as (path, connection):
+    with reading(path) as (path, connection):
         prices = _Prices(path, connection, delta, neighbours, cap)
         tally: Counter[_Spent] = Counter()
         for _, spent in _totals(connection, agent):
@@ -122,7 +108,7 @@ def summary(
             releases=head.releases,
             head=head.hash,
             losses=tuple(losses(connection)),
-            noise=_noise(path, connection),
+            noise=noise(path, connection),
             known_agents=sum(tally.values()),
             epsilon_least=min(costs),
             epsilon_most=max(costs),
@@ -134,7 +120,7 @@ def each_agent(
     path: str | Path, *, delta: float, neighbours: Neighbours, cap: float | None = None
 ) -> Iterator[AgentSummary]:
     """All of `summary`'s agents, by name, one at a time: a ledger may have more than anyone wants in memory."""
-    with _reading(path) as (path, connection):
+    with reading(path) as (path, connection):
         prices = _Prices(path, connection, delta, neighbours, cap)
         for name, spent in _totals(connection):
             yield _agent(path, connection, name, spent, prices)
@@ -151,7 +137,7 @@ def _totals(connection: sqlite3.Connection, agent: str | None = None) -> Iterato
     """Agents by name, with what they spent as the ledger counts it."""
     only, values = ("", ()) if agent is None else (" WHERE total.agent = ?", (agent,))
     announced, plans = "NULL, NULL", ""
-    if ledger_schema.knows_plans(connection):
+    if knows_plans(connection):
         announced = "entry.event, plan.participations"
         plans = " LEFT JOIN plan ON plan.agent = total.agent LEFT JOIN entry ON entry.sequence = plan.sequence"
     rows = connection.execute(
@@ -164,11 +150,6 @@ def _totals(connection: sqlite3.Connection, agent: str | None = None) -> Iterato
         event, participations = held[0][3:]
         first = None if event is None else (event, participations)
         yield name, _Spent(tuple((row[1], row[2]) for row in held), first)
-
-
-def _noise(path: Path, connection: sqlite3.Connection) -> dict[str, int]:
-    query = "SELECT text, sum(count) FROM total JOIN event ON event.id = total.event GROUP BY event"
-    return noise_modes({parsed(path, text): count for text, count in connection.execute(query)})
 
 
 class _Price(NamedTuple):
@@ -257,168 +238,3 @@ def _value(path: Path, connection: sqlite3.Connection, query: str, key: str | in
     if row is None:
         raise LedgerError(damaged(path, "entries are missing that its totals count"))
     return str(row[0])
-
-
-class Remarks(NamedTuple):
-    """What a reader of a ledger must know though nothing is wrong with the file."""
-
-    noise: Mapping[str, int]
-    losses: tuple[Loss, ...]
-
-
-def remarks(path: str | Path) -> Remarks:
-    with _reading(path) as (path, connection):
-        return Remarks(_noise(path, connection), tuple(losses(connection)))
-
-
-def has_entries(path: Path) -> bool:
-    """Whether a ledger there holds any, or held any: its witness outlives it."""
-    if not path.exists():
-        seen = ledger_witness.read(path)
-        return seen is not None and seen.head.entries > 0
-    with _reading(path) as (path, connection):
-        return ledger_witness.head(connection).entries > 0
-
-
-def export(path: str | Path) -> dict[str, Any]:
-    """Everything in the ledger, as JSON's own types: entries in the order of writing, totals and head."""
-    with _reading(path) as (path, connection):
-        entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone()
-        content = {
-            "kind": "fedspa-ledger",
-            "version": ledger_schema.SCHEMA_VERSION,
-            "head": {"entries": entries, "releases": releases, "hash": head},
-            "noise": _noise(path, connection),
-            "losses": [asdict(loss) for loss in losses(connection)],
-            "totals": [
-                {"agent": agent, "event": _json(path, text), "count": count}
-                for agent, text, count in connection.execute(
-                    "SELECT agent, text, count FROM total JOIN event ON event.id = total.event ORDER BY agent, event"
-                )
-            ],
-            "plans": [
-                {"agent": agent, "sequence": sequence, "participations": participations}
-                for agent, sequence, participations in _plans(connection)
-            ],
-            "entries": [
-                {
-                    "sequence": sequence,
-                    "agent": agent,
-                    "run": run,
-                    "message": message,
-                    "event": _json(path, text),
-                    "reserved_at": reserved_at,
-                    "released_at": released_at,
-                    "digest": digest,
-                    "hash": link,
-                }
-                for sequence, agent, run, message, text, reserved_at, link, digest, released_at in connection.execute(
-                    _ENTRIES
-                )
-            ],
-        }
-    try:
-        json.dumps(content)
-    except TypeError:  # a column was edited into bytes
-        raise LedgerError(damaged(path, "bytes that are no text where text belongs")) from None
-    return content
-
-
-def _plans(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
-    """First plans: of which agent, with which entry, how many participations were announced."""
-    if not ledger_schema.knows_plans(connection):
-        return []
-    return connection.execute("SELECT agent, sequence, participations FROM plan ORDER BY sequence").fetchall()
-
-
-def lines(path: str | Path) -> tuple[str, list[tuple[Any, ...]]]:
-    """The head's hash, and the entries as they are stored: sequence, agent, run, message, the event's text, when it was
-    reserved, hash, digest, when it was released. For who reads many: nothing is parsed."""
-    with _reading(path) as (path, connection):
-        (head,) = connection.execute("SELECT hash FROM head").fetchone()
-        found = connection.execute(_ENTRIES).fetchall()
-    # The last two are of a release, which there may not be.
-    if not all(isinstance(text, str) or (text is None and i > 5) for line in found for i, text in enumerate(line[1:])):
-        raise LedgerError(damaged(path, "no text where text belongs"))
-    return head, found
-
-
-def _json(path: Path, text: str) -> Any:
-    return json.loads(parsed(path, text).to_json())
-
-
-def verify(path: str | Path) -> list[str]:
-    """Read the whole ledger and list what is wrong with it, at most `MOST_PROBLEMS`; empty means that it is sound.
-
-    A file that cannot even be opened as a ledger is a LedgerError. The chain is not keyed: it shows damage and edits,
-    not the work of someone who rebuilds the file from the first entry on.
-    """
-    problems: list[str] = []
-    try:
-        seen = ledger_witness.read(Path(path))  # before the view of the ledger that is held against it
-    except LedgerError as error:
-        seen = None
-        problems.append(str(error))
-    with _reading(path, check=False) as (path, connection):
-        try:
-            for problem in _problems(path, connection, seen):
-                problems.append(" ".join(problem.split()))  # what it quotes may have several lines
-                if len(problems) == MOST_PROBLEMS:
-                    problems.append("... and perhaps more")
-                    break
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            problems.append(explain(path, error))
-    return problems
-
-
-def _problems(path: Path, connection: sqlite3.Connection, seen: Witness | None) -> Iterator[str]:
-    if (gone := ledger_witness.lost(path, connection, ledger_witness.name(connection), seen)) is not None:
-        yield f"{gone}; {ledger_witness.REMEDY}"
-    yield from ledger_schema.alterations(connection)
-    for (line,) in connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})"):
-        if line != "ok":
-            yield f"SQLite: {line}"
-    for table, row, other, _ in connection.execute("PRAGMA foreign_key_check"):
-        yield f"{table} {row} refers to a missing {other}"
-    for number, text in connection.execute("SELECT id, text FROM event"):
-        try:
-            event_of(text)
-        except PrivacyError as error:
-            yield f"event {number}: {error}"
-    for agent, event, kept, counted in connection.execute(
-        "SELECT agent, event, sum(kept), sum(counted) FROM "
-        "(SELECT agent, event, count AS kept, 0 AS counted FROM total "
-        "UNION ALL SELECT agent, event, 0, count(*) FROM entry GROUP BY agent, event) "
-        "GROUP BY agent, event HAVING sum(kept) <> sum(counted)"
-    ):
-        yield f"total of agent {agent!r}, event {event} says {kept}, its entries are {counted}"
-    announced = {sequence: participations for _, sequence, participations in _plans(connection)}
-    previous, last = GENESIS, 0
-    for sequence, agent, run, message, text, reserved_at, link, _, _ in connection.execute(_ENTRIES):
-        if sequence != last + 1:
-            yield f"entries {last + 1} to {sequence - 1} are missing"
-        if link != _hash(previous, sequence, agent, run, message, text, reserved_at, announced.get(sequence)):
-            yield f"entry {sequence}: its hash does not fit its content and the entry before it"
-        previous, last = link, sequence
-    entries, releases, head = connection.execute("SELECT entries, releases, hash FROM head").fetchone() or (0, 0, None)
-    if (entries, head) != (last, previous):
-        yield f"the head says {entries} entries ending in hash {head}, found {last} ending in {previous}"
-    marked = connection.execute("SELECT count(*) FROM release").fetchone()[0]
-    if releases != marked:
-        yield f"the head says {releases} releases, found {marked}"
-
-
-def _hash(previous: str, sequence: int, *content: Any) -> str | None:
-    try:
-        return ledger_schema.entry_hash(previous, sequence, *content)
-    except TypeError:  # a column was edited into bytes
-        return None
-
-
-@contextmanager
-def _reading(path: str | Path, *, check: bool = True) -> Iterator[tuple[Path, sqlite3.Connection]]:
-    """A read-only view of one moment, whatever other processes write meanwhile."""
-    path = Path(path)
-    with explained(path), closing(ledger_schema.connect(path, "ro", check=check)) as connection:
-        connection.execute("BEGIN")
-        yield path, connection
