@@ -222,7 +222,7 @@ def test_a_language_model(tmp_path: Path) -> None:
 
 def test_batchnorm_is_refused_in_one_line_and_mended_in_one_call(tmp_path: Path) -> None:
     net = Residual(nn.BatchNorm2d(4))
-    with pytest.raises(fedspa.FedspaError, match=r"'norm' is a BatchNorm2d.*fedspa\.fix") as refusal:
+    with pytest.raises(fedspa.FedspaError, match=r"layer 'norm' \(BatchNorm2d\) mixes .*fedspa\.fix") as refusal:
         fedspa.run(config(tmp_path), data=images(), module=net)
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())
