@@ -108,11 +108,11 @@ def tensors(x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
 
 
 def layout(tree: Tree) -> str:
-    """What one example is made of, for people: `(1, 8, 8)`, or `input_ids (64) int64, mask (64) bool`."""
-    parts = [(name, tuple(leaf.shape[1:]), str(leaf.dtype).removeprefix("torch.")) for name, leaf in named_leaves(tree)]
-    if len(parts) == 1 and not parts[0][0]:
-        return f"{parts[0][1]}"
-    return ", ".join(f"{name} {shape} {kind}" for name, shape, kind in parts)
+    """What one example is made of, for people: `(1, 8, 8) float32`, or `input_ids (64,) int64, mask (64,) bool`."""
+    return ", ".join(
+        f"{name} {tuple(leaf.shape[1:])} {leaf.dtype}".replace("torch.", "").strip()
+        for name, leaf in named_leaves(tree)
+    )
 
 
 def require_aligned(tree: Tree, what: str) -> None:

@@ -47,7 +47,7 @@ class Twin:
 
     def gradient(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         theta = theta.clone().requires_grad_()
-        loss = nn.functional.cross_entropy(self._model.logits(theta, x.double().unsqueeze(0)), y.unsqueeze(0))
+        loss = nn.functional.cross_entropy(self._model.outputs(theta, x.double().unsqueeze(0)), y.unsqueeze(0))
         return torch.autograd.grad(loss, theta)[0]
 
 

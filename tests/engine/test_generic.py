@@ -163,7 +163,6 @@ def test_a_shared_weight_sums_its_uses_before_it_is_clipped() -> None:
     ("layer", "word"),
     [
         (nn.BatchNorm1d(4), "GroupNorm"),
-        (nn.Dropout(0.5), "Dropout"),
         (nn.InstanceNorm1d(4, track_running_stats=True), "running"),
     ],
 )

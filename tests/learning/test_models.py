@@ -6,7 +6,11 @@ import torch
 from torch import nn
 
 from fedspa.errors import ConfigError
+from fedspa.examples import blank
+from fedspa.learning.fit import require_fit
+from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import NAMES, build
+from fedspa.learning.tasks import Classification
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 
@@ -78,12 +82,25 @@ class Normed(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, classes))
     def forward(self, x): return self.layers(x)
+class named(nn.Sequential):
+    def __init__(self): super().__init__(nn.Flatten(), nn.Linear(64, 10))
+    def forward(self, x): return "scores"
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(64, 10)
     def forward(self, x): return self.layer(x.flatten(1)), None
 """
+
+
+def fitting(name: str) -> nn.Module:
+    model = build(name, DIGITS, 10, 0)
+    require_fit(FlatModel(model, Classification(10)), blank(DIGITS), f"model.name = {name!r}")
+    return model
+
+
+def test_a_tuple_that_begins_with_the_scores_will_do(users: str) -> None:
+    assert fitting(f"{users}:Pair").training
 
 
 @pytest.fixture
@@ -120,12 +137,12 @@ def test_the_probe_leaves_no_trace(users: str) -> None:
         ("double", "cannot take the data's records"),
         ("fails", r"failed in its own code \(RuntimeError: no\)"),
         ("text", "returned a str"),
-        ("Pair", "gave tuple"),
+        ("named", "returns a str"),
         ("absent", "has no 'absent'"),
     ],
 )
 def test_what_a_user_may_get_wrong(users: str, function: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        build(f"{users}:{function}", DIGITS, 10, 0)
+        fitting(f"{users}:{function}")
     assert str(caught.value).startswith(f"model.name = '{users}:{function}'")
     assert "\n" not in str(caught.value)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedspa.examples import Examples, tensors
 from fedspa.runs import config
 from fedspa.runs.setup import prepare
 from fedspa.server.evaluation import Evaluation
@@ -24,31 +25,34 @@ def job(engine: str, threads: int) -> ServerJob:
     ]
     made = prepare(config.load(None, [*overrides, "model.name=mlp"])).server
     # Ten parts with an incomplete last one, and losses whose sum depends on their order.
-    test_x = torch.cat([made.x * 10.0**scale for scale in range(-2, 6)])[:2500]
-    return replace(made, x=test_x, y=made.y.repeat(8)[:2500])
+    x, y = tensors(*made.test)
+    test_x = torch.cat([x * 10.0**scale for scale in range(-2, 6)])[:2500]
+    return replace(made, test=Examples(test_x, y.repeat(8)[:2500]))
 
 
 @pytest.mark.parametrize("engine", ["native", "generic"])
 def test_agrees_with_one_pass(engine: str) -> None:
     made = job(engine, 3)
     theta = made.model.flatten()
-    accuracy, loss = Evaluation(made, theta.device)(theta)
+    (x, y), (scores, loss) = tensors(*made.test), Evaluation(made, theta.device)(theta)
     with torch.no_grad():
-        logits = made.model.logits(theta, made.x)
-    assert accuracy == (logits.argmax(1) == made.y).double().mean().item()
-    assert loss == pytest.approx(functional.cross_entropy(logits, made.y).item(), rel=1e-5)
+        logits = made.model.outputs(theta, x)
+    assert scores["accuracy"] == (logits.argmax(1) == y).double().mean().item()
+    assert loss == pytest.approx(functional.cross_entropy(logits, y).item(), rel=1e-5)
 
 
 def test_by_class() -> None:
     made = job("native", 3)
-    assert made.classes == 10
-    without = made.y.clone()
+    assert made.model.task.width == 10
+    x, y = tensors(*made.test)
+    without = y.clone()
     without[without == 4] = 5
-    made = replace(made, y=without)
+    made = replace(made, test=Examples(x, without))
     theta = made.model.flatten()
-    found = Evaluation(made, theta.device).by_class(theta)
+    found = Evaluation(made, theta.device).closing(theta).by_class
+    assert found is not None
     with torch.no_grad():
-        right = made.model.logits(theta, made.x).argmax(1) == without
+        right = made.model.outputs(theta, x).argmax(1) == without
     assert found[4] is None
     for label in {*range(10)} - {4}:
         assert found[label] == right[without == label].double().mean().item()
@@ -57,8 +61,8 @@ def test_by_class() -> None:
 def test_threads_change_no_bit_and_leave_torch_as_it_was() -> None:
     theta = job("native", 1).model.flatten()
     before = torch.get_num_threads()
-    found = {Evaluation(job("native", threads), theta.device)(theta) for threads in (1, 2, 3, 16)}
-    assert len(found) == 1
+    found = [Evaluation(job("native", threads), theta.device)(theta) for threads in (1, 2, 3, 16)]
+    assert all(each == found[0] for each in found)
     assert torch.get_num_threads() == before
 
 
@@ -72,9 +76,10 @@ def test_a_model_that_diverged_has_no_finite_loss() -> None:
 def test_what_overflows_is_told_as_torch_tells_it() -> None:
     made = job("native", 2)
     theta = made.model.flatten() * 1e40
+    x, y = tensors(*made.test)
     with torch.no_grad():
-        logits = made.model.logits(theta, made.x)
+        logits = made.model.outputs(theta, x)
     assert not logits.isfinite().all()
-    accuracy, loss = Evaluation(made, theta.device)(theta)
+    scores, loss = Evaluation(made, theta.device)(theta)
     assert math.isnan(loss)
-    assert accuracy == (logits.argmax(1) == made.y).double().mean().item()
+    assert scores["accuracy"] == (logits.argmax(1) == y).double().mean().item()

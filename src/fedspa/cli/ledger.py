@@ -29,9 +29,11 @@ MOST_AGENTS = 50  # listed where nobody asks for all: those that spent most
 @app.command()
 def show(
     file: File,
-    delta: Annotated[float | None, typer.Option(help="δ at which ε is stated (the run's beside it, or 1e-3).")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="δ at which ε is stated (that of the run in the ledger's folder, else 1e-3).")
+    ] = None,
     neighbours: Annotated[
-        Relation | None, typer.Option(help="Neighbouring relation of ε (the run's beside it, or add-remove).")
+        Relation | None, typer.Option(help="Neighbouring relation of ε (that of the same run, else add-remove).")
     ] = None,
     cap: Annotated[float | None, typer.Option(help="ε cap: also print what is left of it.")] = None,
     policy: Annotated[Path | None, typer.Option(help="Take δ, relation and cap from this policy.")] = None,
@@ -39,9 +41,9 @@ def show(
     everyone: Annotated[bool, typer.Option("--all", help="All agents by name, not those that spent most.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Who spent what, when; ε so far; with a cap, ε left and how many more rounds of the last kind fit.
+    """Who spent what, when; ε so far; with a cap, ε left and how many more rounds like the last one fit.
 
-    Of many agents, those that spent most. Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
+    Of many agents it lists those that spent most. Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
     """
     from fedspa.agent.ledger.summary import each_agent, summary
     from fedspa.agent.policy import Policy

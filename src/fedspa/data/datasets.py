@@ -6,7 +6,7 @@ spends no privacy budget; a mean computed from the agents' own records would.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from fedspa.data import cifar, idx, npz, plugin
 from fedspa.errors import DataError, quoted
-from fedspa.examples import Examples, Tree, blanks, count, layout, leaves, mapped, named_leaves, require_aligned
+from fedspa.examples import (
+    TARGETS,
+    Examples,
+    Tree,
+    blanks,
+    count,
+    layout,
+    leaves,
+    mapped,
+    named_leaves,
+    require_aligned,
+)
 
 NAMES = ("digits", "mnist", "cifar10")
 
@@ -122,17 +133,67 @@ def from_arrays(
 ) -> Dataset:
     """A Dataset from four arrays or tensors, or dicts or tuples of them, taken as they are: integers stay integers.
 
-    Where each target is one whole number, they are classes, from 0 to the largest. ``persons`` says by an id, a whole
-    number or a text, whose each training record is: each person is then protected, and not each record.
+    Where each target is one whole number, they are classes, from 0 to the largest. Where both targets are None they lie
+    among the inputs, in a dict with `labels`, `label`, `target`, `targets` or `y`; or there are none, as for a language
+    model. ``persons`` says by an id, a whole number or a text, whose each training record is: each person is then
+    protected, and not each record.
     """
     if not isinstance(name, str):
         raise DataError(f"the name of the data is {quoted(name)}: a text is needed")
     xs = [_tree(x, f"data {name!r}: {split} features") for split, x in (("train", train_x), ("test", test_x))]
+    if train_y is None and test_y is None:
+        return _with_targets_inside(xs, name, persons)
     ys = [_tree(y, f"data {name!r}: {split} labels") for split, y in (("train", train_y), ("test", test_y))]
+    return _dataset(xs, ys, name, None, persons)
+
+
+def from_examples(
+    train: Mapping[str, Any],
+    test: Mapping[str, Any],
+    *,
+    name: str,
+    target: str | None = None,
+    persons: Any | None = None,
+) -> Dataset:
+    """A Dataset from two dicts of arrays that hold their targets, as a tokenizer's output with `labels` in it does.
+
+    `target` is the targets' key, by default the one of labels, label, target, targets and y that is there; "" says that
+    there are none, as for texts whose next token is learned. A module gets the rest as keyword arguments, and a task of
+    one's own gets the dict whole.
+    """
+    if not isinstance(name, str):
+        raise DataError(f"the name of the data is {quoted(name)}: a text is needed")
+    xs, ys, key = [], [], target
+    for split, given in (("train", train), ("test", test)):
+        what = f"data {name!r}: {split}"
+        if not isinstance(given, Mapping):
+            raise DataError(f"{what} is a {type(given).__name__}: a dict of arrays is needed, or fedspa.from_arrays")
+        key = _target(given, key, what)
+        x = _tree({field: part for field, part in given.items() if field != key}, f"{what} features")
+        if not x:
+            raise DataError(f"{what} has nothing but its targets {key!r}: a model needs something to learn them from")
+        xs.append(x)
+        # Without targets there is still a row for each example, with nothing in it.
+        ys.append(_tree(given[key], f"{what} labels") if key else torch.zeros(count(x), 0, dtype=torch.int64))
+    return _dataset(xs, ys, name, key, persons)
+
+
+def _target(given: Mapping[str, Any], key: str | None, what: str) -> str:
+    found = [field for field in (TARGETS if key is None else (key,)) if field in given]
+    if len(found) == 1 or key == "":
+        return found[0] if found else ""
+    wanted = f"just one of {', '.join(TARGETS)}" if key is None else f"{key!r}"
+    raise DataError(
+        f"{what} has the keys {', '.join(map(str, given))}: {wanted} must be among them; target= names another, and "
+        "target='' says that there are no targets"
+    )
+
+
+def _dataset(xs: list[Tree], ys: list[Tree], name: str, key: str | None, persons: Any | None) -> Dataset:
     if all(_whole(y) for y in ys):
         ys = [mapped(lambda leaf: leaf.to(torch.int64), y) for y in ys]
     numbers = None if persons is None else _persons(persons, f"data {name!r}: persons")
-    return Dataset(xs[0], ys[0], xs[1], ys[1], classes=_classes(ys), name=name, persons=numbers)
+    return Dataset(xs[0], ys[0], xs[1], ys[1], classes=_classes(ys), name=name, key=key, persons=numbers)
 
 
 def _persons(ids: Any, what: str) -> NDArray[np.int64]:
@@ -153,6 +214,21 @@ def _persons(ids: Any, what: str) -> NDArray[np.int64]:
             "or a text, and none may be missing"
         )
     return np.unique(array, return_inverse=True)[1].astype(np.int64)
+
+
+def _with_targets_inside(xs: list[Tree], name: str, persons: Any | None) -> Dataset:
+    found = [[key for key in TARGETS if isinstance(x, dict) and key in x] for x in xs]
+    if found[0] != found[1] or len(found[0]) > 1:
+        given = " in train and ".join(", ".join(keys) or "none" for keys in found)
+        raise DataError(f"data {name!r}: targets lie under {given} in test: one key is needed, the same in both")
+    key = found[0][0] if found[0] else ""
+    parts: list[Tree] = []
+    for x in xs:
+        if isinstance(x, dict) and key:
+            parts += [{other: part for other, part in x.items() if other != key}, x[key]]
+        else:
+            parts += [x, torch.zeros(count(x), 0)]
+    return replace(from_arrays(*parts, name=name, persons=persons), key=key)
 
 
 def _whole(y: Tree) -> bool:
@@ -222,7 +298,7 @@ def _tensor(value: Any, what: str, advice: str) -> torch.Tensor:
         raise DataError(f"{what} are not an array of numbers ({plugin.one_line(cause)}): {advice}") from cause
     if array.dtype.kind not in "biufc":
         kind = {"U": "text", "S": "bytes", "M": "dates", "m": "durations"}.get(array.dtype.kind, "objects")
-        example = f", as in {quoted(array.flat[0], 60)}" if array.size else ""
+        example = f", as in {quoted(array.ravel()[:1].tolist()[0], 60)}" if array.size else ""
         raise DataError(f"{what} are {kind}{example}: {advice}")
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -26,6 +26,7 @@ from fedspa.runs.books import LedgerTotal, largest_total, no_total, open_ledger,
 from fedspa.runs.config import Config
 from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
+from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.provenance import facts
 from fedspa.runs.setup import Job, prepare, prepare_server, records_of
 from fedspa.runs.statement import statement
@@ -47,9 +48,11 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
     job = prepare(config) if settings.records is None else deployed(config, settings.records)
     if not settings.resume:
         refuse_over_budget(job)
-    known = facts(job)
+    known, coordinator = facts(job), Coordinator(job.server)
+    if not settings.resume:
+        coordinator.try_scores()
     with _folder(job, settings) as folder:
-        course = Course(job, Coordinator(job.server), folder, known, started, resume=settings.resume)
+        course = Course(job, coordinator, folder, known, started, resume=settings.resume)
         kept = {}
         if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
             with open_ledger(Path(config.run.ledger), course.begun) as ledger:
@@ -68,7 +71,8 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         summary = course.summary(strategy.guarantee, _total(strategy))
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         folder.finish(summary, job.server.model.module)
-    log(INFO, "%s %.4f; %s", summary["score"], summary["score_last"], statement(summary))
+    name = summary["score"]
+    log(INFO, "%s %s; %s", label(name), shown_score(name, summary["score_last"]), statement(summary))
     for warning in summary["warnings"]:
         log(WARNING, "%s", warning)
     return summary

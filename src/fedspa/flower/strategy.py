@@ -31,6 +31,7 @@ from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
 from fedspa.runs.course import Course
 from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.resume import noise, refuse_other_noise
 from fedspa.runs.summary import measured
 from fedspa.server.intake import Intake
@@ -240,10 +241,10 @@ class FedSpa(Strategy):
         lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
         log(
             INFO,
-            "round %d: %s %.4f, %d of %d updates%s",
+            "round %d: %s %s, %d of %d updates%s",
             terms.round,
-            metrics.headline,
-            metrics.score,
+            label(metrics.headline),
+            shown_score(metrics.headline, metrics.score),
             taken,
             asked,
             lost,

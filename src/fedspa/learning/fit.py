@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from fedspa.data import plugin
-from fedspa.errors import ConfigError
-from fedspa.examples import Examples, blanks, layout, moved
+from fedspa.errors import ConfigError, DataError
+from fedspa.examples import Examples, Tree, blanks, layout, moved
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.forward import evaluating
+from fedspa.learning.forward import evaluating, outputs
+from fedspa.learning.tasks.base import OfOutputs
 
 
 def require_fit(model: FlatModel, like: Examples, what: str) -> None:
@@ -17,10 +18,25 @@ def require_fit(model: FlatModel, like: Examples, what: str) -> None:
     x, y = (moved(blanks(tree, 3), device) for tree in like)
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
         try:
-            model.task.require_fit(model.module, x, y, what)
-        except ConfigError:
-            raise
+            model.task.require_fit(model.module, x, y)
+        except ConfigError as cause:
+            raise ConfigError(f"{what}: {cause}") from cause
         except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
             raise ConfigError(
                 f"{what} cannot take the data's records, of shape {layout(like.x)} ({plugin.one_line(cause)})"
             ) from cause
+
+
+def require_known(model: FlatModel, x: Tree, y: Tree, what: str) -> None:
+    """Raise a DataError that begins with `what` where the module's outputs have no place for some of the targets. For
+    records that are nobody's secret: at a site such a one costs no more than its own gradient."""
+    if not isinstance(model.task, OfOutputs):
+        return
+    with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
+        found = outputs(model.module, moved(blanks(x), next(model.module.parameters()).device))
+    strange = model.task.strange(found.cpu(), y)
+    if strange is not None and bool(strange.any()):
+        raise DataError(
+            f"{what}: the target of record {int(strange.nonzero()[0])} is outside what the module tells apart "
+            f"(outputs of shape {tuple(found.shape[1:])})"
+        )

@@ -36,7 +36,7 @@ def _logits(found: object) -> Tensor:
     if isinstance(found, tuple | list) and found:
         return _logits(found[0])
     raise ConfigError(
-        f"the module returns a {type(found).__name__}; a tensor, an object or dict with `logits`, or a tuple that "
+        f"it returns a {type(found).__name__}; a tensor, an object or dict with `logits`, or a tuple that "
         "begins with one is needed, or a task of your own: task=lambda module, example: …"
     )
 

@@ -148,8 +148,8 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         ["Quick: tiny runs that show every row works. Nothing follows from their accuracies."] if table["quick"] else []
     )
     lines.append(
-        f"best: over rounds, on the held-out records, as the paper reports; last: after the last round; "
-        f"{_seeds(table)}. ε is the largest over agents."
+        f"best: the best round on the held-out records, as the paper reports it. last: after the last round. "
+        f"From {_seeds(table)}. ε is the largest over agents."
     )
     if any(row.get(setting, {}).get("noise") == "seeded" for row in table["rows"] for setting in TRIAL_KINDS):
         lines.append(
@@ -164,8 +164,8 @@ def notes(table: Mapping[str, Any]) -> list[str]:
                 lines.append(f"{name}: {cell['status']}: {cell['reason']}")
     if any("tuned" in row for row in table["rows"]):
         lines.append(
-            "sound*, or tuned: the best settings known here, another model included; those and their choice are in the "
-            "configs. The bandwidth is that of the paper's model."
+            "sound*, or tuned: the best settings known here, with another model. The configs say what they are and how "
+            "they were chosen. The bandwidth is that of the paper's model."
         )
     published = [ALGORITHMS[row["algorithm"]].mechanism for row in table["rows"] if "published" in row]
     told = [mechanism.published_note for mechanism in MECHANISMS.values() if mechanism in published]

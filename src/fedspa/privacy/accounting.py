@@ -1,12 +1,12 @@
 """Verified ε: what events cost an agent's records, by a sound accountant.
 
 `pld` composes privacy loss distributions (`pld`, `poisson`, `fixed_size`); `rdp` composes Rényi divergences. Events of
-which only (ε, δ) of a release is known go by `composition`, under a name of their own. What is sound under which
-relation, an event says itself. Events of different plans, mechanisms and samplings compose, where all were fixed
-beforehand: what a server chose after it saw releases is for `cap`.
+which only the (ε, δ) of a release is known go by `composition`, under a name of their own. An event says itself under
+which relation it is priced soundly. Events of different plans, mechanisms and samplings compose where all were fixed
+beforehand. What a server chose after it saw releases is for `cap`.
 
-What one accountant cannot compose gets an equal share of δ in each, and the ε are added: plain composition, which holds
-for any mechanisms.
+Events that need different accountants share δ equally among these, and the ε are added. That is plain composition,
+which holds for any mechanisms.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The most that an agent's records may ever pay, and what its events cost: as the server saw them, who chose each event
-with all earlier releases before it.
+"""The most that an agent's records may ever pay, and what its events cost against a server that chose each event after
+it saw all earlier releases.
 
-PLD composes events that were fixed beforehand. What a server chooses *after* a release may depend on it, and then a sum
-of losses can pass a cap that every choice keeps to: of an agent's events only the first plan is priced by PLD, and all
-else goes by a filter that is proved for such choices (docs/accounting.md).
+PLD composes events that were fixed beforehand. What a server chooses *after* a release may depend on it, and then ε can
+pass a cap that every single choice keeps to. So only an agent's first plan is priced by PLD, and all else goes by a
+filter that is proved for such choices (docs/accounting.md).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FirstPlan(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The smallest ε of a cap that would have admitted all of an agent's participations, and what shows it."""
+    """The ε of a cap that would have admitted all of an agent's participations, and what shows it."""
 
     epsilon: float
     by: str
@@ -89,7 +89,7 @@ def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bo
 
 
 def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
-    """What all `events` cost: the smallest ε at which a cap `admits` them, or slightly above; infinite if none does."""
+    """What all `events` cost: an ε at which a cap `admits` them, not always the smallest; infinite if none."""
     from fedspa.privacy import filter  # slow to import
 
     _check_composable(events, neighbours, first)
@@ -137,7 +137,7 @@ def _check_composable(events: Mapping[Event, int], neighbours: Neighbours, first
 
 
 def _delta_of(plan: FirstPlan, cap: Cap) -> float:
-    """δ of the plan at the cap's ε, from above, in parts of the cap's δ, all of which are known to be enough."""
+    """δ of the plan at the cap's ε, rounded up to parts of the cap's δ; all of that is known to be enough."""
     short, enough = 0, _PARTS
     while enough - short > 1:
         middle = (short + enough) // 2

@@ -1,11 +1,12 @@
 """What one participation does to an agent's records, and what accountants may make of it, whatever the mechanism.
 
-An event is the unit that ledgers store and accountants compose. Each mechanism has its own kind (`mechanisms`), and all
-that is asked of one stands here: a single release of a sampled batch as a `Step`, which accountants compose, or at
-least the (ε, δ) of one.
+An event is the unit that ledgers store and accountants compose. Each mechanism has its own kind (`mechanisms`), and
+this file has all that is asked of one: a single release of a sampled batch as a `Step`, which accountants compose, or
+at least the (ε, δ) of one.
 
-`noise` says where the noise came from: the operating system (`secure`, `exact`), or a seed, in simulations: whoever
-knows that can subtract it. None where it was not recorded, as in ledgers of the first edition. It changes no price.
+`noise` says where the noise came from: the operating system (`secure`, `exact`) or, in simulations, a seed. Whoever
+knows the seed can subtract the noise. `noise` is None where it was not recorded, as in ledgers of the first edition. It
+changes no price.
 
 `unit` says what one of the `records` is: a record, or a person with all of theirs. It changes no price either, but what
 the price is of: ε of different units do not add up (docs/persons.md).
@@ -44,8 +45,8 @@ class Step(ABC):
 
     @abstractmethod
     def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
-        """What dominates it: under add-remove a pair for a record that is taken away and one for a record that is
-        added; one pair where it stands for every direction."""
+        """The pairs that dominate it: under add-remove one for a record that is taken away and one for a record that is
+        added, or a single pair that stands for every direction."""
 
     def gaussian_shift(self, neighbours: Neighbours) -> float | None:
         """μ, where the release is N(μ, 1) against N(0, 1); None where it is something else, and `pairs` says what."""
@@ -95,13 +96,13 @@ class Event(ABC):
         return cast(Self, replace(cast(Any, self), noise=noise))
 
     def as_server_saw(self) -> Self:
-        """What is paid against the server, wherever the noise came from: one mechanism to who prices it."""
+        """The event without its noise mode: what is paid against the server does not depend on that."""
         return self.with_noise(None)
 
     @abstractmethod
     def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        """What prices it where `accountant` is asked for: that one, or a kind's own. A PrivacyError where that would
-        not be sound."""
+        """The accountant that prices it where `accountant` is asked for: that one, or the kind's own. A PrivacyError
+        where neither is sound."""
 
     @property
     def is_bounded(self) -> bool:
@@ -157,8 +158,8 @@ class Event(ABC):
 
 
 def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
-    """These participations as the server saw them, who runs no secure aggregation: each agent's own noise is all there
-    was. What is paid over several runs is counted so, whatever a run was compared with under its own label."""
+    """These participations as the server saw them. No secure aggregation is run, so only an agent's own noise counts,
+    also for runs whose own ε was stated for secure aggregation."""
     seen: Counter[Event] = Counter()
     for event, count in events.items():
         seen[event.as_server_saw()] += count
@@ -176,12 +177,12 @@ def require_one_unit(events: Iterable[Event]) -> None:
 
 
 def same_event(recorded: Event, now: Event) -> bool:
-    """Whether `now` is what was recorded, where that may be of before the noise mode was."""
+    """Whether `now` is the recorded event, which may be from before noise modes were recorded."""
     return recorded in (now, now.with_noise(None))
 
 
 def noise_modes(events: Mapping[Event, int]) -> dict[str, int]:
-    """How many participations had noise of which mode; `unrecorded` of those that do not say."""
+    """How many participations had noise of each mode; `unrecorded` counts those that do not say."""
     modes: Counter[str] = Counter()
     for event, count in events.items():
         modes[event.noise or "unrecorded"] += count

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedspa.randomness.philox import LAYER_DOMAIN, MASK_DOMAIN, words
 
 DIMENSION_LIMIT = 2**31
-# Up to here a mark a coordinate takes no more memory than the sort's keys, and half the time.
+# Up to here one mark per coordinate takes no more memory than the sort's keys, and half the time.
 MARKED_PER_ACTIVE = 32
 
 
@@ -81,7 +81,7 @@ def _first_distinct(seed: bytes, dimension: int, count: int) -> NDArray[np.int64
 
 
 def _by_marks(seed: bytes, dimension: int, count: int) -> NDArray[np.int64]:
-    """One byte a coordinate. Each turn takes as many draws as coordinates are missing, which cannot overshoot."""
+    """One byte per coordinate. Each turn takes as many draws as coordinates are missing, which cannot overshoot."""
     blocks = _blocks(dimension, count)
     draws = _draws(seed, dimension, 0, blocks)
     drawn = np.zeros(dimension, dtype=np.bool_)

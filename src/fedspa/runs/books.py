@@ -27,7 +27,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.witness import path_of
 from fedspa.agent.participate import agent_name, message_name
 from fedspa.agent.policy import Policy
-from fedspa.errors import BudgetError, FedspaError, LedgerError
+from fedspa.errors import BudgetError, FedspaError, LedgerError, worded
 from fedspa.mechanisms import Plan
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
@@ -51,9 +51,10 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
         policy.check(job.plan)
     if settings.ledger is not None and not (folder := Path(settings.ledger).parent).is_dir():
         raise LedgerError(f"run.ledger is {settings.ledger}: the folder {folder} does not exist; create it first")
+    event = job.plan.event.with_noise(job.config.privacy.noise)
     if settings.ledger is None or not Path(settings.ledger).exists():
         if policy is not None:
-            _refuse_first_plan(FirstPlan(job.plan.event, job.plan.participations), policy.cap)
+            _refuse_first_plan(FirstPlan(event, job.plan.participations), policy.cap)
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
         agents = map(agent_name, range(job.config.federation.agents))
@@ -63,13 +64,16 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
         for number in range(job.config.federation.agents):
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
-                ledger.require(agent_name(number), job.plan.event, policy.cap, participations=left)
+                ledger.require(agent_name(number), event, policy.cap, participations=left)
 
 
 def _refuse_first_plan(plan: FirstPlan, cap: Cap) -> None:
     """Raise where agents that have spent nothing yet have no room for the whole run."""
-    if not admits({plan.event: plan.participations}, cap, plan):
-        cost, by = total({plan.event: plan.participations}, cap.delta, cap.neighbours, plan)
+    events = {plan.event: plan.participations}
+    if not admits(events, cap, plan):
+        cost, by = total(events, cap.delta, cap.neighbours, plan)
+        words = seeded_words(noise_modes(events))
+        by += "" if words is None else f"; {words}"
         raise BudgetError(
             f"the run costs ε = {shown(cost)} ({by}), above the policy's {cap.epsilon:.4g} (δ = {cap.delta:g}, "
             f"{cap.neighbours}); take more noise or fewer rounds"
@@ -219,12 +223,10 @@ class Books(ExitStack[None]):
             return
         path = self.ledger.path
         log = path.with_name(f"{path.name}-wal")
-        try:
+        with worded(LedgerError, lambda why: f"{log} cannot be written: {why}; mend that, then resume"):
             durable.force(log if log.exists() else path)
             durable.force(path_of(path))
             durable.force_folder(log.parent)
-        except OSError as error:
-            raise LedgerError(f"{log} cannot be written: {error.strerror or error}; mend that, then resume") from None
 
     def total(self) -> LedgerTotal | None:
         """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedspa.algorithms import ALGORITHMS
+from fedspa.learning.tasks.named import OF
 from fedspa.runs.plans import flat
 
 if TYPE_CHECKING:
-    from fedspa.runs.config import Config
+    from fedspa.runs.config import Config, Task
 
 
 def check(config: Config) -> None:
@@ -22,6 +23,7 @@ def check(config: Config) -> None:
             f"federation.per_round is {federation.per_round}; it must not exceed federation.agents = "
             f"{federation.agents}"
         )
+    _refuse_foreign_options(config.task)
     known = ALGORITHMS[algorithm.name]
     mechanism = known.mechanism
     reads = () if mechanism is None else mechanism.options
@@ -51,3 +53,12 @@ def check(config: Config) -> None:
                 f"run.{key} is {path!r}; {algorithm.name} releases what no ledger can count and no policy allows: "
                 f"leave it out (--set run.{key}=none)"
             )
+
+
+def _refuse_foreign_options(task: Task) -> None:
+    """Raise a ValueError where an option stands beside a task that does not read it."""
+    for key, names in OF.items():
+        if getattr(task, key) != type(task).model_fields[key].default and task.name not in names:
+            raise ValueError(f"task.{key} is for {', '.join(names)}; task.name is {task.name!r}: leave it out")
+    if task.huber != 1 and task.loss != "huber":
+        raise ValueError(f"task.huber is {task.huber:g}, which is for task.loss = 'huber'; task.loss is {task.loss!r}")

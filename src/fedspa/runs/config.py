@@ -19,6 +19,7 @@ from fedspa import toml
 from fedspa.algorithms import ALGORITHMS
 from fedspa.data.partition import ALPHA_RANGE
 from fedspa.errors import ConfigError, quoted
+from fedspa.learning.tasks.named import Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.runs import combinations
@@ -102,8 +103,8 @@ class Data(Section):
     person: Name | None = Field(
         None,
         description="What says whose a training record is: the column of a table, or the array of an `.npz`, one id "
-        "per record. Each person is then protected, and not each record: gradient, clip, noise, sampling, m, δ "
-        "and ε are per person. Data from Python brings its persons along.",
+        "per record. Each person is then protected, and not each record: gradient, clip, noise, sampling, m, δ and ε "
+        "are per person. Data from Python brings its persons along.",
     )
     person_records: Annotated[int, Field(ge=1, le=100_000)] = Field(
         8,
@@ -134,8 +135,35 @@ class Task(Section):
 
     name: Name = Field(
         "classification",
-        description="`classification`, `regression`, or `package.module:function`, a function loss(module, example).",
+        description="`classification`, `binary`, `multi-label`, `regression`, `next-token`, `token-classification`, "
+        "`module` (the loss that the module itself returns), or `package.module:function`, a function loss(module, "
+        "example).",
     )
+    weights: Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], Field(min_length=1, max_length=10_000)] | None = (
+        Field(
+            None,
+            description="Public weights in the loss: of each class (`classification`), or of the ones of each label "
+            "against its zeros (`binary`, `multi-label`), as in `[1.0, 9.0]`.",
+        )
+    )
+    label_smoothing: Share = Field(0.0, description="For `classification`: this share of a label goes to all classes.")
+    loss: Literal["mse", "mae", "huber"] = Field(
+        "mse", description="For `regression`: squared, absolute or Huber's error."
+    )
+    huber: StepSize = Field(1.0, description="For the loss `huber`: squared up to this error, and absolute beyond.")
+    ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
+        -100, description="For `next-token` and `token-classification`: the label of tokens that do not count."
+    )
+
+    @property
+    def options(self) -> Options:
+        return Options(
+            None if self.weights is None else tuple(self.weights),
+            self.label_smoothing,
+            self.loss,
+            self.huber,
+            self.ignore_index,
+        )
 
 
 class Algorithm(Section):
@@ -336,9 +364,9 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
 
 
 def with_task(config: Config, name: str) -> Config:
-    """The config with another task; whatever is wrong with its name is a ConfigError."""
+    """The config with another task and the options that it has; what does not go together is a ConfigError."""
     try:
-        return config.model_copy(update={"task": Task.model_validate({**config.task.model_dump(), "name": name})})
+        return Config.model_validate({**dict(config), "task": {**config.task.model_dump(), "name": name}})
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
 

@@ -76,6 +76,5 @@ class Course:
     def summary(self, guarantee: Guarantee | None, total: LedgerTotal | None) -> dict[str, Any]:
         """Of the run, whose model now has its last parameters."""
         self.job.server.model.load(self.server.state.model)
-        by_class = self.server.accuracy_by_class()
-        summary = summarise(self.job, self.history, guarantee, self.seconds, by_class, total)
+        summary = summarise(self.job, self.history, guarantee, self.seconds, self.server.closing(), total)
         return {**summary, "provenance": provenance(self.job.config, self._facts, summary["engine"])}

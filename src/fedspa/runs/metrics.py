@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-# Scores of which less is better, and scores that are shares of a whole.
+# Scores of which less is better, scores that are shares of a whole, and what people call them.
 LOWER = frozenset({"loss", "rmse", "mae", "perplexity"})
-SHARES = frozenset({"accuracy", "balanced_accuracy", "f1", "auc"})
+SHARES = frozenset({"accuracy", "balanced_accuracy", "token_accuracy", "exact_match"})
+_CALLED = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "f1": "F1", "auc": "AUC"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,16 @@ class RoundMetrics:
 def better(name: str) -> Callable[[Iterable[float]], float]:
     """`max` or `min`: which of several values of that score is the best."""
     return min if name in LOWER else max
+
+
+def label(name: str) -> str:
+    """A score's name for people, within a sentence; a metric of the user's own has the name that it was given."""
+    return _CALLED.get(name, name.replace("_", " ") if name in SHARES else name)
+
+
+def heading(name: str) -> str:
+    """At the beginning of a line."""
+    return label(name)[:1].upper() + label(name)[1:]
 
 
 def shown_score(name: str, value: float | None) -> str:

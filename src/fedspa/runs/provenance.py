@@ -26,7 +26,7 @@ from fedspa.examples import Tree, count, layout, leaves
 from fedspa.learning.tasks.own import Loss
 from fedspa.runs import digest
 from fedspa.runs.checkpoint import Fact
-from fedspa.runs.config import Config, Section
+from fedspa.runs.config import Config, Section, with_task
 from fedspa.runs.setup import Job, Simulated
 
 COMMIT = "commit of the working folder"
@@ -59,7 +59,7 @@ def facts(job: Job, digests: Mapping[str, Fact] | None = None) -> dict[str, Fact
     return {
         "shape of a record": layout(server.test.x),
         "task": server.model.task.name,
-        "digest of the task": digest.of_function(server.model.task),
+        "digest of the task": digest.of_function(getattr(server.model.task, "function", server.model.task.name)),
         "number of outputs": server.model.task.width or 0,
         "number of test records": count(server.test.y),
         **(digests or _digests(test_records=server.test.x, test_labels=server.test.y)),
@@ -92,7 +92,7 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
         sections["model"] = config.model.model_copy(update={"name": _given_name(type(module).__qualname__)})
     if task is not None:
         name = getattr(task, "__name__", type(task).__name__)
-        sections["task"] = config.task.model_copy(update={"name": _given_name(name)})
+        sections["task"] = with_task(config, _given_name(name)).task
     return config.model_copy(update=sections)
 
 

@@ -23,12 +23,12 @@ from fedspa.data.view import view, with_floats
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, count
+from fedspa.examples import Examples, Tree, count, joined
 from fedspa.learning import models
-from fedspa.learning.fit import require_fit
+from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.initial import oriented
-from fedspa.learning.tasks import PerPerson, Task
+from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.own import Loss
 from fedspa.mechanisms import Plan
@@ -106,7 +106,11 @@ def prepare(
     data = data if data is not None else records_of(config)
     holdings = dealt(config, data)
     job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
-    data = replace(data, train_y=job.server.model.task.targets(data.train_y, f"data {data.name!r}: train"))
+    learned, what = job.server.model.task, f"data {data.name!r}: train"
+    train_y = learned.targets(learned.labels(data.train_x, data.train_y), what)
+    classes = data.classes if isinstance(learned, Classification) else None
+    data = replace(data, train_y=train_y, test_y=job.server.test.y, classes=classes)
+    require_known(job.server.model, data.train_x, data.train_y, what)
     server, plan, run = job.server, job.plan, config.run
     train = trained_on(config, data)
     like, trained = _trained(config, unit_of(config, data), data.like, server.model.task)
@@ -138,8 +142,12 @@ def prepare_server(
 ) -> Job:
     """The server's part, for agents that hold so many records, or persons, each. Of `data` it gets the held-out
     records, which stay records whoever they belong to."""
-    learned = resolve(task if task is not None else config.task.name, data.train_y, data.classes, data.key)
-    test = Examples(data.test_x, learned.targets(data.test_y, f"data {data.name!r}: test"))
+    asked = task if task is not None else config.task.name
+    learned = resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, config.task.options)
+    like, test = (
+        Examples(x, learned.targets(learned.labels(x, y), f"data {data.name!r}: test"))
+        for x, y in (data.like, (data.test_x, data.test_y))
+    )
     what = "the module" if module is not None else f"model.name = {config.model.name!r}"
     if module is None:
         module = models.build(config.model.name, data.input_shape, learned.width, config.run.seed)
@@ -154,8 +162,8 @@ def prepare_server(
     run, settings, exact = config.run, config.algorithm, config.privacy.noise == "exact"
     module = module.to(_device(run.device))
     model = FlatModel(module, learned)
-    like = Examples(data.like.x, learned.targets(data.like.y, f"data {data.name!r}"))
     require_fit(model, like, what)
+    require_known(model, *test, f"data {data.name!r}: test")
     algorithm = ALGORITHMS[settings.name]
     # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(settings.layer_shares, model.sizes)

@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedspa.learning.tasks import Task
+from fedspa.learning.tasks import Baseline, Task
 from fedspa.runs.books import LedgerTotal
 from fedspa.runs.guarantee import Guarantee, not_private_because, promised
-from fedspa.runs.metrics import RoundMetrics, better
+from fedspa.runs.metrics import RoundMetrics, better, label, shown_score
 from fedspa.runs.setup import Job, Simulated
 from fedspa.runs.statement import warnings
 from fedspa.server.coordinator import Coordinator
+from fedspa.server.evaluation import Closing
 
 TOGETHER = (
     "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "
@@ -45,7 +46,7 @@ def summarise(
     history: Sequence[RoundMetrics],
     guarantee: Guarantee | None,
     seconds: float,
-    accuracy_by_class: Sequence[float | None] | None,
+    closing: Closing,
     total: LedgerTotal | None = None,
 ) -> dict[str, Any]:
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
@@ -54,18 +55,24 @@ def summarise(
     earlier runs of a ledger that outlives it, against a server that saw every update, by `accountant_total`. `epsilon`
     is None, too, where cpSGD has no guarantee. `uplink_bytes` is what an agent sent in the whole run (mean over all
     agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out
-    records. `adversary` says against whom ε holds; `bits` and `trials` are cpSGD's. `rounds_empty` had no update.
+    records. `baseline` is what `baseline_answer`, which looks at no input, scores on the held-out records that it was
+    chosen by: the server's own, so that nothing of an agent is in it. `adversary` says against whom ε holds; `bits` and
+    `trials` are cpSGD's. `rounds_empty` had no update.
     """
     config, server = job.config, job.server
     together = isinstance(job, Simulated) and not job.engine.separates_records
     uploads = sum(metrics.agents for metrics in history)
     sent = sum(metrics.uplink_bytes for metrics in history)
     empty = sum(metrics.agents == 0 for metrics in history)
+    task = server.model.task
+    baseline = task.baseline(server.test.y)
     return {
         "algorithm": config.algorithm.name,
-        "task": server.model.task.name,
-        **_reached(server.model.task, history),
-        "accuracy_by_class": None if accuracy_by_class is None else list(accuracy_by_class),
+        "task": task.name,
+        **_reached(task, history),
+        "accuracy_by_class": closing.by_class,
+        "baseline": None if baseline is None else baseline.score,
+        "baseline_answer": None if baseline is None else baseline.answer,
         **promised(job.plan, guarantee, config.privacy.noise),
         "epsilon_total": None if total is None else total.epsilon,
         "accountant_total": None if total is None else total.accountant,
@@ -85,6 +92,7 @@ def summarise(
             *([] if total is None or total.note is None else [total.note]),
             *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
             *([TOGETHER] if job.plan is not None and together else []),
+            *_no_better(closing, baseline, history[-1]),
         ],
     }
 
@@ -103,3 +111,17 @@ def _reached(task: Task, history: Sequence[RoundMetrics]) -> dict[str, Any]:
         "accuracy_best": best if classes else None,
         "accuracy_last": last if classes else None,
     }
+
+
+def _no_better(closing: Closing, baseline: Baseline | None, last: RoundMetrics) -> list[str]:
+    """Warnings that the last model has learned nothing that shows."""
+    found = []
+    if closing.one_answer is not None:
+        found.append(f"the last model predicts class {closing.one_answer} for every held-out record")
+    name, score = last.headline, last.score
+    if baseline is not None and not math.isnan(score) and better(name)((score, baseline.score)) == baseline.score:
+        found.append(
+            f"the last model is not better than no model: {label(name)} {shown_score(name, score)}, and "
+            f"{shown_score(name, baseline.score)} by {baseline.answer} of the held-out records"
+        )
+    return found

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from fedspa.algorithms import Terms
-from fedspa.errors import FedspaError
+from fedspa.errors import DataError, FedspaError, first_line
 from fedspa.randomness.streams import mask_seed
-from fedspa.server.evaluation import Evaluated, Evaluation
+from fedspa.server.evaluation import Closing, Evaluated, Evaluation
 from fedspa.server.intake import Intake
 from fedspa.server.job import ServerJob
 from fedspa.server.optimizers import ServerState, decayed
@@ -101,9 +101,24 @@ class Coordinator:
             raise Diverged(self.state.round - 1, "its loss is no longer finite")
         return found
 
-    def accuracy_by_class(self) -> list[float | None] | None:
-        """On the same examples, by their labels; None where the task has no classes."""
-        return self._evaluation.by_class(self.state.model)
+    def try_scores(self) -> None:
+        """Before anything is spent or written: a task or a metric that fails, fails here."""
+        try:
+            _, loss = self._evaluation(self.state.model)
+        except FedspaError:
+            raise
+        except Exception as error:  # the user's module or task may raise anything
+            said = f"{type(error).__name__}: {first_line(error)}"
+            raise DataError(f"the model fails on the held-out records ({said})") from error
+        if not np.isfinite(loss):
+            raise DataError(
+                f"the loss of the first model on the held-out records is {loss}; it must be finite: look at the task's "
+                "loss, and at how large the records and targets are"
+            )
+
+    def closing(self) -> Closing:
+        """What the last model is asked beside its scores."""
+        return self._evaluation.closing(self.state.model)
 
 
 def _finite(tensor: torch.Tensor) -> bool:

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.task import Predicts
-from fedspa.errors import ConfigError, first_line
-from fedspa.examples import Examples, Tree, count, joined, moved, split
+from fedspa.errors import ConfigError, first_line, quoted
+from fedspa.examples import Examples, Tree, blanks, count, joined, moved, split
 from fedspa.learning.forward import evaluating
-from fedspa.learning.tasks.base import Measure, OfOutputs
-from fedspa.learning.tasks.classification import ClassCounts
+from fedspa.learning.tasks.base import OfOutputs
+from fedspa.learning.tasks.measures import Measure
 from fedspa.learning.threads import torch_threads
 from fedspa.server.job import Metric, ServerJob
 
 PART = 4096  # examples
+MOST_OUTPUTS = 2**26  # numbers that are held at a time: a language model gives many for each example
 
 
 class Evaluated(NamedTuple):
@@ -30,6 +31,13 @@ class Evaluated(NamedTuple):
     loss: float
 
 
+class Closing(NamedTuple):
+    """What only the last model is asked: accuracy by class, and whether it has one answer for all (`Measure`)."""
+
+    by_class: list[float | None] | None
+    one_answer: int | None
+
+
 class Evaluation:
     """The held-out examples of a run, split once, and what scores them."""
 
@@ -37,9 +45,10 @@ class Evaluation:
         x, y = (moved(tree, device) for tree in job.test)
         # An engine's own forward pass gives the outputs of the very task that it trains for.
         self._engine = job.engine if isinstance(job.engine, Predicts) else None
-        self._parts = [Examples(*part) for part in zip(split(x, PART), split(y, PART))]
-        self._at_once = 256 if device.type == "cpu" else PART  # through torch
         self._model, self._threads, self._metrics = job.model, job.threads, job.metrics
+        size = PART if self._engine is not None else min(PART, max(1, MOST_OUTPUTS // self._outputs_each(x)))
+        self._parts = [Examples(*part) for part in zip(split(x, size), split(y, size))]
+        self._at_once = min(size, 256 if device.type == "cpu" else PART)  # through torch
         self._examples = count(y)
 
     def __call__(self, theta: Tensor) -> Evaluated:
@@ -48,13 +57,23 @@ class Evaluation:
         scores = measure.scores() or {"loss": mean}
         if self._metrics:
             found, y = torch.cat(outputs), moved(joined([part.y for part in self._parts]), "cpu")
-            scores |= {name: _asked(name, metric, found, y) for name, metric in self._metrics.items()}
+            for name, metric in self._metrics.items():
+                if name in (*scores, "loss"):
+                    raise ConfigError(f"the metric {name!r} has the name of a score of the task; call it otherwise")
+                scores[name] = _asked(name, metric, found, y)
         return Evaluated(scores, mean)
 
-    def by_class(self, theta: Tensor) -> list[float | None] | None:
-        """Accuracy at θ on the examples of each class; None where the task has no classes."""
+    def closing(self, theta: Tensor) -> Closing:
         measure, *_ = self._measured(theta)
-        return measure.by_class() if isinstance(measure, ClassCounts) else None
+        return Closing(measure.by_class(), measure.one_answer())
+
+    def _outputs_each(self, x: Tree) -> int:
+        """Numbers that the module gives for an example. A task of the user's own may take one that gives none."""
+        try:
+            with torch.no_grad(), evaluating(self._model.module), torch.random.fork_rng(devices=[]):
+                return max(1, self._model.outputs(self._model.flatten(), blanks(x)).numel())
+        except Exception:
+            return 1
 
     def _measured(self, theta: Tensor) -> tuple[Measure, Tensor, list[Tensor]]:
         """Scores, the sum of all losses, and the outputs where somebody's own metrics want them."""
@@ -89,7 +108,13 @@ class Evaluation:
 
 def _asked(name: str, metric: Metric, found: Tensor, y: Tree) -> float | None:
     try:
-        value = float(metric(found, y))
-        return value if math.isfinite(value) else None
+        given = metric(found, y)
     except Exception as error:  # the user's function may raise anything
         raise ConfigError(f"the metric {name!r} failed ({type(error).__name__}: {first_line(error)})") from error
+    try:
+        value = None if isinstance(given, str | bytes) else float(given)
+    except Exception:  # float() runs the code of whatever was given
+        value = None
+    if value is None:
+        raise ConfigError(f"the metric {name!r} gave {quoted(given, 60)}; it must give one number")
+    return value if math.isfinite(value) else None

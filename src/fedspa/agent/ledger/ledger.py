@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedspa.agent.ledger import content
@@ -26,7 +25,7 @@ from fedspa.agent.ledger.schema import entry_hash
 from fedspa.agent.ledger.witness import Witness
 from fedspa.errors import BudgetError, LedgerError
 from fedspa.privacy.cap import Cap, FirstPlan, Total, admits, total
-from fedspa.privacy.event import MOST, Event, Neighbours, same_event, told
+from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, same_event, seeded_words, told
 
 
 class Ledger:
@@ -74,9 +73,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def reserve(
@@ -260,11 +257,14 @@ class Ledger:
             return
         spent = self.epsilon(agent, cap.delta, cap.neighbours)
         plan = self._plan(agent, event, announced or participations)
-        after = total(self._after(agent, event, participations), cap.delta, cap.neighbours, plan)
+        events = self._after(agent, event, participations)
+        after = total(events, cap.delta, cap.neighbours, plan)
+        words = seeded_words(noise_modes(events))
+        by = after.by if words is None else f"{after.by}; {words}"
         raise BudgetError(
             f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent):.4g} left: {spent:.4g} of its cap "
             f"{cap.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
-            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {after.by}); "
+            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {by}); "
             "ask for fewer or noisier participations"
         )
 

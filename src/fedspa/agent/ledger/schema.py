@@ -3,11 +3,11 @@
 Rows are only ever added: triggers refuse UPDATE and DELETE, and also the INSERT OR REPLACE that would pass by a DELETE
 trigger. `total` (agent, distinct event, count) is kept by trigger, so that nobody reads all entries to learn what was
 spent. Each entry's hash covers its content and the hash before it, and `head` holds the newest: a row that is edited,
-removed or put in by hand breaks the chain. What the chain cannot know, that its end is gone, a second file does:
-`ledger_witness`.
+removed or put in by hand breaks the chain. The chain cannot show that its end is gone;
+a second file does (`witness`).
 
-Version 1 had no witness, and is brought to version 2 by whoever opens it to write. A new ledger goes the same way, so
-that a kill in between leaves one that still does.
+Version 1 had no witness. Whoever opens it to write brings it to version 2. A new ledger is made as version 1 and goes
+the same way, so that a kill in between leaves a ledger that the next one to open it completes.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ class RunSummary:
 class AgentSummary:
     """What one agent spent over all runs. The last two are None without a cap.
 
-    `epsilon` is the smallest cap that would have admitted all of it, `accountant` what shows that (`cap.total`).
-    `noise` counts its participations by where the noise came from: ε is of `secure` and `exact` noise alone a
-    guarantee. `epsilon_left` is the cap less ε; as ε grows more slowly than in proportion, `participations_left` (of
-    `last_event`) is the number to plan with.
+    `epsilon` is that of a cap which would have admitted all of it, `accountant` what shows that (`cap.total`). `noise`
+    counts its participations by where the noise came from: ε is a guarantee only where all of it was `secure` or
+    `exact`. `epsilon_left` is the cap less ε. As ε grows more slowly than in proportion, plan with
+    `participations_left` (of `last_event`) instead.
     """
 
     agent: str
@@ -84,10 +84,10 @@ def summary(
     agent: str | None = None,
     most: int | None = None,
 ) -> LedgerSummary:
-    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more of the last fit.
+    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more like the last fit.
 
-    Of one `agent`, of the `most` that spent most, or of all, by name. Each distinct total is priced once, however many
-    agents have it.
+    It tells of one `agent`, of the `most` that spent most, or of all, by name. Each distinct total is priced once,
+    however many agents have it.
     """
     with reading(path) as (path, connection):
         prices = _Prices(path, connection, delta, neighbours, cap)

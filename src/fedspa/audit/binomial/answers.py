@@ -1,9 +1,9 @@
 """Whole answers of agents: their noise, sampler and keys, and how far apart the answers of neighbours are.
 
-What clips here is the engine of a run, and no function of `mechanism`. Neighbours are two agents with the same keys
-that hold all records in common but one. Sampling (of all), coins and noise are the same, so the answers differ by what
-that record may move: at most Δ∞, Δ₁ and Δ₂ of `binomial.bound`. There are so many levels that rounding, less than one
-of them a coordinate, hardly shows: the bounds hold of sound code without any chance.
+The engine of a run clips here, and no function of `mechanisms`. Neighbours are two agents with the same keys that hold
+all records in common but one. Sampling (of all), coins and noise are the same, so the answers differ by what that
+record may move: at most Δ∞, Δ₁ and Δ₂ of `binomial.bound`. There are so many levels that rounding, by less than one
+level per coordinate, hardly shows: the bounds hold of sound code without any chance.
 
 A two-class model has antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever its layers: once both
 are clipped, they are the two worst records there are.
@@ -28,7 +28,6 @@ from fedspa.audit.result import Question, certain
 from fedspa.audit.rows import HUGE
 from fedspa.audit.setting import Setting
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import dequantized
 
@@ -56,7 +55,7 @@ def answered(
 ) -> NDArray[np.int64]:
     """The numbers of each answer, [agents, coordinates]."""
     sent = answers(setting, target, model, plan, agents, t)
-    return np.stack([answer.numbers for answer in sent if isinstance(answer, IntegerUpdate)])
+    return np.stack([answer.values for answer in sent])
 
 
 def _silent(records: int) -> tuple[Tensor, Tensor]:

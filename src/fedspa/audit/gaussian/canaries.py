@@ -145,7 +145,7 @@ def _canaries(target: Target, run: Overheard, inside: Tensor) -> Question:
     truth = inside.numpy()
     correct = int(truth[order[-half:]].sum() + (1 - truth[order[:half]]).sum())
     detail = (
-        f"{correct} of {2 * half} guesses right on {len(order)} canaries, {steps} steps an agent, q = 1, "
+        f"{correct} of {2 * half} guesses right on {len(order)} canaries, {steps} steps per agent, q = 1, "
         f"noise {NOISE:g}, δ = {DELTA:g}; weak: sees gross faults only"
     )
 

@@ -6,36 +6,36 @@ The guarantee does not care which: it is made of each example's gradient, whatev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from fedspa.examples import Tree
 from fedspa.learning.forward import outputs
+from fedspa.learning.tasks.measures import Measure
 
 
-class Measure(Protocol):
-    """Scores of held-out examples, gathered part by part."""
+class Baseline(NamedTuple):
+    """What the best answer that looks at no input scores on the very examples that it was chosen by."""
 
-    def add(self, found: Tensor, y: Tree) -> None:
-        """Outputs and targets of some more examples."""
-        ...
-
-    def scores(self) -> dict[str, float | None]:
-        """By name, the task's headline first; None where the examples do not say."""
-        ...
+    answer: str
+    score: float
 
 
 class Task(ABC):
     """What every task answers.
 
-    `loss` is the mean over the examples that it is given; a private step gives it one at a time. `headline` is the
-    score that a run is judged by.
+    `loss` is the mean over the examples that it is given; a private step gives it one at a time. It runs inside vmap
+    too, so that it may not ask a tensor for its values. `headline` is the score that a run is judged by.
     """
 
-    name: ClassVar[str]
+    name: str
     headline: str
     width: int | None = None  # outputs per example of a model that is built for the task; None: only a user's fits
+
+    def labels(self, x: Tree, y: Tree) -> Tree:
+        """The targets that came with such examples, or those that the task itself makes of the inputs."""
+        return y
 
     @abstractmethod
     def targets(self, y: Tree, what: str) -> Tree:
@@ -45,11 +45,15 @@ class Task(ABC):
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor: ...
 
     @abstractmethod
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
-        """Raise a ConfigError that begins with `what` where the module cannot learn this from such examples."""
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
+        """Raise a ConfigError where the module cannot learn this from such examples."""
 
     @abstractmethod
     def measure(self) -> Measure: ...
+
+    def baseline(self, y: Tree) -> Baseline | None:
+        """The headline without any input, by the targets of held-out examples; None where nobody knows."""
+        return None
 
 
 class OfOutputs(Task):
@@ -58,8 +62,8 @@ class OfOutputs(Task):
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
         return self.mean_loss(outputs(module, x), y)
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
-        self.require_outputs(outputs(module, x), y, what)
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
+        self.require_outputs(outputs(module, x), y)
 
     @abstractmethod
     def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
@@ -70,8 +74,8 @@ class OfOutputs(Task):
         """The sum over the examples, in float64."""
 
     @abstractmethod
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
-        """Raise a ConfigError that begins with `what` where such outputs cannot be held against such targets."""
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
+        """Raise a ConfigError where such outputs cannot be held against such targets."""
 
     def strange(self, found: Tensor, y: Tree) -> Tensor | None:
         """Which examples' targets no such outputs can be held against, as a mask; None where every number will do. A

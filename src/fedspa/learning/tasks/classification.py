@@ -8,7 +8,10 @@ from torch.nn import functional
 
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree
-from fedspa.learning.tasks.base import OfOutputs
+from fedspa.learning.tasks.base import Baseline, OfOutputs
+from fedspa.learning.tasks.measures import ClassCounts
+
+MOST_FREQUENT = "the most frequent class"
 
 
 class Classification(OfOutputs):
@@ -57,18 +60,18 @@ class Classification(OfOutputs):
         y, ignored = y.clamp(min=-1), torch.iinfo(torch.int64).min
         if self.plain:
             return functional.cross_entropy(found, y, ignore_index=ignored, reduction=reduction)
+        weights = None if self.weights is None else torch.tensor(self.weights, dtype=found.dtype, device=found.device)
         each = functional.cross_entropy(
-            found, y, ignore_index=ignored, reduction="none", label_smoothing=self.label_smoothing
+            found, y, weights, ignore_index=ignored, reduction="none", label_smoothing=self.label_smoothing
         )
-        if self.weights is not None:
-            each = each * each.new_tensor(self.weights)[y]  # torch's own mean would divide by the weights again
+        # torch's own mean divides by the weights again, by which a single example would lose its own.
         return each.mean() if reduction == "mean" else each.sum()
 
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)
         if found.shape != (len(y), self.classes):
             raise ConfigError(
-                f"{what} must give one score per class, shape (batch, {self.classes}): for a batch of {len(y)} it gave "
+                f"it must give one score per class, shape (batch, {self.classes}): for a batch of {len(y)} it gave "
                 f"{tuple(found.shape)}"
             )
 
@@ -80,26 +83,6 @@ class Classification(OfOutputs):
         assert self.classes is not None
         return ClassCounts(self.classes)
 
-
-class ClassCounts:
-    """Right, predicted and actual examples of each class: whole numbers, exact in any order."""
-
-    def __init__(self, classes: int) -> None:
-        self._counts = torch.zeros(3, classes, dtype=torch.float64)
-
-    def add(self, found: Tensor, y: Tree) -> None:
+    def baseline(self, y: Tree) -> Baseline:
         assert isinstance(y, Tensor)
-        predicted = found.argmax(dim=1)
-        hit, one = (predicted == y).double(), torch.ones(len(y), dtype=torch.float64, device=y.device)
-        self._counts = self._counts.to(y.device)
-        for row, labels, values in zip(self._counts, (y, predicted, y), (hit, one, one)):
-            row.index_add_(0, labels, values)
-
-    def scores(self) -> dict[str, float | None]:
-        right, _, actual = self._counts.tolist()
-        return {"accuracy": sum(right) / sum(actual)}
-
-    def by_class(self) -> list[float | None]:
-        """Accuracy on the examples of each class; None where there are none."""
-        right, _, actual = self._counts.tolist()
-        return [hits / count if count else None for hits, count in zip(right, actual)]
+        return Baseline(MOST_FREQUENT, int(y.bincount().max()) / len(y))

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.examples import Tree, leaves
-from fedspa.learning.tasks.base import Measure, Task
+from fedspa.learning.tasks.base import Baseline, Task
+from fedspa.learning.tasks.measures import Measure
 
 
 class Drawing(Task):
@@ -17,6 +18,9 @@ class Drawing(Task):
     def __init__(self, task: Task) -> None:
         self._task = task
         self.headline, self.width = task.headline, task.width
+
+    def labels(self, x: Tree, y: Tree) -> Tree:
+        return self._task.labels(x, y)
 
     def targets(self, y: Tree, what: str) -> Tree:
         return self._task.targets(y, what)
@@ -33,8 +37,11 @@ class Drawing(Task):
                     torch.cuda.manual_seed(int(seeds[0]))
             return self._task.loss(module, inputs, y)
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
-        self._task.require_fit(module, x, y, what)
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
+        self._task.require_fit(module, x, y)
 
     def measure(self) -> Measure:
         return self._task.measure()
+
+    def baseline(self, y: Tree) -> Baseline | None:
+        return self._task.baseline(y)

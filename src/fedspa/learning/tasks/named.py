@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor
@@ -12,39 +13,84 @@ from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree, layout
 from fedspa.learning.tasks.base import Task
 from fedspa.learning.tasks.classification import Classification
-from fedspa.learning.tasks.own import Loss, Own
-from fedspa.learning.tasks.regression import Regression
+from fedspa.learning.tasks.labels import Binary, MultiLabel
+from fedspa.learning.tasks.own import Loss, OfModule, Own
+from fedspa.learning.tasks.regression import Error, Regression
+from fedspa.learning.tasks.tokens import NextToken, TokenClassification
 
 
-def resolve(asked: str | Loss | Task, y: Tree, classes: int | None, key: str | None) -> Task:
-    """The task of that name for such targets, or the user's function, given or named as `package.module:function`."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a config may say of a task beside its name: public numbers. `OF` says whose each is."""
+
+    weights: tuple[float, ...] | None = None
+    label_smoothing: float = 0.0
+    loss: Error = "mse"
+    huber: float = 1.0
+    ignore_index: int = -100
+
+
+# Option → the tasks that it belongs to.
+OF: dict[str, tuple[str, ...]] = {
+    "weights": ("classification", "binary", "multi-label"),
+    "label_smoothing": ("classification",),
+    "loss": ("regression",),
+    "huber": ("regression",),
+    "ignore_index": ("next-token", "token-classification"),
+}
+
+
+def resolve(
+    asked: str | Loss | Task, y: Tree, classes: int | None, key: str | None, options: Options | None = None
+) -> Task:
+    """The task of that name for such targets, or the user's function, given or named as `package.module:function`.
+    `key` is the Dataset's: where in a dict its targets lay."""
     if isinstance(asked, Task):
         return asked
     if not isinstance(asked, str):
         if not callable(asked):
             raise ConfigError(f"task is a {type(asked).__name__}; give a name, or a function loss(module, example)")
-        return Own(asked, key)
+        return Own(asked, key, classes)
     if plugin.is_plugin(asked):
-        return Own(cast(Loss, plugin.resolve(asked, key="task.name", error=ConfigError)), key)
+        return Own(cast(Loss, plugin.resolve(asked, key="task.name", error=ConfigError)), key, classes)
     if asked not in _SHIPPED:
         allowed = ", ".join(_SHIPPED)
         raise ConfigError(f"task.name = {asked!r} is unknown: choose one of {allowed}, or 'package.module:function'")
-    return _SHIPPED[asked](y, classes)
+    return _SHIPPED[asked](options or Options(), y, classes, key)
 
 
-def _classification(y: Tree, classes: int | None) -> Task:
+def _classification(options: Options, y: Tree, classes: int | None, key: str | None) -> Task:
     if classes is None:
         raise DataError(
-            f"the targets are no classes 0, 1, 2 …, but {layout(y)}: name the task, as in task='regression'"
+            f"the targets are no classes 0, 1, 2 … ({_why_none(y)}): mend them, or name the task, as in "
+            "task='regression'"
         )
-    return Classification(classes)
+    return Classification(classes, weights=options.weights, label_smoothing=options.label_smoothing)
 
 
-def _regression(y: Tree, classes: int | None) -> Task:
-    return Regression(y[0].numel() if isinstance(y, Tensor) else 1)
+def _width(y: Tree) -> int:
+    """Numbers per example."""
+    return max(1, y[0].numel()) if isinstance(y, Tensor) else 1
 
 
-_SHIPPED: dict[str, Callable[[Tree, int | None], Task]] = {
+def _why_none(y: Tree) -> str:
+    if not isinstance(y, Tensor) or y.ndim != 1:
+        return f"each is {layout(y)}, and one whole number is needed"
+    if y.is_floating_point() and not bool((y == y.floor()).all()):
+        return "they are not whole numbers"
+    low, high = int(y.min()), int(y.max())
+    if low < 0:
+        return f"one is {low}"
+    return "all are 0" if high == 0 else f"label {high} among {len(y)} records"
+
+
+_SHIPPED: dict[str, Callable[[Options, Tree, int | None, str | None], Task]] = {
     "classification": _classification,
-    "regression": _regression,
+    "binary": lambda options, y, classes, key: Binary(_width(y), weights=options.weights),
+    "multi-label": lambda options, y, classes, key: MultiLabel(_width(y), weights=options.weights),
+    "regression": lambda options, y, classes, key: Regression(_width(y), loss=options.loss, huber=options.huber),
+    "next-token": lambda options, y, classes, key: NextToken(ignore_index=options.ignore_index),
+    "token-classification": lambda options, y, classes, key: TokenClassification(ignore_index=options.ignore_index),
+    "module": lambda options, y, classes, key: OfModule(key),
 }
+NAMES = tuple(_SHIPPED)

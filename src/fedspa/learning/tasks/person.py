@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.examples import Tree, mapped
-from fedspa.learning.tasks.base import Measure, Task
+from fedspa.learning.tasks.base import Task
+from fedspa.learning.tasks.measures import Measure
 
 
 class PerPerson(Task):
@@ -37,7 +38,7 @@ class PerPerson(Task):
             losses.append(self.task.loss(module, records, targets))
         return torch.stack(losses).mean()
 
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree, what: str) -> None:
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
         self.loss(module, x, y)
 
     def measure(self) -> Measure:

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree
-from fedspa.learning.tasks.base import OfOutputs
+from fedspa.learning.tasks.base import Baseline, OfOutputs
+from fedspa.learning.tasks.measures import Errors
 
 Error = Literal["mse", "mae", "huber"]
 
@@ -20,14 +21,14 @@ class Regression(OfOutputs):
     """Targets are floats, (examples,) or (examples, numbers). An example's loss is the mean over its numbers."""
 
     name = "regression"
-    headline = "rmse"
 
     def __init__(self, width: int = 1, *, loss: Error = "mse", huber: float = 1.0) -> None:
         """Huber's error is squared up to `huber` and absolute beyond."""
         self.width, self.error, self.huber = width, loss, huber
+        self.headline = "mae" if loss == "mae" else "rmse"
 
     def targets(self, y: Tree, what: str) -> Tree:
-        if not isinstance(y, Tensor) or y.ndim not in (1, 2):
+        if not isinstance(y, Tensor) or y.ndim not in (1, 2) or y[:1].numel() == 0:
             raise DataError(f"{what}: regression needs one number per example, or one row of numbers")
         return y.to(torch.float32)
 
@@ -39,7 +40,7 @@ class Regression(OfOutputs):
 
     def _each(self, found: Tensor, y: Tree) -> Tensor:
         assert isinstance(y, Tensor)
-        wanted, given = y.reshape(len(y), -1), found.reshape(len(y), -1)
+        wanted, given = y.reshape(len(y), -1).to(found.dtype), found.reshape(len(y), -1)
         if self.error == "mse":
             each = functional.mse_loss(given, wanted, reduction="none")
         elif self.error == "mae":
@@ -48,37 +49,20 @@ class Regression(OfOutputs):
             each = functional.huber_loss(given, wanted, reduction="none", delta=self.huber)
         return each.mean(dim=1)
 
-    def require_outputs(self, found: Tensor, y: Tree, what: str) -> None:
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)
         if found.shape[:1] != y.shape[:1] or found.numel() != y.numel():
             raise ConfigError(
-                f"{what} must give one number per target, shape (batch, {y[0].numel()}): for a batch of {len(y)} it "
+                f"it must give one number per target, shape (batch, {y[0].numel()}): for a batch of {len(y)} it "
                 f"gave {tuple(found.shape)}"
             )
 
     def measure(self) -> Errors:
-        return Errors()
+        return Errors(self.headline)
 
-
-class Errors:
-    """Sums from which the mean errors and R² follow, in float64."""
-
-    def __init__(self) -> None:
-        self._sums = torch.zeros(5, dtype=torch.float64)
-
-    def add(self, found: Tensor, y: Tree) -> None:
+    def baseline(self, y: Tree) -> Baseline:
         assert isinstance(y, Tensor)
-        wanted, given = y.flatten().double(), found.flatten().double()
-        error = given - wanted
-        ones = torch.ones_like(wanted)
-        parts = torch.stack([error.square(), error.abs(), wanted, wanted.square(), ones]).sum(dim=1)
-        self._sums = self._sums.to(parts) + parts
-
-    def scores(self) -> dict[str, float | None]:
-        squared, absolute, total, total_squared, count = self._sums.tolist()
-        spread = total_squared - total**2 / count
-        return {
-            "rmse": math.sqrt(squared / count),
-            "mae": absolute / count,
-            "r2": 1 - squared / spread if spread > 0 else None,
-        }
+        each = y.reshape(len(y), -1).double()
+        if self.headline == "mae":
+            return Baseline("the median target", float((each - each.median(dim=0).values).abs().mean()))
+        return Baseline("the mean target", math.sqrt(float((each - each.mean(dim=0)).square().mean())))

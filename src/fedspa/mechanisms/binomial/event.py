@@ -13,6 +13,7 @@ from fedspa.errors import PrivacyError
 from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, told
 
 KIND = "binomial"
+MOST_TRIALS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class BinomialEvent(Event):
         self._check_sampled()
         if type(self.rotation) is not bool:
             raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
-        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
+        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", MOST_TRIALS), ("aggregated", 2**31 - 1)):
             if not 1 <= getattr(self, name) <= most:
                 raise PrivacyError(f"{name} is {told(getattr(self, name))}; it must lie between 1 and {most}")
 
@@ -61,11 +62,11 @@ class BinomialEvent(Event):
         return self._canonical(KIND)
 
     def as_server_saw(self) -> Self:
-        """Without secure aggregation, which was never run."""
+        """Without secure aggregation, which fedspa does not run."""
         return replace(self, aggregated=1, noise=None)
 
     def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        """There is no choice: the accountant that was asked for is for others."""
+        """`pld`, or with rotation `binomial`, whatever was asked for."""
         if neighbours != "replace-one":
             raise PrivacyError(f"cpsgd has no guarantee under {neighbours}; allowed: replace-one")
         return "binomial" if self.rotation else "pld"

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism
-from fedspa.mechanisms.binomial.event import KIND, BinomialEvent
+from fedspa.mechanisms.binomial.event import KIND, MOST_TRIALS, BinomialEvent
 from fedspa.mechanisms.binomial.plan import NOT_AGGREGATED, BinomialPlan, trials_for_compression, with_least_trials
 from fedspa.privacy.event import Event
 
@@ -28,10 +28,10 @@ _RECORD: dict[str, type] = {
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """cpSGD is one step a round, of every agent, on batches of a fixed size."""
+    """cpSGD takes one step per round, of every agent, on batches of a fixed size."""
     only: tuple[tuple[str, object, str], ...] = (
         ("federation.per_round", config["federation.agents"], "all agents take part in every round"),
-        ("algorithm.local_steps", 1, "one step a round"),
+        ("algorithm.local_steps", 1, "one step per round"),
         ("algorithm.coding", "int", "whole numbers travel"),
         ("privacy.sampling", "fixed", "batches of exactly B records"),
         ("privacy.neighbours", "replace-one", "batches are of a fixed size"),
@@ -105,6 +105,10 @@ def of_record(values: Mapping[str, Any]) -> BinomialPlan:
     return BinomialPlan(**{key: values[key] for key in ("dimension", "batch", *_RECORD)})
 
 
+def upload(summary: Mapping[str, Any]) -> str:
+    return f"p = {summary['compression']:.3g}: {2 ** summary['bits']} levels + Binomial({summary['trials']:,}, 1/2)"
+
+
 BINOMIAL = Mechanism(
     name="binomial",
     events={KIND: BinomialEvent},
@@ -118,7 +122,10 @@ BINOMIAL = Mechanism(
         *("algorithm.compression", "algorithm.bits", "algorithm.rotation"),
         *("privacy.trials", "privacy.adversary"),
     ),
+    limits={"bits": (1, 16), "trials": (1, MOST_TRIALS)},
     caveats=(NOT_AGGREGATED,),
+    upload=upload,
+    published_by="cpSGD's, printed",
     published_note="cpSGD at the published noise: ε holds only where secure aggregation hides each update from the "
-    "server; none where no accountant knows one. Its published ε has the sensitivities as printed.",
+    "server. A dash stands where no accountant knows one. The published ε has the sensitivities as printed.",
 )
