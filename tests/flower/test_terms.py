@@ -63,7 +63,7 @@ def test_terms_say_what_they_protect(given):
     persons = replace(announced, terms=replace(announced.terms, steps=replace(announced.terms.steps, unit="person")))
     assert from_record(to_record(persons)) == persons
     for unit in ("", "people", 1, b"person"):
-        with pytest.raises(TermsError, match="^unit is"):
+        with pytest.raises(TermsError, match=r"^unit is"):
             from_record(ConfigRecord(dict(to_record(announced)) | {"unit": unit}))
 
 
