@@ -108,6 +108,11 @@ def test_every_algorithm_trains_on_persons(tmp_path: Path, name: str) -> None:
         assert "for each person of each agent" in statement(summary)
 
 
+def test_a_run_whose_data_brings_persons_along_says_so_in_its_config(done: Path) -> None:
+    assert load(done / "config.toml").data.person == "given:persons"
+    assert "for each person, δ" in CliRunner().invoke(app, ["watch", str(done)]).output
+
+
 def test_every_word_says_person(done: Path) -> None:
     summary = json.loads((done / "summary.json").read_text())
     assert summary["unit"] == "person"
