@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.data.persons import blank_person, grouped
+from fedspa.engine.choose import choose
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
+from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, blank, mapped
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, Own, PerPerson, Regression, Task
-from fedspa.learning.trial import try_gradients
 
 COUNTS = [1, 3, 4]
 PERSONS = np.repeat(np.arange(3), COUNTS)
@@ -82,11 +83,21 @@ def test_engines_agree() -> None:
     assert torch.allclose(rows[0].double(), rows[1], rtol=1e-5, atol=1e-7)
 
 
-def test_a_model_is_tried_on_made_up_persons() -> None:
-    like = blank_person(blank((4,)), 3)
-    assert not try_gradients(net(3), like, PerPerson(Classification(3)))
-    drawing = nn.Sequential(nn.Linear(4, 3), _Noisy())
-    assert try_gradients(drawing, like, PerPerson(Classification(3)))
+def test_a_model_is_tried_on_records() -> None:
+    """That is what it takes: a model that mixes them, or fails, is named as it is for records."""
+    like, task = blank_person(blank((4,)), 3), PerPerson(Classification(3))
+    assert not choose("generic", net(3), like, "cpu", 1, False, task=task).draws  # type: ignore[attr-defined]
+    noisy = nn.Sequential(nn.Linear(4, 3), _Noisy())
+    assert choose("generic", noisy, like, "cpu", 1, False, task=task).draws  # type: ignore[attr-defined]
+    with pytest.warns(MixingWarning):
+        choose("generic", nn.Sequential(_Centred(), nn.Linear(4, 3)), like, "cpu", 1, False, task=task)
+    with pytest.raises(ConfigError, match=r"made like \(4,\)"):
+        choose("generic", nn.Linear(5, 3), like, "cpu", 1, False, task=task)
+
+
+class _Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
 
 
 class _Noisy(nn.Module):
