@@ -16,8 +16,8 @@ HOSPITALS, PATIENTS, READINGS = 4, 1600, 6
 
 
 def visits(patients: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Readings, whether the patient has the condition, and whose visit it was: one to twenty of each patient, who differ
-    from each other far more than their visits do."""
+    """Readings, whether the patient has the condition, and whose visit it was: one to twenty of each patient, who
+    differ from each other far more than their visits do."""
     ill = rng.integers(0, 2, patients)
     level = rng.normal(size=(patients, READINGS)) + 0.8 * ill[:, None]
     whose = np.repeat(np.arange(patients), np.minimum(1 + rng.geometric(0.3, patients), 20))
