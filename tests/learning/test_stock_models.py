@@ -152,7 +152,7 @@ def test_a_lazy_module_is_refused_in_one_line_and_taken_once_a_record_went_throu
         "privacy": {"epsilon": 8.0, "delta": 1e-3},
         "run": {"out": str(tmp_path)},
     }
-    with pytest.raises(ConfigError, match=r"layer '0' \(LazyConv2d\) has no sizes yet") as refusal:
+    with pytest.raises(ConfigError, match=r"'0' \(LazyConv2d\) has no sizes yet; .module\(example\)") as refusal:
         fedspa.run(config, data=data, module=net)
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())
