@@ -36,7 +36,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.streams import derive_key
 
@@ -75,7 +75,7 @@ def make_tasks(job: Job, d: int, private: bool) -> list[LocalTask]:
         y = torch.randint(10, (job.records,), device="cuda")
         omega = None if k == d else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).cuda()
         value = 1e-3 if job.clip == "coordinate" else 1.0
-        plan = Plan(
+        plan = GaussianPlan(
             d, k, job.clip, value, "poisson", job.batch, job.records, job.steps, 1, 1.0, "add-remove", 1e-4, job.rule
         )  # fmt: skip
         key = derive_key(bytes(32), "benchmark", w)

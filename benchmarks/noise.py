@@ -49,7 +49,7 @@ def box_muller_numpy(stream: Stream) -> NDArray[np.float64]:
 
 
 def draws(stream: Stream, repeats: int) -> dict[str, float]:
-    """Nanoseconds a value, over a million values."""
+    """Nanoseconds per value, over a million values."""
     generator = np.random.default_rng(0)
     methods: dict[str, Callable[[], object]] = {
         "AES-CTR words (8 bytes)": lambda: stream.uint64(VALUES),

@@ -28,7 +28,7 @@ from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from local_step.processes import in_fresh_process, resident_growth
 from provenance import stamp
@@ -123,13 +123,13 @@ def vary(rounds: dict[int, Round], engine: str, repeats: int, cores: int) -> dic
 def prepare(each: Round, engine: str, cores: int) -> tuple[Engine, torch.Tensor, list[LocalTask]]:
     module = nn.Sequential(nn.Linear(INPUTS, each.hidden), nn.ReLU(), nn.Linear(each.hidden, CLASSES))
     trainer: Engine = NativeEngine(module, cores) if engine == "native" else GenericEngine(module)
-    plan = Plan(
+    plan = GaussianPlan(
         each.d, each.active, "l2", 1.0, "poisson", each.batch, RECORDS, each.steps, 1, 1.0, "add-remove", 1e-4
     )  # fmt: skip
     return trainer, FlatModel(module).flatten(), [agent(each, plan, number) for number in range(each.agents)]
 
 
-def agent(each: Round, plan: Plan, number: int) -> LocalTask:
+def agent(each: Round, plan: GaussianPlan, number: int) -> LocalTask:
     generator = torch.Generator().manual_seed(number)
     x = torch.rand(RECORDS, INPUTS, generator=generator)
     y = torch.randint(0, CLASSES, (RECORDS,), generator=generator)

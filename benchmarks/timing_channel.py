@@ -1,6 +1,6 @@
 """How much of a record shows in the time of a local step: `python benchmarks/timing_channel.py`.
 
-For each model, one step on 32 records by the engine that a deployed agent takes, in microseconds of processor time a
+For each model, one step on 32 records by the engine that a deployed agent takes, in microseconds of processor time per
 record (least of many repeats, one thread): when the records are ordinary, blank, bad (NaN), denormal, or have no
 gradient because the server's θ is sure of their labels; and with one record more, over 32 as well. What a column
 differs from the first by is what each sampled record could show the server if nothing else took time (SECURITY.md).
@@ -19,15 +19,15 @@ from fedspa.engine.task import Engine, LocalTask
 from fedspa.examples import blank
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 RECORDS, STEPS, REPEATS, SHAPE = 32, 5, 80, (1, 28, 28)
 
 
 def step_time(engine: Engine, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Microseconds of processor time a record and step."""
+    """Microseconds of processor time per record and step."""
     batch = len(y)
-    plan = Plan(len(theta), len(theta), "l2", 1.0, "fixed", batch, batch, STEPS, 1, 1.0, "replace-one", 1e-6)
+    plan = GaussianPlan(len(theta), len(theta), "l2", 1.0, "fixed", batch, batch, STEPS, 1, 1.0, "replace-one", 1e-6)
     task = LocalTask(x, y, None, 1.0, 1e-12, plan, bytes(32))
     best = float("inf")
     for _ in range(REPEATS):

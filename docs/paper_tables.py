@@ -122,8 +122,8 @@ def _sound(found: Mapping[str, Any], setting: str, words: str) -> list[str]:
     reached = f"{min(means):.1f} to {max(means):.1f} % after the last round over p = {low:g} to {high:g}"
     spread = f"{max(means) - min(means):.1f} points{beside}"
     return [
-        f"**Fed-SPA under a sound (1.0, 10⁻³) guarantee, {words}:** {reached}, the most at p = {most:g}: a spread of "
-        f"{spread}. From p = {high:g} to {low:g} an upload shrinks {fewer:.0f} times."
+        f"**Fed-SPA under a sound (1.0, 10⁻³) guarantee, {words}:** {reached}, the most at p = {most:g}. That is "
+        f"a spread of {spread}. From p = {high:g} to {low:g} an upload shrinks {fewer:.0f} times."
     ]
 
 

@@ -1,85 +1,104 @@
-"""Trees of tensors."""
+"""Each example runs as its README says, in a copy of its folder; the long ones in a short form."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-import torch
-from torch import Tensor
 
-from fedspa.errors import DataError
-from fedspa.examples import (
-    Tree,
-    blanks,
-    count,
-    each_alone,
-    in_float64,
-    joined,
-    layout,
-    leaves,
-    mapped,
-    named_leaves,
-    require_aligned,
-    split,
-    taken,
-)
-
-IDS, MASK, IMAGE = torch.arange(12).view(4, 3), torch.ones(4, 3, dtype=torch.bool), torch.rand(4, 1, 2, 2)
-TREES: list[Tree] = [IMAGE, {"ids": IDS, "mask": MASK}, (IMAGE, {"text": (IDS, MASK)})]
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_parts_put_together_are_the_whole(tree: Tree) -> None:
-    for size in (1, 3, 4, 9):
-        again = joined(list(split(tree, size)))
-        assert layout(again) == layout(tree)
-        assert all(map(torch.equal, leaves(again), leaves(tree)))
+def played(name: str, words: list[str], tmp_path: Path) -> str:
+    """Standard output of `python words` in a copy of the example."""
+    folder = tmp_path / name
+    shutil.copytree(
+        EXAMPLES / name, folder, ignore=shutil.ignore_patterns("runs", "__pycache__", "*.png", "study.json")
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_each_alone_is_a_copy_of_its_own(tree: Tree) -> None:
-    ones = list(each_alone(tree))
-    assert len(ones) == count(tree) == 4
-    for place, one in enumerate(ones):
-        for copy, whole in zip(leaves(one), leaves(tree)):
-            assert torch.equal(copy, whole[place : place + 1])
-            assert copy.untyped_storage().nbytes() == copy.nbytes  # nothing of its neighbours lies beside it
+@pytest.mark.slow
+def test_tabular(tmp_path: Path) -> None:
+    summary = json.loads(
+        played("tabular", ["-c", "from fedspa.cli import main; main()", "run", "config.toml", "--json"], tmp_path)
+    )
+    assert summary["accuracy_last"] > 0.9
+    assert summary["epsilon"] <= 2
+    assert summary["dimension"] == 62
 
 
-def test_the_way_to_each_leaf_is_its_name() -> None:
-    assert [name for name, _ in named_leaves((IMAGE, {"text": (IDS, MASK)}))] == ["0", "1.text.0", "1.text.1"]
-    assert layout({"ids": IDS, "mask": MASK}) == "ids (3,) int64, mask (3,) bool"
-    assert layout(IMAGE) == "(1, 2, 2) float32"
+@pytest.mark.slow
+def test_own_module(tmp_path: Path) -> None:
+    out = played("own-module", ["train.py", "--rounds", "2"], tmp_path)
+    assert "1372 parameters on the generic engine" in out
+    assert "at ε = 4.00" in out
+    assert "(1, 10)" in out
 
 
-def test_only_floats_change_their_precision() -> None:
-    found = in_float64((IMAGE, {"text": (IDS, MASK)}))
-    assert [leaf.dtype for leaf in leaves(found)] == [torch.float64, torch.int64, torch.bool]
+@pytest.mark.slow
+def test_batchnorm(tmp_path: Path) -> None:
+    out = played("batchnorm", ["train.py", "--rounds", "1"], tmp_path)
+    assert out.count("(BatchNorm2d) mixes the examples of a batch") == 3
+    assert out.count("became GroupNorm(2, 8)") == 3
+    assert "at ε = 4.00" in out
+    assert list((tmp_path / "batchnorm" / "runs").glob("*/report.html"))
 
 
-def test_taking_and_blanks_keep_the_layout() -> None:
-    tree: Tree = (IMAGE, {"text": (IDS, MASK)})
-    assert layout(taken(tree, torch.tensor([2, 0]))) == layout(tree) == layout(blanks(tree, 7))
-    assert torch.equal(next(leaves(taken(tree, torch.tensor([2, 0])))), IMAGE[[2, 0]])
-    assert count(blanks(tree, 7)) == 7
-    assert not any(leaf.any() for leaf in leaves(blanks(tree)))
+@pytest.mark.slow
+def test_adapters(tmp_path: Path) -> None:
+    out = played("adapters", ["train.py", "--rounds", "1", "--pretrain", "20"], tmp_path)
+    assert "896 of 15232 parameters were trained" in out
+    assert "at ε = 4.00" in out
+    assert list((tmp_path / "adapters" / "runs").glob("*/report.html"))
 
 
-def test_mapped_sees_every_leaf_once() -> None:
-    seen: list[Tensor] = []
-    mapped(lambda leaf: seen.append(leaf) or leaf, (IMAGE, {"text": (IDS, MASK)}))  # type: ignore[func-returns-value]
-    assert [id(leaf) for leaf in seen] == [id(IMAGE), id(IDS), id(MASK)]
+@pytest.mark.slow
+def test_non_iid_study(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    played("non-iid", ["study.py", "--quick"], tmp_path)
+    rows = json.loads((tmp_path / "non-iid" / "study.json").read_text("utf-8"))
+    by_method = {
+        method: [row["accuracy"] for row in rows if row["method"] == method] for method in {r["method"] for r in rows}
+    }
+    assert len(by_method) == 3
+    assert all(skewed < even for skewed, even in by_method.values())
+    assert (tmp_path / "non-iid" / "study.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    ("tree", "said"),
-    [
-        ({}, "has no tensors in it"),
-        ({"a": torch.tensor(3.0)}, "'a' is a single number"),
-        ({"a": IDS, "b": IDS[:3]}, "'b' has 3 examples, and 4 are in 'a'"),
-        (torch.ones(2, dtype=torch.complex64), "complex"),
-    ],
-)
-def test_what_is_no_tree_of_examples(tree: Tree, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
-        require_aligned(tree, "data 'mine': train features")
-    assert str(caught.value).startswith("data 'mine': train features")
+def test_the_study_of_the_readme_is_the_kept_one() -> None:
+    text = (EXAMPLES / "non-iid" / "README.md").read_text("utf-8")
+    rows = json.loads((EXAMPLES / "non-iid" / "study.json").read_text("utf-8"))
+    ends = {(row["method"], row["alpha"]): row["accuracy"] for row in rows}
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    assert len(methods) == 3
+    for method in methods:
+        assert f"{ends[method, 100.0]:.1f} to {ends[method, 0.03]:.1f} %" in text
+    lost = [ends[method, 100.0] - ends[method, 0.03] for method in methods]
+    assert f"{lost[1]:.0f} points against {lost[0]:.0f}" in text
+
+
+@pytest.mark.slow
+def test_the_notebook_executes(tmp_path: Path) -> None:
+    """Its cells are plain Python, so one program is what a kernel would run."""
+    pytest.importorskip("matplotlib")
+    notebook = json.loads((EXAMPLES / "tradeoff" / "tradeoff.ipynb").read_text("utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    program = "\n\n".join(["import matplotlib; matplotlib.use('agg')", *cells])
+    out = played("tradeoff", ["-c", program], tmp_path)
+    kept = [
+        "".join(output["text"])
+        for cell in notebook["cells"]
+        for output in cell.get("outputs", [])
+        if output["output_type"] == "stream"
+    ]
+    # The settings of each line are the same everywhere; accuracies depend on the CPU's last bits.
+    assert [line[:10] for line in out.splitlines()] == [line[:10] for text in kept for line in text.splitlines()]

@@ -13,7 +13,7 @@ from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping
 
 
@@ -27,7 +27,9 @@ def agent(case: Case, name: str, seed: int, steps: int) -> LocalTask:
     private = "sgd" not in name
     mask = torch.randperm(d, generator=generator)[:k].sort().values if private and k < d else None
     clip: Any = clipping(name)
-    plan = Plan(d, k, clip, CLIP[clip], "poisson", case.batch, case.records, steps, 1, NOISE, "add-remove", 1e-4)
+    plan = GaussianPlan(
+        d, k, clip, CLIP[clip], "poisson", case.batch, case.records, steps, 1, NOISE, "add-remove", 1e-4
+    )
     key = seed.to_bytes(32, "big")
     free = NoPlan(d, d, "poisson", case.batch, steps)
     return LocalTask(x, y, mask, 1.0, LEARNING_RATE, plan if private else free, key)

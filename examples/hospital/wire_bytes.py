@@ -89,7 +89,7 @@ def main(folder: Path) -> None:
             lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
             rounds = sum(line["agents"] for line in lines)
             payload = sum(line["uplink_bytes"] for line in lines) / rounds
-            print(f"{name}: {rounds} node-rounds in {seconds:.0f} s; bytes a node-round: payload {payload:.0f}")
+            print(f"{name}: {rounds} node-rounds in {seconds:.0f} s; bytes per node and round: payload {payload:.0f}")
             for way, key in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
                 messages = finished["network-traffic"][key] / rounds
                 wire, polls = (end[way] - start[way]) / rounds, idle[way] * seconds / rounds

@@ -14,8 +14,11 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedspa.data.datasets import Dataset, from_arrays
-    from fedspa.errors import FedspaError, SeededNoiseWarning
+    from fedspa.data.datasets import Dataset, from_arrays, from_examples
+    from fedspa.errors import FedspaError, MixingWarning, SeededNoiseWarning
+    from fedspa.learning.check import check
+    from fedspa.learning.fix import fix
+    from fedspa.learning.sound import Problem
     from fedspa.running import RunResult
     from fedspa.running import simulate as run
     from fedspa.runs.config import Config, load
@@ -25,14 +28,33 @@ _PUBLIC = {
     "Config": ("fedspa.runs.config", "Config"),
     "Dataset": ("fedspa.data.datasets", "Dataset"),
     "FedspaError": ("fedspa.errors", "FedspaError"),
+    "MixingWarning": ("fedspa.errors", "MixingWarning"),
+    "Problem": ("fedspa.learning.sound", "Problem"),
     "RunResult": ("fedspa.running", "RunResult"),
     "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
+    "check": ("fedspa.learning.check", "check"),
+    "fix": ("fedspa.learning.fix", "fix"),
     "from_arrays": ("fedspa.data.datasets", "from_arrays"),
+    "from_examples": ("fedspa.data.datasets", "from_examples"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.running", "simulate"),
 }
 
-__all__ = ["Config", "Dataset", "FedspaError", "RunResult", "SeededNoiseWarning", "from_arrays", "load", "run"]
+__all__ = [
+    "Config",
+    "Dataset",
+    "FedspaError",
+    "MixingWarning",
+    "Problem",
+    "RunResult",
+    "SeededNoiseWarning",
+    "check",
+    "fix",
+    "from_arrays",
+    "from_examples",
+    "load",
+    "run",
+]
 __version__ = "0.1.0"
 
 

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 from fedspa import mechanisms
 from fedspa.agent.ledger import ledger as ledger_module
+from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.file import create
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import export, verify
-from fedspa.agent.ledger.schema import create
+from fedspa.agent.ledger.verify import verify
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
@@ -414,10 +415,10 @@ class TestRefused:
 
 def without_triggers(*statements: str) -> list[str]:
     """Statements that take all triggers away, act, and put them back: what a determined editor would do."""
-    from fedspa.agent.ledger.schema import _TRIGGERS
+    from fedspa.agent.ledger.schema import TRIGGERS
 
-    names = [trigger.split()[2] for trigger in _TRIGGERS]
-    return [*(f"DROP TRIGGER {name}" for name in names), *statements, *_TRIGGERS]
+    names = [trigger.split()[2] for trigger in TRIGGERS]
+    return [*(f"DROP TRIGGER {name}" for name in names), *statements, *TRIGGERS]
 
 
 def fill(ledger: Ledger) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.agent.ledger import schema as ledger_schema
+from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.file import create
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import export, summary, verify
-from fedspa.agent.ledger.schema import _PLANS
+from fedspa.agent.ledger.schema import ADDED, entry_hash
+from fedspa.agent.ledger.summary import summary
+from fedspa.agent.ledger.verify import verify
 from fedspa.agent.ledger.witness import GENESIS
 from fedspa.errors import BudgetError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
@@ -89,11 +91,11 @@ def test_a_server_that_changes_its_plan_within_the_run_leaves_the_plan(path: Pat
 
 def test_a_ledger_of_before_is_read_as_it_is_and_goes_by_the_filter(path: Path) -> None:
     """Version 1, as the first edition wrote it: entries, and nothing of what was announced."""
-    ledger_schema.create(path)
+    create(path)
     text, link = EVENT.to_json(), GENESIS
     rows = []
     for number in range(3):
-        link = ledger_schema.entry_hash(link, number + 1, "old", "run", str(number), text, "2026")
+        link = entry_hash(link, number + 1, "old", "run", str(number), text, "2026")
         rows.append((number + 1, "old", "run", str(number), 1, "2026", link))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO event VALUES (1, ?)", (text,))
@@ -133,7 +135,7 @@ def test_a_plan_cannot_be_changed_or_added_afterwards(path: Path, statement: str
 def test_an_edited_plan_breaks_the_chain(path: Path, edit: str) -> None:
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0", announced=2)
-    guards = [statement for statement in _PLANS if statement.startswith("CREATE TRIGGER")]
+    guards = [statement for statement in ADDED if statement.startswith("CREATE TRIGGER")]
     altered(path, *(f"DROP TRIGGER {guard.split()[2]}" for guard in guards), edit, *guards)
     assert any("entry 1: its hash" in problem for problem in verify(path))
 
@@ -141,7 +143,7 @@ def test_an_edited_plan_breaks_the_chain(path: Path, edit: str) -> None:
 def test_a_plan_that_is_no_number_is_damage(path: Path) -> None:
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0", announced=2)
-    guards = [statement for statement in _PLANS if statement.startswith("CREATE TRIGGER")]
+    guards = [statement for statement in ADDED if statement.startswith("CREATE TRIGGER")]
     drop = [f"DROP TRIGGER {guard.split()[2]}" for guard in guards]
     altered(path, *drop, "UPDATE plan SET participations = 'many'", *guards)
     with pytest.raises(LedgerError, match="damaged"), Ledger.open(path) as ledger:

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.agent.ledger import report as ledger_report
+from fedspa.agent.ledger import file as ledger_file
+from fedspa.agent.ledger import summary as ledger_summary
+from fedspa.agent.ledger.export import export, lines
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import MOST_PROBLEMS, export, lines, summary, verify
-from fedspa.agent.ledger.schema import _TRIGGERS, GENESIS, entry_hash
+from fedspa.agent.ledger.schema import TRIGGERS, entry_hash
+from fedspa.agent.ledger.summary import summary
+from fedspa.agent.ledger.verify import MOST_PROBLEMS, verify
+from fedspa.agent.ledger.witness import GENESIS
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
@@ -37,9 +41,9 @@ def path(tmp_path: Path) -> Path:
 def edit(path: Path, *statements: str) -> None:
     """Edit as someone would who first drops the triggers and afterwards puts them back."""
     connection = sqlite3.connect(path, isolation_level=None)
-    for trigger in _TRIGGERS:
+    for trigger in TRIGGERS:
         connection.execute(f"DROP TRIGGER {trigger.split()[2]}")
-    for statement in (*statements, *_TRIGGERS):
+    for statement in (*statements, *TRIGGERS):
         connection.execute(statement)
     connection.close()
 
@@ -284,17 +288,17 @@ def test_many_agents_cost_what_their_distinct_totals_cost(tmp_path: Path, monkey
     """Counted in prices and in SQL statements, not in seconds: neither grows with the agents that are not listed."""
     priced: list[object] = []
     monkeypatch.setattr(
-        ledger_report, "total", lambda events, *_: priced.append(events) or Total(sum(events.values()), "counted")
+        ledger_summary, "total", lambda events, *_: priced.append(events) or Total(sum(events.values()), "counted")
     )
     asked: list[str] = []
-    connect = ledger_report.ledger_schema.connect
+    connect = ledger_file.connect
 
     def traced(*arguments: object, **options: object) -> sqlite3.Connection:
         connection = connect(*arguments, **options)  # type: ignore[arg-type]
         connection.set_trace_callback(asked.append)
         return connection
 
-    monkeypatch.setattr(ledger_report.ledger_schema, "connect", traced)
+    monkeypatch.setattr(ledger_file, "connect", traced)
     costs = {}
     for agents in (60, 600):
         path = tmp_path / f"{agents}.sqlite"
@@ -313,7 +317,7 @@ def test_many_agents_cost_what_their_distinct_totals_cost(tmp_path: Path, monkey
         costs[agents] = len(asked)
         asked.clear()
         priced.clear()
-        every = ledger_report.each_agent(path, delta=1e-3, neighbours="add-remove")
+        every = ledger_summary.each_agent(path, delta=1e-3, neighbours="add-remove")
         assert sum(agent.epsilon for agent in every) == told.entries
         assert len(priced) == 3
     assert costs[600] == costs[60] < 200

@@ -11,11 +11,12 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_plans import GAUSSIAN_PLAN
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
 from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.cap import Cap
 
 TEXT = """
@@ -29,19 +30,15 @@ max_compression = 0.5
 clippings = ["l2"]
 """
 POLICY = Policy.parse(TEXT)
-PLAN = Plan(
-    dimension=1000,
-    active=50,
+PLAN = replace(
+    GAUSSIAN_PLAN,
     clip="l2",
     clip_value=1.0,
-    sampling="poisson",
     batch=50,
     records=500,
     local_steps=50,
     participations=20,
     noise_multiplier=8.20,
-    neighbours="add-remove",
-    delta=1e-3,
 )
 
 
@@ -114,7 +111,7 @@ def test_load(tmp_path: Path) -> None:
     assert Policy.load(path) == POLICY
 
 
-LAXER: list[tuple[Code, Policy, Plan]] = [
+LAXER: list[tuple[Code, Policy, GaussianPlan]] = [
     ("not-private", POLICY, replace(PLAN, clip_rule="median")),
     ("relation", replace(POLICY, neighbours="replace-one"), PLAN),
     ("relation", POLICY, replace(PLAN, sampling="fixed", neighbours="replace-one")),
@@ -130,7 +127,7 @@ LAXER: list[tuple[Code, Policy, Plan]] = [
 
 
 @pytest.mark.parametrize(("code", "policy", "plan"), LAXER)
-def test_a_laxer_plan_is_refused(code: Code, policy: Policy, plan: Plan) -> None:
+def test_a_laxer_plan_is_refused(code: Code, policy: Policy, plan: GaussianPlan) -> None:
     with pytest.raises(PolicyRefusal) as caught:
         policy.check(plan)
     assert caught.value.code == code

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sample_plans import BINOMIAL_PLAN
 from torch import Tensor, nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms, cpsgd
@@ -17,28 +18,15 @@ from fedspa.errors import ConfigError, PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
-from fedspa.mechanisms.binomial.plan import BinomialPlan
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
 
 CPSGD = ALGORITHMS["cpsgd"]
 RECORDS, INPUTS, CLASSES = 12, 6, 3
 DIMENSION = INPUTS * CLASSES + CLASSES
-PLAN = BinomialPlan(
-    dimension=DIMENSION,
-    clip="coordinate",
-    clip_value=0.2,
-    bits=8,
-    trials=4,
-    rotation=False,
-    adversary="local",
-    agents=3,
-    batch=RECORDS,
-    records=RECORDS,
-    participations=2,
-    delta=1e-3,
-)
+SIZES = {"dimension": DIMENSION, "clip_value": 0.2, "batch": RECORDS, "records": RECORDS}
+PLAN = replace(BINOMIAL_PLAN, **SIZES, bits=8, trials=4, agents=3, participations=2)
 TERMS = Terms(
     round=1,
     mask="shared",
@@ -93,7 +81,7 @@ def test_the_native_engine_sends_what_generic_sends(clip: Clipping, rotation: bo
             next(CPSGD.respond(theta, terms, [agent(key=key)], engine))
             for engine in (GenericEngine(module), NativeEngine(module, 1))
         ]
-        numbers = [answer.numbers for answer in answers if isinstance(answer, IntegerUpdate)]
+        numbers = [answer.values for answer in answers]
         assert np.abs(numbers[0] - numbers[1]).max() <= 1
         others += int((numbers[0] != numbers[1]).sum())
     assert others <= 1
@@ -107,7 +95,7 @@ def test_threads_change_no_bit_and_no_order() -> None:
     for one, other in zip(*found, strict=True):
         assert isinstance(one, IntegerUpdate)
         assert isinstance(other, IntegerUpdate)
-        assert np.array_equal(one.numbers, other.numbers)
+        assert np.array_equal(one.values, other.values)
 
 
 def clipped_mean(who: Agent) -> Tensor:
@@ -163,7 +151,7 @@ def test_values_stay_within_the_bound_that_the_server_enforces() -> None:
 def test_too_few_records_and_other_plans_are_refused() -> None:
     with pytest.raises(PrivacyError, match="records"):
         sent(replace(TERMS, steps=replace(PLAN, records=13)), agent())
-    gaussian = Plan(DIMENSION, DIMENSION, "l2", 1.0, "fixed", 5, RECORDS, 1, 1, 1.0, "replace-one", 1e-3)
+    gaussian = GaussianPlan(DIMENSION, DIMENSION, "l2", 1.0, "fixed", 5, RECORDS, 1, 1, 1.0, "replace-one", 1e-3)
     with pytest.raises(PrivacyError, match="no plan of cpsgd"):
         sent(replace(TERMS, steps=gaussian), agent())
     with pytest.raises(PrivacyError, match="does not add"):

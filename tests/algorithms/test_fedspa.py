@@ -18,7 +18,7 @@ from fedspa.engine.task import LocalResult, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.sparsify import sparsify
@@ -34,8 +34,8 @@ def net() -> nn.Module:
         return nn.Sequential(nn.Linear(10, 3))
 
 
-def plan(**changes: object) -> Plan:
-    base = Plan(D, K, "l2", 0.4, "poisson", B, M, TAU, 1, 1.3, "add-remove", 1e-3)
+def plan(**changes: object) -> GaussianPlan:
+    base = GaussianPlan(D, K, "l2", 0.4, "poisson", B, M, TAU, 1, 1.3, "add-remove", 1e-3)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

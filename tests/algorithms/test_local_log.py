@@ -13,7 +13,7 @@ from torch import nn
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
 from fedspa.engine.generic import GenericEngine
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import agent_key, mask_seed
 from fedspa.wire.payload import HEADER_BYTES, Update, encode
 
@@ -21,7 +21,7 @@ ROOT = bytes(range(32))
 D, K, B, M, TAU = 33, 11, 20, 20, 2  # a linear layer from 10 to 3; every record is in every batch
 TERMS = Terms(
     *(7, "per-agent", None, 0.2),
-    Plan(D, K, "l2", 0.4, "poisson", B, M, TAU, 1, 1.3, "add-remove", 1e-3),
+    GaussianPlan(D, K, "l2", 0.4, "poisson", B, M, TAU, 1, 1.3, "add-remove", 1e-3),
 )
 
 

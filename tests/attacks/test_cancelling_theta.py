@@ -31,7 +31,7 @@ from fedspa.errors import ConfigError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 CLASSES, RECORDS = 3, 70
 Case = tuple[nn.Module, Tensor]  # the model with its cancelling θ inside, and records
@@ -210,7 +210,7 @@ def together_of(engine: Engine, alone: Tensor) -> Tensor:
 def moved(engine: Engine, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping) -> Tensor:
     """The sum of clipped gradients (bound 1) behind one noiseless step of the engine, through `train` itself."""
     d, n = len(theta), len(y)
-    plan = Plan(d, d, clip, 1.0, "fixed", n, n, 1, 1, 1e-9, "replace-one", 1e-3)
+    plan = GaussianPlan(d, d, clip, 1.0, "fixed", n, n, 1, 1, 1e-9, "replace-one", 1e-3)
     step = 2.0**24 * max(float(theta.abs().max()), 1.0)  # so long that θ's rounding is nothing beside it
     task = LocalTask(x, y, None, 1.0, step, plan, bytes(32))
     [result] = engine.train(theta, [task])

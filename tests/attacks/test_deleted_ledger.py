@@ -9,41 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from interruptions import Crash, crash
+from small_runs import small
 
+from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import export
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import load_latest
 from fedspa.runs.folder import RunFolder
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-from small_runs import small
-
-
-class Crash(Exception):
-    pass
-
-
-def interrupted(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], t: int) -> Path:
-    """A run that died after round t was released and before it was saved."""
-    add_round = RunFolder.add_round
-
-    def dying(self: RunFolder, metrics: dict[str, Any]) -> None:
-        if metrics["round"] == t:
-            raise Crash
-        add_round(self, metrics)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "add_round", dying)
-        with pytest.raises(Crash):
-            simulate(config)
-    return Path(config["run"]["out"])
 
 
 def remove(ledger: Path, *ends: str) -> None:
@@ -61,7 +38,7 @@ def test_a_deleted_ledger_is_never_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: str, kept: tuple[str, ...], t: int, every: int
 ) -> None:
     config = small(tmp_path / "run", privacy={"noise": noise}, run={"checkpoint_every": every})
-    folder = interrupted(monkeypatch, config, t)
+    folder = crash(config, t, monkeypatch)
     assert len(export(folder / "ledger.sqlite")["entries"]) == 3 * (t + 1)
     remove(folder / "ledger.sqlite", *(end for end in ALL if end not in kept))
     before = sorted(path.name for path in folder.iterdir())
@@ -72,7 +49,7 @@ def test_a_deleted_ledger_is_never_made_anew(
 
 def test_another_ledger_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "shared.sqlite"
-    folder = interrupted(monkeypatch, small(tmp_path / "run", run={"ledger": str(shared)}), 0)
+    folder = crash(small(tmp_path / "run", run={"ledger": str(shared)}), 0, monkeypatch)
     remove(shared, *ALL)
     Ledger.open(shared).close()
     with pytest.raises(LedgerError, match="another ledger than the one that this run began with"):
@@ -102,7 +79,7 @@ def test_a_relative_path_from_another_folder(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    folder = interrupted(monkeypatch, small(tmp_path / "run", run={"ledger": "books.sqlite"}), 0)
+    folder = crash(small(tmp_path / "run", run={"ledger": "books.sqlite"}), 0, monkeypatch)
     monkeypatch.chdir(tmp_path / "there")
     assert simulate(resume=folder).summary["rounds"] == 4
     assert list(Path().iterdir()) == []

@@ -18,8 +18,10 @@ import pytest
 
 from fedspa.agent.ledger import loss as ledger_loss
 from fedspa.agent.ledger import witness as ledger_witness
+from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import export, summary, verify
+from fedspa.agent.ledger.summary import summary
+from fedspa.agent.ledger.verify import verify
 from fedspa.errors import LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 
@@ -281,13 +283,14 @@ def test_a_ledger_of_before_the_witness_gets_one_and_keeps_it(tmp_path: Path) ->
 def first_edition(path: Path) -> None:
     import sqlite3
 
-    from fedspa.agent.ledger import schema as ledger_schema
+    from fedspa.agent.ledger.file import create
+    from fedspa.agent.ledger.schema import entry_hash
     from fedspa.agent.ledger.witness import GENESIS
 
-    ledger_schema.create(path)
+    create(path)
     with sqlite3.connect(path) as connection:
         text = EVENT.to_json()
-        link = ledger_schema.entry_hash(GENESIS, 1, "a", "run", "0", text, "2026")
+        link = entry_hash(GENESIS, 1, "a", "run", "0", text, "2026")
         connection.execute("INSERT INTO event VALUES (1, ?)", (text,))
         connection.execute("INSERT INTO entry VALUES (1, 'a', 'run', '0', 1, '2026', ?)", (link,))
     connection.close()

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import fedspa
+from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import export
 from fedspa.cli import main
 from fedspa.cli.run import show
 from fedspa.cli.watch import terms
@@ -135,6 +135,30 @@ def test_a_secure_run_in_the_ledger_of_a_seeded_one_says_so_of_their_total(tmp_p
         assert bool(notes) is bool(relation)
         told = notes[0] if notes else summary["accountant_total"]
         assert "PARTICIPATIONS WAS SEEDED" in told
+
+
+def test_a_budget_that_is_refused_says_so_beside_its_epsilon(tmp_path: Path) -> None:
+    seeded, cap = replace(EVENT, noise="seeded"), Cap(0.1, 1e-5, "add-remove")
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        with pytest.raises(fedspa.FedspaError, match="THE NOISE WAS SEEDED"):
+            ledger.reserve("a", seeded, "run", "0", cap=cap)
+        ledger.reserve("a", seeded, "run", "0")
+        with pytest.raises(fedspa.FedspaError, match="THE NOISE OF 1 OF 2 PARTICIPATIONS WAS SEEDED"):
+            ledger.reserve("a", replace(EVENT, noise="secure"), "run", "1", cap=cap)
+        with pytest.raises(fedspa.FedspaError, match=r"rdp filter|pld") as refused:
+            ledger.reserve("b", replace(EVENT, noise="secure"), "run", "1", cap=cap)
+        assert "SEEDED" not in str(refused.value)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        'epsilon = 0.01\ndelta = 1e-3\nneighbours = "add-remove"\nmin_noise_multiplier = 0.01\nmax_local_steps = 100\n'
+        'max_rounds = 100\nmax_compression = 1.0\nclippings = ["coordinate", "l2"]\n'
+    )
+    shared = tmp_path / "shared.sqlite"
+    Ledger.open(shared).close()
+    for noise, ledger_key in (("seeded", {}), ("seeded", {"ledger": str(shared)}), ("secure", {})):
+        with pytest.raises(fedspa.FedspaError, match=r"0\.01.*participations|0\.01.*rounds") as refused:
+            run(tmp_path / "run", noise, run={"policy": str(policy), **ledger_key})
+        assert ("THE NOISE WAS SEEDED" in str(refused.value)) is (noise == "seeded")
 
 
 def test_curves_of_seeded_runs_say_so_wherever_an_epsilon_stands() -> None:

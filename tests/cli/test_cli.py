@@ -58,7 +58,7 @@ def test_run_as_json_prints_one_object_and_nothing_else(call: Call) -> None:
 def test_run_ends_with_a_readable_result(call: Call, tmp_path: Path) -> None:
     code, out, _ = call(f"run --out here {QUICK}")
     assert code == 0
-    for word in ("accuracy", "ε =", "δ = 0.001", "add-remove", "poisson", "pld", "an upload", "here"):
+    for word in ("accuracy", "ε =", "δ = 0.001", "add-remove", "poisson", "pld", "per upload", "here"):
         assert word in out
     assert (tmp_path / "here" / "summary.json").exists()
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedspa
-from fedspa.agent.ledger.report import verify
+from fedspa.agent.ledger.verify import verify
 from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.task import LocalTask
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 Train = Callable[[LocalTask], Tensor]
 
@@ -26,9 +26,9 @@ def contribution(train: Train, theta: Tensor, x: Tensor, clip_value: float, mask
     # A step so long that θ's rounding is nothing beside it.
     step = 2.0**24 * max(float(theta.abs().max()), 1.0) / clip_value
     deltas = []
-    # Plan refuses the smallest of these clips; the engine must hold them all the same.
-    with patch("fedspa.mechanisms.gaussian.plan.SMALLEST_CLIP", 0.0):
-        plan = Plan(d, k, "l2", clip_value, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
+    # GaussianPlan refuses the smallest of these clips; the engine must hold them all the same.
+    with patch("fedspa.mechanisms.base.SMALLEST_CLIP", 0.0):
+        plan = GaussianPlan(d, k, "l2", clip_value, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
         for record in (x, torch.full_like(x, math.nan)):
             task = LocalTask(record, torch.zeros(1, dtype=torch.int64), mask, 1.0, step, plan, bytes(32))
             deltas.append(train(task).double())

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 MARGIN = 2e-5
 KEY = bytes(range(32))
@@ -148,7 +148,7 @@ def small_task(**changes: object) -> LocalTask:
     k = d if mask is None else len(mask)  # type: ignore[arg-type]
     sampling = settings_["sampling"]
     relation = "add-remove" if sampling == "poisson" else "replace-one"
-    plan = Plan(
+    plan = GaussianPlan(
         *(d, k, settings_["clip"], settings_["clip_value"], sampling, 6, len(y), settings_["steps"], 1),  # type: ignore[arg-type]
         *(0.5, relation, 1e-3, settings_["rule"]),  # type: ignore[arg-type]
     )

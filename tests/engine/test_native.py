@@ -22,7 +22,7 @@ from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -61,7 +61,7 @@ def test_one_step_agrees_with_the_reference(
     plan: Any = plain(sampling, batch, 1)  # type: ignore[arg-type]
     if clip is not None:
         relation = "add-remove" if sampling == "poisson" else "replace-one"
-        plan = Plan(d, k, clip, bound, sampling, batch, len(y), 1, 1, 0.01, relation, 1e-3)  # type: ignore[arg-type]
+        plan = GaussianPlan(d, k, clip, bound, sampling, batch, len(y), 1, 1, 0.01, relation, 1e-3)  # type: ignore[arg-type]
     # A step so large that θ's own float32 rounding is small beside it: Δ over the step is then −(sum + noise).
     size = 2.0**12
     task = LocalTask(x, y, mask, 1.0, size * batch, plan, seed.to_bytes(32, "big"))  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_a_whole_batch_at_the_bound(level: library.Level, clip: Clipping) -> Non
     """Twenty equal records, each beyond the clip value: what one stays below it by counts twenty times."""
     module = nn.Sequential(nn.Linear(6, 3))
     x, y = torch.linspace(1, 2, 6).expand(20, 6).contiguous(), torch.zeros(20, dtype=torch.int64)
-    plan = Plan(21, 21, clip, 1e-3, "fixed", 20, 20, 1, 1, 1e-3, "replace-one", 1e-3)
+    plan = GaussianPlan(21, 21, clip, 1e-3, "fixed", 20, 20, 1, 1, 1e-3, "replace-one", 1e-3)
     task = LocalTask(x, y, None, 1.0, 20 * 2.0**12, plan, KEY)
     theta = torch.zeros(21)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
@@ -134,7 +134,11 @@ def test_whole_vectors_of_channels(level: library.Level, clip: Clipping | None, 
     k = int(share * d)
     mask = torch.randperm(d, generator=generator)[:k].sort().values if k < d else None
     bound = gradient_scale(module, x, y, clip or "coordinate") / 2
-    plan = Plan(d, k, clip, bound, "fixed", 9, 9, 1, 1, 1e-3, "replace-one", 1e-3) if clip else plain("fixed", 9, 1)
+    plan = (
+        GaussianPlan(d, k, clip, bound, "fixed", 9, 9, 1, 1, 1e-3, "replace-one", 1e-3)
+        if clip
+        else plain("fixed", 9, 1)
+    )
     task = LocalTask(x, y, mask, 1.0, 9 * 2.0**12, plan, KEY)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
     truth = ReferenceEngine(module).train(theta, [task])[0].delta
@@ -179,7 +183,7 @@ def test_batches_larger_than_a_chunk_and_empty_ones() -> None:
     base = small_task()
     x, y = base.x.repeat(8, 1, 1, 1), base.y.repeat(8)
     for batch in (300, 1):  # nearly all of 320 records, or one: a third of those Poisson batches are empty
-        plan = Plan(len(theta), len(theta), "l2", 0.5, "poisson", batch, len(y), 4, 1, 0.5, "add-remove", 1e-3)
+        plan = GaussianPlan(len(theta), len(theta), "l2", 0.5, "poisson", batch, len(y), 4, 1, 0.5, "add-remove", 1e-3)
         task = LocalTask(x, y, None, 1.0, 0.05, plan, KEY)
         ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
         truth = ReferenceEngine(small_net()).train(theta, [task])[0]

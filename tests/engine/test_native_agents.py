@@ -26,7 +26,7 @@ from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -136,7 +136,7 @@ def test_no_example_can_weigh_more_than_the_bound() -> None:
     base = small_task()
     for clip, value in (("coordinate", 0.013), ("l2", 0.37)):
         d = len(theta)
-        plan = Plan(d, d, clip, value, "fixed", 1, 5, 1, 1, 1e-9, "replace-one", 1e-3)  # type: ignore[arg-type]
+        plan = GaussianPlan(d, d, clip, value, "fixed", 1, 5, 1, 1, 1e-9, "replace-one", 1e-3)  # type: ignore[arg-type]
         for seed in range(5):
             task = LocalTask(base.x[:5], base.y[:5], None, 1.0, 2.0**20, plan, bytes([seed]) * 32)
             gradient = NativeEngine(small_net(), 1).train(theta, [task])[0].delta.double() / 2.0**20

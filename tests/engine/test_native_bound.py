@@ -17,7 +17,7 @@ from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -102,7 +102,7 @@ def test_one_record_cannot_change_how_others_are_rounded(
     x = torch.cat(parts).view(-1, 1, 1, 1).expand(-1, 1, 1, max(pixels, 1)).clone()
     y = torch.cat([torch.zeros(2 * half + 1), torch.ones(half)]).long()
     bound = 1.0 if clip == "coordinate" else math.sqrt(2)  # gradients are (-x / 2, x / 2)
-    plan = Plan(2, 2, clip, bound, "fixed", len(y), len(y), 1, 1, 1e-9, "replace-one", 1e-5)  # type: ignore[arg-type]
+    plan = GaussianPlan(2, 2, clip, bound, "fixed", len(y), len(y), 1, 1, 1e-9, "replace-one", 1e-5)  # type: ignore[arg-type]
     deltas = []
     for record in (2.0, math.nan):
         x[half] = record
@@ -128,7 +128,7 @@ def test_the_order_of_records_changes_no_bit(level: library.Level, clip: str) ->
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4))
     theta = 0.3 * torch.randn(len(FlatModel(module).flatten()), generator=generator)
     x, y = torch.randn(301, 1, 8, 8, generator=generator), torch.randint(0, 4, (301,), generator=generator)
-    plan = Plan(len(theta), len(theta), clip, 0.3, "fixed", 301, 301, 1, 1, 1e-3, "replace-one", 1e-3)  # type: ignore[arg-type]
+    plan = GaussianPlan(len(theta), len(theta), clip, 0.3, "fixed", 301, 301, 1, 1, 1e-3, "replace-one", 1e-3)  # type: ignore[arg-type]
     deltas = []
     for order in (torch.arange(301), torch.randperm(301, generator=generator)):
         task = LocalTask(x[order], y[order], None, 1.0, 10.0, plan, bytes(32))
@@ -152,7 +152,7 @@ def test_derivatives_that_overflow_count_as_zero_as_in_the_generic_engine(
         parts.append(size * torch.randn(p.numel(), generator=generator))
     theta = torch.cat(parts)
     d = len(FlatModel(module).flatten())
-    plan = Plan(d, d, clip, 1.0, "fixed", 1, 4, 1, 1, 1e-3, "replace-one", 1e-3)  # type: ignore[arg-type]
+    plan = GaussianPlan(d, d, clip, 1.0, "fixed", 1, 4, 1, 1, 1e-3, "replace-one", 1e-3)  # type: ignore[arg-type]
     x, y = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
     task = LocalTask(x, y, None, 1.0, 1.0, plan, bytes(32))
     ours, theirs = (
@@ -171,7 +171,7 @@ def test_a_private_clip_stays_within_what_a_plan_allows(level: library.Level, bo
     stopped = 0
     for seed in range(8):
         # Noise of 50 on a count of 4: either way in the first step, half of the times.
-        plan = Plan(10, 10, "l2", bound, "fixed", 4, 4, 1, 1, 50.0, "replace-one", 1e-3, "quantile")
+        plan = GaussianPlan(10, 10, "l2", bound, "fixed", 4, 4, 1, 1, 50.0, "replace-one", 1e-3, "quantile")
         task = LocalTask(x, y, None, 1.0, 1e-12, plan, bytes([seed]) * 32)
         ours = NativeEngine(module, 1, level).train(theta, [task])[0].clip_value
         truth = GenericEngine(module).train(theta, [task])[0].clip_value

@@ -13,7 +13,7 @@ from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the compiled part is not built")
 
@@ -64,7 +64,7 @@ def test_parameters_in_another_order_move_once(level: library.Level, clip: Clipp
     d = FlatModel(net).dimension
     theta = 0.3 * torch.randn(d, generator=generator)
     x, y = torch.randn(4, 1, 4, 4, generator=generator), torch.randint(0, classes, (4,), generator=generator)
-    plan = Plan(d, d, clip, 0.1, "fixed", 4, 4, 1, 1, 1.0, "replace-one", 1e-3)
+    plan = GaussianPlan(d, d, clip, 0.1, "fixed", 4, 4, 1, 1, 1.0, "replace-one", 1e-3)
     task = LocalTask(x, y, None, 1.0, 1.0, plan, bytes(32))
     ours, theirs = (
         engine.train(theta, [task])[0].delta for engine in (NativeEngine(net, 1, level), GenericEngine(net))

@@ -15,7 +15,7 @@ from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -59,7 +59,7 @@ def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool
     x, y = records(module, (2, *shape), 7, inputs)
     theta = FlatModel(module).flatten()
     bound = gradient_scale(module, x, y, "coordinate")
-    plan = Plan(len(theta), len(theta), "coordinate", bound, "fixed", 7, 7, 1, 1, 1e-3, "replace-one", 1e-3)
+    plan = GaussianPlan(len(theta), len(theta), "coordinate", bound, "fixed", 7, 7, 1, 1, 1e-3, "replace-one", 1e-3)
     task = LocalTask(x, y, None, 1.0, 7 * 2.0**12, plan, KEY)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
     truth = ReferenceEngine(module).train(theta, [task])[0].delta
@@ -104,7 +104,7 @@ def test_the_fast_transforms_are_accurate_where_clipping_is_hard(
         x, y = records(module, shape, 9, seed)
         theta = FlatModel(module).flatten()
         d, bound = len(theta), 0.1 * gradient_scale(module, x, y, "coordinate")
-        plan = Plan(d, d, "coordinate", bound, "fixed", len(y), len(y), 1, 1, 1e-3, "replace-one", 1e-3)
+        plan = GaussianPlan(d, d, "coordinate", bound, "fixed", len(y), len(y), 1, 1, 1e-3, "replace-one", 1e-3)
         task = LocalTask(x, y, None, 1.0, len(y) * 2.0**12, plan, KEY)
         ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double() / 2.0**12
         truth = ReferenceEngine(module).train(theta, [task])[0].delta.double() / 2.0**12

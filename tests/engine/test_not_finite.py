@@ -17,7 +17,7 @@ from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 
@@ -48,7 +48,7 @@ def task(clip: Any, rule: Any, mask: Tensor | None, bad: dict[int, float], exact
         x[record, 0, 4, 4] = value
     d = FlatModel(net()).dimension
     k = d if mask is None else len(mask)
-    plan = Plan(d, k, clip, 0.1, "poisson", BATCH, RECORDS, STEPS, 1, 0.5, "add-remove", 1e-3, rule)
+    plan = GaussianPlan(d, k, clip, 0.1, "poisson", BATCH, RECORDS, STEPS, 1, 0.5, "add-remove", 1e-3, rule)
     return LocalTask(x, y, mask, 1.0, 0.1, plan, KEY, exact)
 
 

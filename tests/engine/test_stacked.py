@@ -29,7 +29,7 @@ from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
@@ -116,7 +116,11 @@ def make_task(net: nn.Module, shape: tuple[int, ...], active: int | None, clip: 
     rule, seed = changes.pop("clip_rule", "given"), changes.pop("seed", 0)
     relation: Any = "add-remove" if sampling == "poisson" else "replace-one"
     x, y = records(net, 20, shape, seed)
-    plan = Plan(d, k, clip, 0.3, sampling, 5, 20, 4, 1, 1.0, relation, 1e-3, rule) if clip else plain(sampling, 5, 4)
+    plan = (
+        GaussianPlan(d, k, clip, 0.3, sampling, 5, 20, 4, 1, 1.0, relation, 1e-3, rule)
+        if clip
+        else plain(sampling, 5, 4)
+    )
     omega = None if active is None else torch.from_numpy(active_coordinates(seed.to_bytes(16, "little"), d, k))
     task = LocalTask(x, y, omega, d / k, 0.1, plan, derive_key(bytes(32), "task", seed))
     return replace(task, **changes)

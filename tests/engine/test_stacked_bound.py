@@ -23,7 +23,7 @@ from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.task import LocalTask
 from fedspa.mechanisms.base import SMALLEST_CLIP, Clipping
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNELS = find_spec("triton") is not None and (INTERPRETED or torch.cuda.is_available())
@@ -96,7 +96,7 @@ def test_sums_over_pixels_that_cancel_are_clipped(
 def test_a_coordinate_bound_between_two_float32_numbers_is_not_rounded_up(runner: str) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False))
     value = 0.1  # the nearest float32 is above it
-    plan = Plan(2, 2, "coordinate", value, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
+    plan = GaussianPlan(2, 2, "coordinate", value, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
     deltas = []
     for x in (torch.full((1, 1), 1e3), torch.full((1, 1), math.nan)):
         task = LocalTask(x, torch.zeros(1, dtype=torch.int64), None, 1.0, 2.0**24, plan, bytes(32))
@@ -111,7 +111,7 @@ def test_large_records_add_no_more_than_the_bound(runner: str, clip: Clipping) -
     """Gradients of 10¹², whose products are rounded by 10⁴: no trace of that rounding may pass the clip."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(40, 3))
     generator = torch.Generator().manual_seed(4)
-    plan = Plan(123, 123, clip, 0.01, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
+    plan = GaussianPlan(123, 123, clip, 0.01, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
     for _ in range(3):
         theta = torch.zeros(123)
         theta[120:] = torch.randn(3, generator=generator)  # derivatives that are no powers of two
@@ -130,7 +130,7 @@ def test_a_record_does_not_change_how_others_are_rounded(runner: str, clip: Clip
     record, each would count as that whole digit, and without as half of it, 6·10⁻⁵ in all."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False))  # derivatives of ±½ at θ = 0
     value = 1.00001 if clip == "coordinate" else 1.00001 * math.sqrt(2)
-    plan = Plan(2, 2, clip, value, "fixed", 256, 256, 1, 1, 1e-9, "replace-one", 1e-3)
+    plan = GaussianPlan(2, 2, clip, value, "fixed", 256, 256, 1, 1, 1e-9, "replace-one", 1e-3)
     deltas = []
     for record in (2.0, 0.0):
         x = torch.zeros(256, 1)  # the kernels share the examples out among four programs: this is the first one's

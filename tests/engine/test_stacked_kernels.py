@@ -37,7 +37,7 @@ from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP  # noqa: E402
 from fedspa.mechanisms.gaussian.plan import (  # noqa: E402
     CLIP_QUANTILE,
     CLIP_RATE,
-    Plan,
+    GaussianPlan,
 )
 from fedspa.randomness.mask import active_coordinates  # noqa: E402
 from fedspa.randomness.streams import derive_key  # noqa: E402
@@ -125,7 +125,7 @@ def make_tasks(name: str, net: nn.Module, count: int, clip: Any, active: int | N
         plan: Any = plain("poisson", 4, 3)
         if clip is not None:
             value = 0.02 if clip == "coordinate" else 0.5 + 0.1 * w
-            plan = Plan(d, k, clip, value, "poisson", 4, records, 3, 1, 0.7, "add-remove", 1e-3, rule)
+            plan = GaussianPlan(d, k, clip, value, "poisson", 4, records, 3, 1, 0.7, "add-remove", 1e-3, rule)
         key = derive_key(bytes(32), "task", w)
         tasks.append(LocalTask(x, y, omega, d / k, 0.05 + 0.01 * w, plan, key))
     return tasks
@@ -181,7 +181,7 @@ def test_a_steps_sum_is_within_1e_5_of_the_clip_of_the_twins(
     for w in range(3):
         x, y = (part.to(DEVICE) for part in make_records(net, 10, shape, seed + w))
         omega = None if active is None else torch.from_numpy(active_coordinates(bytes([w] * 16), d, k)).to(DEVICE)
-        plan = Plan(d, k, clip, value, "poisson", 1 + 3 * w, 10, 1, 1, 0.01, "add-remove", 1e-3)
+        plan = GaussianPlan(d, k, clip, value, "poisson", 1 + 3 * w, 10, 1, 1, 0.01, "add-remove", 1e-3)
         key = derive_key(bytes(32), seed, w)
         tasks.append(LocalTask(x, y, omega, 1.0, 1.0, plan, key))
     for task, got, wanted in zip(tasks, *both(tasks, net.to(DEVICE))):
@@ -229,7 +229,7 @@ def test_a_later_round_draws_while_it_runs_and_begins_again_where_a_batch_does_n
 
     def agents(batch: int) -> list[LocalTask]:
         tasks = make_tasks("mlp", net, 2, "coordinate", 40, "given")
-        plan = Plan(103, 40, "coordinate", 0.02, "poisson", batch, 40, 3, 1, 0.7, "add-remove", 1e-3)
+        plan = GaussianPlan(103, 40, "coordinate", 0.02, "poisson", batch, 40, 3, 1, 0.7, "add-remove", 1e-3)
         return [replace(task, x=x, y=y, steps=plan) for task in tasks]
 
     small, large = agents(4), agents(13)

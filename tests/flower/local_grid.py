@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.flower.client_app import app
@@ -26,18 +27,21 @@ class LocalGrid(Grid):
         self.notices = True  # like the SuperLink, say at once that a node is lost; without it, waiting takes its time
         self.sent: list[Message] = []
         self.replies: list[Message] = []
+        self._run = Run.create_empty(1)
         self._waiting: dict[str, list[Message]] = {}
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
-    def set_run(self, run: Any) -> None:
-        pass
+    def set_run(self, run: Run) -> None:
+        self._run = run
 
     @property
-    def run(self) -> Any:
-        raise NotImplementedError
+    def run(self) -> Run:
+        return self._run
 
-    def create_message(self, *arguments: Any, **more: Any) -> Message:
-        raise NotImplementedError
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         return sorted(self.online)

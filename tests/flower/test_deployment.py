@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from fedspa.agent.ledger import report as ledger_report
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.verify import verify
 
 HOSPITAL = Path(__file__).parents[2] / "examples/hospital"
 ROUNDS = 4
@@ -130,7 +130,7 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
     rounds = {number: {line["round"] for line in asked if number in line["agents"]} for number in range(3)}
     spent = {site: entries(tmp_path, site) for site in script.SITES}
     for site in script.SITES:
-        assert ledger_report.verify(tmp_path / site / "ledger.sqlite") == []
+        assert verify(tmp_path / site / "ledger.sqlite") == []
         assert spent[site] >= before[site] > 0
     # No spend is lost: all that was taken was paid for, and the server's own count is no smaller than the ledgers'.
     assert sum(line["agents"] for line in metrics) <= sum(spent.values())

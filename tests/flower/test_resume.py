@@ -16,7 +16,7 @@ from flwr.app import Message
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError
 from fedspa.flower import strategy
-from fedspa.flower.asked import Asked
+from fedspa.flower.asked import AskedRounds
 from fedspa.flower.roster import Roster
 from fedspa.runs import setup
 from fedspa.runs.plans import calibrated_plan
@@ -82,7 +82,7 @@ def test_who_answered_before_the_crash_and_left_is_still_counted(deployment, tra
     deployment.fault = honest
     deployment.online.remove(100)
     summary = train(deployment, flower__resume=True)
-    asked = Asked(tmp_path / "run/asked.jsonl")
+    asked = AskedRounds(tmp_path / "run/asked.jsonl")
     assert [asked.count(number) for number in range(4)] == [1, 3, 3, 3]
     assert summary["agents"] == 4
 
@@ -176,15 +176,15 @@ def test_a_damaged_count_is_one_line(tmp_path, line):
     file = tmp_path / "asked.jsonl"
     file.write_bytes(b'{"round": 0, "agents": [1]}\n' + line + b"\n")
     with pytest.raises(FedspaError, match="line 2: not a line that this server wrote") as caught:
-        Asked(file)
+        AskedRounds(file)
     assert "\n" not in str(caught.value)
 
 
 def test_a_count_that_cannot_be_read_or_written_is_one_line(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(FedspaError, match="cannot be read"):
-        Asked(tmp_path / "folder")
-    asked = Asked(tmp_path / "absent/asked.jsonl")
+        AskedRounds(tmp_path / "folder")
+    asked = AskedRounds(tmp_path / "absent/asked.jsonl")
     with pytest.raises(FedspaError, match="cannot be written"):
         asked.add(0, [1])
     assert asked.count(1) == 0
@@ -251,18 +251,18 @@ def test_rests_are_counted_in_turns():
 
 
 def test_asked_counts_rounds_not_questions(tmp_path):
-    asked = Asked(tmp_path / "asked.jsonl")
+    asked = AskedRounds(tmp_path / "asked.jsonl")
     assert asked.add(0, [1, 2]) == [1, 2]
     assert asked.add(0, [2, 3]) == [3]
     asked.add(1, [2])
     with (tmp_path / "asked.jsonl").open("a") as file:
         file.write('{"round": 2, "age')  # torn by a crash
-    again = Asked(tmp_path / "asked.jsonl")
+    again = AskedRounds(tmp_path / "asked.jsonl")
     assert [again.count(number) for number in range(4)] == [0, 1, 2, 1]
     assert again.was(0, 3)
     assert not again.was(1, 3)
     again.add(2, [0])
-    assert Asked(tmp_path / "asked.jsonl").count(0) == 1
+    assert AskedRounds(tmp_path / "asked.jsonl").count(0) == 1
 
 
 def test_a_run_that_asked_and_lost_its_checkpoints_does_not_start_over(deployment, train, tmp_path):

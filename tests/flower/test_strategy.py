@@ -18,7 +18,7 @@ import fedspa
 from fedspa import mechanisms
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import FedspaError, LedgerError
-from fedspa.flower.asked import Asked
+from fedspa.flower.asked import AskedRounds
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
@@ -468,7 +468,7 @@ def test_the_servers_count_has_every_question_and_no_rest(deployment, train, tmp
 
     deployment.fault = trains_and_is_cut_off
     train(deployment, federation__rounds=5, federation__cap=5)
-    assert Asked(tmp_path / "run/asked.jsonl").count(2) == 2
+    assert AskedRounds(tmp_path / "run/asked.jsonl").count(2) == 2
     with Ledger.open(tmp_path / "site-2/ledger.sqlite", create=False) as ledger:
         assert sum(ledger.spent("site-2").values()) == 2
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
 from fedspa.agent.limits import LIMITS
 from fedspa.algorithms import Terms
@@ -26,24 +27,10 @@ from fedspa.flower.terms import (
 )
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.mechanism import BINOMIAL
-from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
-from fedspa.mechanisms.gaussian.plan import Plan
 
-PLAN = Plan(
-    dimension=650,
-    active=130,
-    clip="l2",
-    clip_value=0.3,
-    sampling="poisson",
-    batch=20,
-    records=100,
-    local_steps=4,
-    participations=3,
-    noise_multiplier=1.5,
-    neighbours="add-remove",
-    delta=1e-3,
-)
+SIZES = {"dimension": 650, "clip_value": 0.3, "batch": 20, "records": 100, "participations": 3}
+PLAN = replace(GAUSSIAN_PLAN, **SIZES, active=130, clip="l2", local_steps=4)
 TERMS = Terms(
     round=2,
     mask="per-agent",
@@ -70,20 +57,7 @@ def test_there_and_back():
     assert from_record(to_record(GIVEN)) == GIVEN
 
 
-CPSGD_PLAN = BinomialPlan(
-    dimension=650,
-    clip="coordinate",
-    clip_value=0.3,
-    bits=4,
-    trials=9000,
-    rotation=True,
-    adversary="local",
-    agents=10,
-    batch=20,
-    records=100,
-    participations=3,
-    delta=1e-3,
-)
+CPSGD_PLAN = replace(BINOMIAL_PLAN, **SIZES, bits=4, trials=9000, rotation=True, agents=10)
 CPSGD = replace(
     GIVEN,
     algorithm="cpsgd",
@@ -261,7 +235,7 @@ NUMBERS = [
 @pytest.mark.parametrize(("announcement", "key"), NUMBERS, ids=[f"{a.algorithm}-{key}" for a, key in NUMBERS])
 def test_every_number_has_a_least_and_a_most(announcement, key):
     """From the table of keys itself: a new number without limits fails here, and in every reading."""
-    kind, (least, most) = type(to_record(announcement)[key]), LIMITS[key]
+    kind, (least, most) = type(to_record(announcement)[key]), (LIMITS | BINOMIAL.limits)[key]
     beyond = [most * 1.001 + 1, least - 1] if kind is int else [most * 1.001, least * 0.999, -least]
     extremes = [-(2**63), 2**63 - 1] if kind is int else [-1e308, 1e308, 5e-324, math.inf, -math.inf, math.nan, 0.0]
     for value in (*(kind(value) for value in beyond), *extremes):

@@ -82,7 +82,7 @@ class Normed(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, classes))
     def forward(self, x): return self.layers(x)
-class named(none().__class__):
+class named(nn.Sequential):
     def __init__(self): super().__init__(nn.Flatten(), nn.Linear(64, 10))
     def forward(self, x): return "scores"
 class Pair(nn.Module):

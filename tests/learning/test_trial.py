@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,8 +18,9 @@ from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError
-from fedspa.examples import blank
+from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.tasks import Classification, Own, Regression
 from fedspa.learning.trial import try_gradients
 
 
@@ -88,15 +92,17 @@ class FirstSeen(nn.Module):
         lambda: RunningMax(False),
         lambda: RunningMin(False),
         Counting,
-        Drawing,
         lambda: FirstSeen(True),
         lambda: FirstSeen(False),
     ],
-    ids=["max-buffer", "max", "min", "count", "draw", "first-buffer", "first"],
+    ids=["max-buffer", "max", "min", "count", "first-buffer", "first"],
 )
 @pytest.mark.parametrize("engine", ["auto", "generic", "reference"])
 def test_state_is_found_whatever_it_keeps(make: Callable[[], nn.Module], engine: EngineName) -> None:
-    with pytest.raises(ConfigError, match="no randomness and change no state"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^the module itself \(\w+\) keeps something of one example for the next, in '(top|seen|centre)'",
+    ):
         choose(engine, make(), blank((4,)), "cpu", 1, exact=False)
 
 
@@ -107,6 +113,89 @@ def test_a_trial_leaves_the_model_and_torchs_generator_alone() -> None:
         try_gradients(module, blank((4,)))
     assert module.seen == 0
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_draws_from_torch_is_told() -> None:
+    dropout = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5))
+    assert try_gradients(Drawing(), blank((4,)))
+    assert try_gradients(dropout, blank((4,)))
+    assert not try_gradients(dropout.eval(), blank((4,)))
+    assert not try_gradients(nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.0)), blank((4,)))
+
+    class Seldom(nn.Module):
+        """Its Dropout is for examples of which none is made up."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.drop = nn.Linear(4, 2), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.drop(x) if float(x.sum()) == 17 else x)  # type: ignore[no-any-return]
+
+    assert try_gradients(Seldom(), blank((4,)))
+    assert not try_gradients(Seldom().eval(), blank((4,)))
+
+
+@pytest.mark.parametrize(
+    "generator", [torch.Generator(), random.Random(3), np.random.default_rng(3), np.random.RandomState(3)]
+)
+def test_a_generator_of_the_modules_own_is_named(generator: Any) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.generator = nn.Linear(4, 2), generator
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = self.generator
+            drawn = torch.rand(1, generator=own) if isinstance(own, torch.Generator) else own.random()
+            return self.layer(x) * drawn  # type: ignore[no-any-return]
+
+    with pytest.raises(ConfigError, match=r"^the module's layer '0' \(Own\) draws from a .* own, 'generator'"):
+        try_gradients(nn.Sequential(Own()), blank((4,)))
+
+
+def test_tokens_masks_and_targets_of_every_kind_are_tried() -> None:
+    """Whole numbers stay whole numbers, dicts are keyword arguments, targets are what the task takes."""
+
+    class Text(nn.Module):
+        def __init__(self, keeps: bool) -> None:
+            super().__init__()
+            self.words, self.head, self.keeps = nn.Embedding(30, 5), nn.Linear(5, 2), keeps
+            self.register_buffer("last", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
+            assert tokens.dtype == torch.int64
+            assert mask.dtype == torch.bool
+            if self.keeps:
+                self.last = torch.maximum(self.last, tokens.sum(1))
+            return {"logits": self.head((self.words(tokens) * mask.unsqueeze(-1)).mean(1))}
+
+    x = {"tokens": torch.zeros(1, 7, dtype=torch.int64), "mask": torch.ones(1, 7, dtype=torch.bool)}
+    for y, task in (
+        (torch.zeros(1, dtype=torch.int64), Classification(2)),
+        (torch.zeros(1, 2), Regression(2)),
+        (torch.zeros(1), Own(lambda module, example: module(**example[0])["logits"].square().mean())),  # type: ignore[index]
+    ):
+        assert not try_gradients(Text(False), Examples(x, y), task)
+        with pytest.raises(ConfigError, match=r"^the module itself \(Text\) keeps something .* in 'last'"):
+            try_gradients(Text(True), Examples(x, y), task)
+
+
+def test_an_example_that_was_given_is_tried_where_one_made_up_will_not_do() -> None:
+    class Ended(nn.Module):
+        """Takes the features of the one token 7, as some models take those of the end of a text."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.words(x)[x == 7].view(len(x), 5))  # type: ignore[no-any-return]
+
+    like = Examples(torch.tensor([[3, 7, 1, 0]]), torch.tensor([0]))
+    assert not try_gradients(Ended(), like)
+    with pytest.raises(ConfigError, match=r"has no gradient for an example made like \(4,\)"):
+        try_gradients(Ended(), Examples(like.x * 0, like.y))
 
 
 def test_what_a_model_makes_once_and_not_of_a_record_is_no_state() -> None:
@@ -195,7 +284,9 @@ def test_what_a_cpu_takes_a_gpu_takes(name: str) -> None:
 
 @pytest.mark.parametrize("engine", ["auto", "native", "stacked", "generic", "reference"])
 def test_a_layer_without_a_size_is_refused_by_name(engine: EngineName) -> None:
-    with pytest.raises(ConfigError, match=r"layer '1' is a LazyLinear whose size is not known yet"):
+    with pytest.raises(
+        ConfigError, match=r"the module's layer '1' \(LazyLinear\) has no sizes yet; `module\(example\)`"
+    ):
         choose(engine, nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), blank((4,)), "cpu", 1, exact=False)
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_plans import BINOMIAL_PLAN
 
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.errors import PrivacyError
@@ -15,20 +16,7 @@ from fedspa.mechanisms.binomial.plan import BinomialPlan, least_trials, trials_f
 from fedspa.mechanisms.binomial.rounded import surely_infinite
 from fedspa.privacy import accounting
 
-PLAN = BinomialPlan(
-    dimension=100,
-    clip="coordinate",
-    clip_value=0.5,
-    bits=2,
-    trials=10_000,
-    rotation=False,
-    adversary="local",
-    agents=20,
-    batch=10,
-    records=600,
-    participations=45,
-    delta=1e-3,
-)
+PLAN = BINOMIAL_PLAN
 
 
 def test_derived_by_hand() -> None:

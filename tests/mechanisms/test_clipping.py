@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import CLIP_MARGIN, clip_rows, share_below
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.event import Neighbours
 
 CLIPPINGS = get_args(Clipping)
@@ -24,8 +24,8 @@ any_rows = hnp.arrays(np.float32, st.tuples(st.integers(1, 8), st.just(K)), elem
 bounds = st.floats(1e-3, 1e3)
 
 
-def plan(clip: Clipping, value: float, neighbours: Neighbours) -> Plan:
-    return Plan(10, K, clip, value, "poisson", 4, 100, 1, 1, 1.0, neighbours, 1e-3)
+def plan(clip: Clipping, value: float, neighbours: Neighbours) -> GaussianPlan:
+    return GaussianPlan(10, K, clip, value, "poisson", 4, 100, 1, 1, 1.0, neighbours, 1e-3)
 
 
 @pytest.mark.parametrize("clip", CLIPPINGS)

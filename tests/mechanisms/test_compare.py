@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.gaussian.compare import Row, rows, warnings
+from fedspa.mechanisms.gaussian.compare import Comparison, rows, warnings
 
 MNIST: dict[str, Any] = {"batch": 10, "records": 600, "local_steps": 300, "participations": 5, "delta": 1e-3}
 KEYS = [
@@ -23,7 +23,7 @@ KEYS = [
 
 
 def test_fields_are_the_agreed_ones() -> None:
-    assert [f.name for f in fields(Row)] == [
+    assert [f.name for f in fields(Comparison)] == [
         "method",
         "sampling",
         "neighbours",

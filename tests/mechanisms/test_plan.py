@@ -10,25 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_plans import GAUSSIAN_PLAN
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, Plan
+from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR
 
-PLAN = Plan(
-    dimension=1000,
-    active=50,
-    clip="coordinate",
-    clip_value=0.01,
-    sampling="poisson",
-    batch=10,
-    records=600,
-    local_steps=300,
-    participations=5,
-    noise_multiplier=1.5,
-    neighbours="add-remove",
-    delta=1e-3,
-)
+PLAN = GAUSSIAN_PLAN
 
 
 @pytest.mark.parametrize(

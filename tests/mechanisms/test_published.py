@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_plans import CIFAR, MNIST
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
@@ -16,9 +17,6 @@ from fedspa.mechanisms.gaussian.published import (
     published_noise,
     smallest_certified_epsilon,
 )
-
-MNIST = {"batch": 10, "records": 600, "steps": 300, "participations": 5}
-CIFAR = {"batch": 50, "records": 500, "steps": 50, "participations": 20}
 
 
 @pytest.mark.parametrize(

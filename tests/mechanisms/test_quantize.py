@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_plans import BINOMIAL_PLAN
 from scipy import stats
 from scipy.linalg import hadamard
 
@@ -22,20 +23,7 @@ from fedspa.randomness.philox import ROTATION_DOMAIN, words
 from fedspa.randomness.streams import Stream, derive_key
 
 SEED = bytes(range(16))
-PLAN = BinomialPlan(
-    dimension=50,
-    clip="coordinate",
-    clip_value=0.5,
-    bits=3,
-    trials=100,
-    rotation=False,
-    adversary="local",
-    agents=5,
-    batch=4,
-    records=100,
-    participations=1,
-    delta=1e-3,
-)
+PLAN = replace(BINOMIAL_PLAN, dimension=50, bits=3, trials=100, agents=5, batch=4, records=100, participations=1)
 ROTATED = replace(PLAN, rotation=True)
 NORM = replace(PLAN, rotation=True, clip="l2", clip_value=2.0)
 PLANS = pytest.mark.parametrize("plan", [PLAN, ROTATED, NORM], ids=["coordinate", "rotated", "l2"])

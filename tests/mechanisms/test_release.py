@@ -11,15 +11,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.randomness.streams import Stream, derive_key
 
 KEY = derive_key(bytes(32), "release")
-PLAN = Plan(200, 100, "l2", 0.5, "poisson", 8, 100, 10, 1, 1.5, "add-remove", 1e-3)
+PLAN = GaussianPlan(200, 100, "l2", 0.5, "poisson", 8, 100, 10, 1, 1.5, "add-remove", 1e-3)
 
 
-def release(chunks: list[torch.Tensor], plan: Plan = PLAN, key: bytes = KEY, on_grid: bool = False) -> torch.Tensor:
+def release(
+    chunks: list[torch.Tensor], plan: GaussianPlan = PLAN, key: bytes = KEY, on_grid: bool = False
+) -> torch.Tensor:
     return noisy_mean(chunks, plan, Stream(key), on_grid=on_grid)[0]
 
 

@@ -30,17 +30,7 @@ from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Clipping, ClipRule, Mechanism
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.privacy.event import (
-    Accountant,
-    Event,
-    Neighbours,
-    NoiseMode,
-    Sampling,
-    Step,
-    canonical,
-    check_sampled,
-    make_whole,
-)
+from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
@@ -55,8 +45,8 @@ class LaplaceEvent(Event):
     noise: NoiseMode | None = None
 
     def __post_init__(self) -> None:
-        make_whole(self, "batch", "records", "steps")
-        check_sampled(self)
+        self._make_whole("batch", "records", "steps")
+        self._check_sampled()
         if not 1e-3 <= self.scale <= 1e6:
             raise PrivacyError(f"scale is {self.scale}; it must lie between 1e-3 and 1e6")
 
@@ -65,7 +55,7 @@ class LaplaceEvent(Event):
         return "fixed"
 
     def to_json(self) -> str:
-        return canonical("laplace", self)
+        return self._canonical("laplace")
 
     def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
         if neighbours != "replace-one":

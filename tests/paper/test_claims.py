@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sample_plans import CIFAR, MNIST
 
 from fedspa.data import datasets
 from fedspa.data.participation import schedule
@@ -29,9 +30,6 @@ from fedspa.privacy.accounting import epsilon
 from fedspa.randomness.sparsify import scale
 from fedspa.server.optimizers import ServerOptimizer
 
-# B, m, τ and the mean number of participations, 0.1·T, of the two experiments.
-MNIST = {"batch": 10, "records": 600, "steps": 300, "participations": 5}
-CIFAR = {"batch": 50, "records": 500, "steps": 50, "participations": 20}
 DIMENSION = {"mnist": 21_840, "cifar10": 537_610}
 
 

@@ -59,7 +59,7 @@ def test_settings_are_what_they_are_called(name: str) -> None:
     for row in spec.row:
         if row.algorithm == "cpsgd":
             continue
-        for setting in rows.SETTINGS:
+        for setting in rows.TRIAL_KINDS:
             if (trial := row.trial(setting)) is None:
                 assert row.algorithm == "fedavg" or setting == "tuned"
                 continue
@@ -123,7 +123,7 @@ def test_every_config_that_a_table_names_lies_in_the_package() -> None:
     for name in shipped.names("tables"):
         path = shipped.table(name)
         spec = rows.read(path)
-        trials = [trial for row in spec.row for setting in rows.SETTINGS if (trial := row.trial(setting))]
+        trials = [trial for row in spec.row for setting in rows.TRIAL_KINDS if (trial := row.trial(setting))]
         named |= {(path.parent / file).resolve() for file in (spec.curve, *(trial.config for trial in trials))}
     assert len(named) >= 12
     for path in named:

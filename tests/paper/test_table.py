@@ -70,7 +70,7 @@ def test_markdown_has_all_three_figures_side_by_side(small: tuple[Path, Path, di
     assert table.markdown(found) in text
     (line,) = [line for line in text.splitlines() if line.startswith("| Fed-SPA | 0.2 | 92.65 ")]
     for setting in ("published", "verified"):
-        assert cells.shown(found["rows"][0][setting]["accuracy_best"]) in line
+        assert cells.shown_spread(found["rows"][0][setting]["accuracy_best"]) in line
     (line,) = [line for line in text.splitlines() if line.startswith("| DP-Fed | 1 | diverged | – | – | ")]
     widths = [len(line.split("|")) - 2 for line in text.splitlines() if line.startswith("|")]
     columns = (table.ACCURACY_COLUMNS, table.EPSILON_COLUMNS, table.COST_COLUMNS)
@@ -142,7 +142,7 @@ def test_quick_needs_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = json.loads(result.stdout)
     assert found["data"] == "fedspa.paper.stand_in:mnist"
     for row in found["rows"]:
-        for setting in rows.SETTINGS:
+        for setting in rows.TRIAL_KINDS:
             if (cell := row.get(setting)) is not None:
                 assert cell["status"] == "done", (row["algorithm"], cell["reason"])
     payloads = {
@@ -178,5 +178,5 @@ def test_a_cell_whose_runs_failed() -> None:
 
 def test_spread() -> None:
     assert cells.spread([1.0, 2.0, 3.0]) == {"mean": 2.0, "std": 1.0, "values": [1.0, 2.0, 3.0]}
-    assert cells.shown(cells.spread([97.5])) == "97.50"
-    assert cells.shown(cells.spread([90.0, 92.0])) == "91.00 ± 1.41"
+    assert cells.shown_spread(cells.spread([97.5])) == "97.50"
+    assert cells.shown_spread(cells.spread([90.0, 92.0])) == "91.00 ± 1.41"

@@ -19,7 +19,7 @@ from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian import compare
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.mechanisms.gaussian.published import published_epsilon, published_noise
 from fedspa.privacy import accounting
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
@@ -73,7 +73,11 @@ def test_binomial_events_of_any_numbers(b: int, m: int, steps: int, d: int, bits
 def test_plans_of_any_numbers(
     d: int, k: int, batch: int, records: int, rounds: int, noise: float, clip: float, delta: float
 ) -> None:
-    answer(lambda: Plan(d, k, "l2", clip, "poisson", batch, records, 3, rounds, noise, "add-remove", delta).compression)
+    answer(
+        lambda: (
+            GaussianPlan(d, k, "l2", clip, "poisson", batch, records, 3, rounds, noise, "add-remove", delta).compression
+        )
+    )
 
 
 def event_of(sampling: Any, batch: int, records: int, steps: int, noise: float) -> GaussianEvent:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import tracemalloc
 import zlib
 from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from fedspa.randomness import philox
-from fedspa.randomness.mask import active_coordinates, active_coordinates_torch, layered_coordinates
+from fedspa.randomness.mask import active_coordinates, layered_coordinates
 
 SEED = bytes(range(16))
 
@@ -66,7 +64,6 @@ def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, int], an
 
     seed = np.array([*key, *counter[2:]], dtype="<u4").tobytes()
     assert tuple(philox.words(seed, counter[1], counter[0], 1).tolist()) == answer
-    assert tuple(philox.words_torch(seed, counter[1], counter[0], 1, "cpu").tolist()) == answer
 
 
 @pytest.mark.parametrize("blocks", [1, philox.CHUNK, philox.CHUNK + 1])
@@ -74,7 +71,6 @@ def test_a_stream_is_the_same_each_time_and_nobody_can_write_to_it(blocks: int) 
     seed = bytes(range(16))
     first, again = (philox.words(seed, 3, 5, blocks) for _ in range(2))
     assert np.array_equal(first, again)
-    assert np.array_equal(first, philox.words_torch(seed, 3, 5, blocks, "cpu").numpy())
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 0
 
@@ -86,7 +82,6 @@ def test_words_agree_across_implementations(seed: bytes, domain: int, first: int
     k0, k1, s2, s3 = philox.split_seed(seed)
     slow = [word for i in range(first, first + 5) for word in reference_block((i, domain, s2, s3), (k0, k1))]
     assert ours.tolist() == slow
-    assert philox.words_torch(seed, domain, first, 5, "cpu").tolist() == slow
 
 
 def test_words_do_not_depend_on_chunks() -> None:
@@ -94,7 +89,6 @@ def test_words_do_not_depend_on_chunks() -> None:
     whole = philox.words(SEED, 0, 0, blocks)
     parts = [philox.words(SEED, 0, first, 1000) for first in range(0, blocks, 1000)]
     assert np.array_equal(whole, np.concatenate(parts)[: len(whole)])
-    assert np.array_equal(whole, philox.words_torch(SEED, 0, 0, blocks, "cpu").numpy())
 
 
 @given(st.binary(min_size=16, max_size=16), st.integers(1, 200), st.data())
@@ -105,14 +99,12 @@ def test_mask_is_the_specified_set(seed: bytes, d: int, data: st.DataObject) -> 
     mask = active_coordinates(seed, d, k)
     assert mask.dtype == np.int64
     assert mask.tolist() == expected
-    assert active_coordinates_torch(seed, d, k, "cpu").tolist() == expected
 
 
 @pytest.mark.parametrize(("d", "k"), [(21840, 1092), (4096, 2048), (4097, 2048), (4097, 2049), (65536, 65000)])
 def test_larger_masks_are_the_specified_set(d: int, k: int) -> None:
     expected = reference_mask(SEED, d, k)
     assert active_coordinates(SEED, d, k).tolist() == expected
-    assert active_coordinates_torch(SEED, d, k, "cpu").tolist() == expected
 
 
 # These vectors stand in docs/wire.md: whoever changes them changes the format.
@@ -154,12 +146,11 @@ def test_layers_of_one_size_have_different_masks() -> None:
 def test_marks_and_sorting_agree_and_too_few_words_only_cost_another_turn(
     monkeypatch: pytest.MonkeyPatch, marked_per_active: int
 ) -> None:
-    expected = active_coordinates_torch(SEED, 1000, 400, "cpu").numpy()
+    expected = reference_mask(SEED, 1000, 400)
     monkeypatch.setattr("fedspa.randomness.mask.MARKED_PER_ACTIVE", marked_per_active)
     assert np.array_equal(active_coordinates(SEED, 1000, 400), expected)
     monkeypatch.setattr("fedspa.randomness.mask._blocks", lambda dimension, count: 1)
     assert np.array_equal(active_coordinates(SEED, 1000, 400), expected)
-    assert np.array_equal(active_coordinates_torch(SEED, 1000, 400, "cpu").numpy(), expected)
 
 
 def test_every_subset_is_equally_likely() -> None:
@@ -212,8 +203,6 @@ def test_whole_and_single_coordinate() -> None:
 def test_nonsense_is_refused(seed: bytes, d: int, k: int) -> None:
     with pytest.raises(ValueError, match="must"):
         active_coordinates(seed, d, k)
-    with pytest.raises(ValueError, match="must"):
-        active_coordinates_torch(seed, d, k, "cpu")
 
 
 def test_dither_never_meets_the_mask() -> None:
@@ -221,12 +210,3 @@ def test_dither_never_meets_the_mask() -> None:
     assert philox.dither_domain(3) != philox.dither_domain(4)
     with pytest.raises(ValueError, match="round"):
         philox.dither_domain(2**31)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_gives_the_same_mask() -> None:
-    seed = os.urandom(16)
-    for d, k in [(21840, 1092), (21840, 20000), (10**8, 10**6)]:
-        assert np.array_equal(
-            active_coordinates_torch(seed, d, k, "cuda").cpu().numpy(), active_coordinates(seed, d, k)
-        )

@@ -21,7 +21,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.accounting import epsilon
 from fedspa.report import render, write
 from fedspa.report.promise import promise
@@ -164,7 +164,7 @@ def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
     run = read(tmp_path / "run")
     held = promise(run)
     assert held is not None
-    assert isinstance(planned, Plan)
+    assert isinstance(planned, GaussianPlan)
     assert planned.active == 64 + 10
     assert held.plan == planned
     assert run.problems == []
@@ -216,12 +216,12 @@ def test_every_agent_is_priced_by_its_own_count(runs: dict[str, Path]) -> None:
     run = read(runs["uneven"])
     held = promise(run)
     assert held is not None
-    assert run.books.event is not None
+    assert run.participations.event is not None
     assert len(set(held.counts.values())) > 1
     for count in set(held.counts.values()):
         verified = held.verified(count)
-        assert verified == epsilon({run.books.event: count}, 1e-3, neighbours="add-remove")
-    assert held.epsilon_cap == epsilon({run.books.event: 3}, 1e-3, neighbours="add-remove")
+        assert verified == epsilon({run.participations.event: count}, 1e-3, neighbours="add-remove")
+    assert held.epsilon_cap == epsilon({run.participations.event: 3}, 1e-3, neighbours="add-remove")
 
 
 def test_an_unfinished_run_states_what_its_ledger_gives(copy: Path) -> None:
@@ -241,8 +241,12 @@ def test_a_round_in_progress_is_priced_too(copy: Path) -> None:
     run = read(copy)
     held = promise(run)
     assert held is not None
-    assert run.books.event is not None
-    assert held.verified(2) == held.facts["epsilon"] == epsilon({run.books.event: 2}, 1e-3, neighbours="add-remove")
+    assert run.participations.event is not None
+    assert (
+        held.verified(2)
+        == held.facts["epsilon"]
+        == epsilon({run.participations.event: 2}, 1e-3, neighbours="add-remove")
+    )
     assert sum(attributes.get("class") == "bar" for _, attributes in page(copy).tags) == 6
 
 
@@ -380,7 +384,7 @@ def test_two_runs_of_one_name_are_told_apart(runs: dict[str, Path], copy: Path) 
 
 def test_a_deployments_server_knows_whom_it_asked(copy: Path) -> None:
     """It has no ledger: counts are from asked.jsonl, where a round that is asked again is no new participation."""
-    entries = read(copy).books.entries
+    entries = read(copy).participations.entries
     for log in copy.glob("ledger.sqlite*"):
         log.unlink()
     rounds: dict[int, list[int]] = {}

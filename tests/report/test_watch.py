@@ -15,7 +15,7 @@ from small_runs import small
 from typer.testing import CliRunner
 
 from fedspa.cli import app
-from fedspa.cli.watch import view
+from fedspa.cli.watch import screenful
 from fedspa.errors import ConfigError
 from fedspa.report.progress import snapshot, sparkline
 from fedspa.running import Stopped, simulate
@@ -67,7 +67,7 @@ def test_time_left_is_of_the_rounds_that_were_seen(stopped: Path) -> None:
 
 def test_a_screen_fits_80_columns_and_states_the_terms_of_epsilon(stopped: Path) -> None:
     screen = Console(width=80, record=True, file=io.StringIO())
-    screen.print(view(stopped, snapshot(stopped), None))
+    screen.print(screenful(stopped, snapshot(stopped), None))
     text = screen.export_text()
     assert "2 of 4, interrupted" in text
     terms = "(NOT PRIVATE: SEEDED NOISE, δ = 0.001, add-remove, poisson sampling, pld)"

@@ -10,13 +10,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from small_runs import ended, outcome, start
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import verify
+from fedspa.agent.ledger.verify import verify
 from fedspa.running import Stopped, simulate
 from fedspa.runs.config import Config
+from fedspa.runs.folder import RunFolder
 
 STEPS = ((os, "fsync"), (os, "replace"), (Ledger, "reserve_many"), (Ledger, "release_many"))
 Make = Callable[[Path], Config | dict[str, Any]]
@@ -44,6 +46,26 @@ def counted(run: Callable[[], object], fatal: int = 0) -> int:
         for owner, name, step in originals:
             setattr(owner, name, step)
     return taken
+
+
+class Crash(Exception):
+    """What ends a run in `crash`."""
+
+
+def crash(config: dict[str, Any], t: int, monkeypatch: pytest.MonkeyPatch, resume: Path | None = None) -> Path:
+    """Run until round t has been released to the server, and die before anything of it is saved; the run's folder."""
+    add_round = RunFolder.add_round
+
+    def dying(self: RunFolder, metrics: dict[str, Any]) -> None:
+        if metrics["round"] == t:
+            raise Crash
+        add_round(self, metrics)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "add_round", dying)
+        with pytest.raises(Crash):
+            simulate(config, resume=resume)
+    return Path(config["run"]["out"])
 
 
 def resume(make: Make, folder: Path, **options: Any) -> None:

@@ -23,7 +23,7 @@ from small_runs import ended, outcome, small, start
 
 import fedspa
 from fedspa.agent.ledger import ledger as ledger_module
-from fedspa.agent.ledger.report import verify
+from fedspa.agent.ledger.verify import verify
 from fedspa.algorithms.base import finite
 from fedspa.cli import main
 from fedspa.errors import ConfigError, FedspaError, LedgerError, PayloadError

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from interruptions import Crash, crash
 from small_runs import ALGORITHMS, ledger_content, outcome, small
 
 import fedspa
@@ -24,28 +25,8 @@ from fedspa.runs import setup
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import Config
 from fedspa.runs.course import Course
-from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import calibrated_plan
-
-
-class Crash(Exception):
-    pass
-
-
-def crash(config: dict[str, Any], t: int, monkeypatch: pytest.MonkeyPatch, resume: Path | None = None) -> None:
-    """Run until round t has been released to the server, and die before anything of it is saved."""
-    add_round = RunFolder.add_round
-
-    def dying(self: RunFolder, metrics: dict[str, Any]) -> None:
-        if metrics["round"] == t:
-            raise Crash
-        add_round(self, metrics)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "add_round", dying)
-        with pytest.raises(Crash):
-            simulate(config, resume=resume)
 
 
 def stop_after(config: dict[str, Any], rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""The model: any nn.Module that gives one score a class (without batch normalisation or dropout)."""
+"""The model: any nn.Module that gives one score per class (without batch normalisation or dropout)."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Diagnoses from cell nuclei (scikit-learn's copy of the Wisconsin data): 150 records a site, 119 for the server."""
+"""Diagnoses from cell nuclei (scikit-learn's copy of the Wisconsin data): 150 records per site, 119 for the server."""
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer

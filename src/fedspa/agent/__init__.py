@@ -1,1 +1,1 @@
-"""One agent's own side: its ledger, its policy, and what it has sent."""
+"""One agent's side of a round: its policy, its ledger, its training, and what it has sent."""

@@ -6,9 +6,9 @@ Whatever goes wrong at a site ends in a `Refusal` with one of `CODES`. Only the 
 
 Functions take a list of agents: those of a simulated round pay in one durable write and train as one piece of work.
 A deployed agent is alone, and answers through `participate_once`: an entry of its ledger is trained for at most once,
-by whoever made it, and has one answer for ever, the payload that was stored and released before it first left, or
-`spent` where there is none, for whatever reason. So a server that asks again, breaks the training or kills the process
-draws no second noise from an entry (docs/deployment.md has the proof).
+by the process that made it, and has one answer for ever. That is the payload, which was stored and released before it
+first left, or `spent` where there is none. So a server that asks again, breaks the training or kills the process gets
+no second noise from an entry (docs/deployment.md has the proof).
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from fedspa.wire.payload import Coding
 
 logger = logging.getLogger("fedspa.agent")
 
-# The policy's own codes, then ours: terms that are none, seeded noise, records that do not fit the terms, a ledger that
-# cannot be used, a round that is over, one that was paid for and has no payload to send, and anything else.
+# The policy's own codes, then ours; docs/deployment.md says what each means.
 CODES: Final = frozenset({*get_args(Code), "terms", "noise", "data", "ledger", "stale", "spent", "internal"})
 # An agent that gave one of these would give it again: it is not asked again in the same run.
 FINAL_CODES: Final = CODES - {"ledger", "stale", "spent", "internal"}

@@ -17,10 +17,11 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError, quoted
 from fedspa.mechanisms.base import Clipping, ClipRule, Plan
 from fedspa.privacy.cap import Cap
-from fedspa.privacy.event import Neighbours
+from fedspa.privacy.event import Neighbours, Unit
 
 Code = Literal[
     "not-private",
+    "unit",
     "relation",
     "delta",
     "noise-too-small",
@@ -34,6 +35,7 @@ Code = Literal[
 
 _LARGEST = 1e15  # beyond any limit that means something, and still exact as a float
 PRIVATE_RULES: Final[tuple[ClipRule, ...]] = ("given", "quantile")
+_TEXTS: Final = ("Neighbours", "Unit | None")
 
 
 class PolicyRefusal(FedspaError):
@@ -52,7 +54,8 @@ class Policy:
     """An agent's limits. `epsilon` at `delta` under `neighbours` caps all runs together; the rest bounds each plan.
 
     `min_noise_multiplier` is in the units of `Plan`, `max_rounds` counts the agent's participations in one
-    run, `max_compression` is the largest p = k/d. Every mechanism's plan states them.
+    run, `max_compression` is the largest p = k/d. Every mechanism's plan states them. `unit` is what a plan must
+    protect; None allows each.
     """
 
     epsilon: float
@@ -64,6 +67,7 @@ class Policy:
     max_compression: float
     clippings: tuple[Clipping, ...]
     clip_rules: tuple[ClipRule, ...] = PRIVATE_RULES
+    unit: Unit | None = None
 
     def __post_init__(self) -> None:
         _number("epsilon", self.epsilon, "above 0", self.epsilon > 0)
@@ -74,6 +78,8 @@ class Policy:
         _number("max_rounds", self.max_rounds, "at least 1", self.max_rounds >= 1)
         _names("neighbours", (self.neighbours,), get_args(Neighbours))
         _names("clippings", self.clippings, get_args(Clipping))
+        if self.unit is not None:
+            _names("unit", (self.unit,), get_args(Unit))
         _names("clip_rules", self.clip_rules, PRIVATE_RULES)  # 'median' reads the data for free: no policy allows it
 
     @staticmethod
@@ -98,7 +104,9 @@ class Policy:
                 raise ConfigError(f"unknown key {key!r}; allowed: {', '.join(known)}")
         for key, field in known.items():
             if key not in table and field.default is MISSING:
-                raise ConfigError(f"{key} is missing; a policy states every limit (only clip_rules may be left out)")
+                raise ConfigError(
+                    f"{key} is missing; a policy states every limit (only clip_rules and unit may be left out)"
+                )
         return Policy(**{key: _typed(key, value, str(known[key].type)) for key, value in table.items()})
 
     @property
@@ -118,6 +126,8 @@ class Policy:
         """`check` without any pricing, which may take long at a dimension that is made up."""
         if plan.breach is not None:
             raise PolicyRefusal("not-private", plan.breach)
+        if self.unit is not None and plan.unit != self.unit:
+            raise PolicyRefusal("unit", f"the plan protects each {plan.unit}, this policy asks for each {self.unit}")
         if self.neighbours == "replace-one" and plan.neighbours != "replace-one":
             raise PolicyRefusal("relation", f"the plan protects {plan.neighbours}, this policy asks for replace-one")
         if self.neighbours == "add-remove" and plan.sampling == "fixed":
@@ -127,7 +137,7 @@ class Policy:
         if self.delta * plan.records >= 1:
             raise PolicyRefusal(
                 "delta",
-                f"this policy's δ = {self.delta:g} promises nothing to {plan.records} records; set it below 1/m",
+                f"this policy's δ = {self.delta:g} promises nothing to {plan.records} {plan.unit}s; set it below 1/m",
             )
         if plan.noise_multiplier < self.min_noise_multiplier:
             raise PolicyRefusal(
@@ -173,12 +183,12 @@ def _typed(key: str, value: Any, kind: str) -> Any:
         return float(value)
     if kind == "int" and type(value) is int and abs(value) < _LARGEST:
         return value
-    if kind == "Neighbours" and isinstance(value, str):
+    if kind in _TEXTS and isinstance(value, str):
         return value
     if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
-    expected = {"float": "a number", "int": "a whole number", "Neighbours": "a text"}.get(kind, "a list of texts")
-    raise ConfigError(f"{key} is {quoted(value)}; it must be {expected}")
+    expected = {"float": "a number", "int": "a whole number", **dict.fromkeys(_TEXTS, "a text")}
+    raise ConfigError(f"{key} is {quoted(value)}; it must be {expected.get(kind, 'a list of texts')}")
 
 
 def _number(key: str, value: float, allowed: str, holds: bool) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedspa.mechanisms.clipping import CLIP_MARGIN
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.streams import Stream, derive_key
 
@@ -34,7 +34,7 @@ def fed_spa(
     agents: Sequence[Records],
     gradient: Gradient,
     cohorts: Iterable[Sequence[int]],
-    plan: Plan,
+    plan: GaussianPlan,
     mask_seed: Dealt,
     key: Dealt,
     *,
@@ -58,7 +58,13 @@ def fed_spa(
 
 
 def local_update(
-    theta: Tensor, examples: Records, gradient: Gradient, plan: Plan, mask_seed: bytes, key: bytes, local_lr: float
+    theta: Tensor,
+    examples: Records,
+    gradient: Gradient,
+    plan: GaussianPlan,
+    mask_seed: bytes,
+    key: bytes,
+    local_lr: float,
 ) -> Tensor:
     """One agent's Δ as the server reads it: k float32 values, and exactly 0 on the other coordinates (lines 5–11)."""
     sampling, noise = Stream(derive_key(key, "sampling")), Stream(derive_key(key, "noise"))
@@ -78,7 +84,7 @@ def local_update(
     return delta
 
 
-def clipped(g: Tensor, plan: Plan) -> Tensor:
+def clipped(g: Tensor, plan: GaussianPlan) -> Tensor:
     """One example's gradient on the active coordinates, within the plan's bound; 0 where it is not finite."""
     if not torch.isfinite(g).all():
         return torch.zeros_like(g)

@@ -25,7 +25,7 @@ from fedspa.engine.task import Engine, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
 from fedspa.examples import taken
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.wire.payload import Update
 
 logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says
@@ -52,9 +52,9 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
 
 def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine) -> LocalTask:
     steps = terms.steps
-    if not isinstance(steps, Plan | NoPlan):  # its own mechanism's, or none
+    if not isinstance(steps, GaussianPlan | NoPlan):  # its own mechanism's, or none
         raise PrivacyError(f"the terms hold a plan whose noise this algorithm does not add: {steps}")
-    if isinstance(steps, Plan) and steps.sampling == "fixed" and agent.records < steps.records:
+    if isinstance(steps, GaussianPlan) and steps.sampling == "fixed" and agent.records < steps.records:
         raise PrivacyError(
             f"an agent holds {agent.records} records; with fixed-size batches the plan's ε holds from "
             f"{steps.records} on"

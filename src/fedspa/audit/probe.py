@@ -45,7 +45,7 @@ class Answers(Protocol[A]):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Probe:
     """θ and the shape of an input belong to the module."""
 
     module: nn.Module
@@ -53,19 +53,19 @@ class Model:
     shape: tuple[int, ...]
 
 
-def certain_model(inputs: int = INPUTS) -> Model:
+def certain_model(inputs: int = INPUTS) -> Probe:
     """The probe, with θ in its module too."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 2))
     theta = torch.zeros(2 * inputs + 2)
     theta[2 * inputs], theta[2 * inputs + 1] = CERTAIN, -CERTAIN
     FlatModel(module).load(theta)
-    return Model(module, theta, (inputs,))
+    return Probe(module, theta, (inputs,))
 
 
 def answers(
     setting: Setting,
     target: Answers[A],
-    model: Model,
+    model: Probe,
     plan: Plan,
     agents: Sequence[tuple[Tensor, Tensor, bytes]],
     t: int = 0,

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from fedspa.cli import audit, doctor, failure, ledger, new, privacy, report, run, table, tradeoff, watch
+from fedspa.cli import audit, data, doctor, failure, ledger, new, privacy, report, run, table, tradeoff, watch
 
 app = typer.Typer(
     name="fedspa",
@@ -26,6 +26,7 @@ app.command("report")(report.report)
 app.command("watch")(watch.watch)
 app.command("new")(new.new)
 app.command("doctor")(doctor.doctor)
+app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 
 

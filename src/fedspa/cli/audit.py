@@ -21,12 +21,15 @@ def audit(
     algorithm: Annotated[str | None, typer.Option(help="fedspa (default) or cpsgd, without a config.")] = None,
     plant: Annotated[
         str | None,
-        typer.Option(help="Break it first: sensitivity, noise, clip, mean, seed or sampling. Must be caught."),
+        typer.Option(
+            help="Attack a copy with this fault (as sensitivity, noise, clip, seed or sampling): it must be caught."
+        ),
     ] = None,
     noise: Annotated[float | None, typer.Option(help="Noise multiplier (1).")] = None,
     clip: Annotated[str | None, typer.Option(help="coordinate (default) or l2.")] = None,
     neighbours: Annotated[
-        str | None, typer.Option(help="add-remove or replace-one; without it, all that the sampling has a claim for.")
+        str | None,
+        typer.Option(help="add-remove or replace-one; without it, each that the sampling has a claim under."),
     ] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson (default) or fixed.")] = None,
     noise_mode: Annotated[str | None, typer.Option(help="secure (default), exact or seeded.")] = None,

@@ -14,7 +14,7 @@ import typer
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedspa.agent.ledger.report import AgentSummary, LedgerSummary
+    from fedspa.agent.ledger.summary import AgentSummary, LedgerSummary
     from fedspa.privacy.event import Event
     from fedspa.runs.config import Privacy
 
@@ -29,9 +29,11 @@ MOST_AGENTS = 50  # listed where nobody asks for all: those that spent most
 @app.command()
 def show(
     file: File,
-    delta: Annotated[float | None, typer.Option(help="δ at which ε is stated (the run's beside it, or 1e-3).")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="δ at which ε is stated (that of the run in the ledger's folder, else 1e-3).")
+    ] = None,
     neighbours: Annotated[
-        Relation | None, typer.Option(help="Neighbouring relation of ε (the run's beside it, or add-remove).")
+        Relation | None, typer.Option(help="Neighbouring relation of ε (that of the same run, else add-remove).")
     ] = None,
     cap: Annotated[float | None, typer.Option(help="ε cap: also print what is left of it.")] = None,
     policy: Annotated[Path | None, typer.Option(help="Take δ, relation and cap from this policy.")] = None,
@@ -39,11 +41,11 @@ def show(
     everyone: Annotated[bool, typer.Option("--all", help="All agents by name, not those that spent most.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Who spent what, when; ε so far; with a cap, ε left and how many more rounds of the last kind fit.
+    """Who spent what, when; ε so far; with a cap, ε left and how many more rounds like the last one fit.
 
-    Of many agents, those that spent most. Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
+    Of many agents it lists those that spent most. Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
     """
-    from fedspa.agent.ledger import report as ledger_report
+    from fedspa.agent.ledger.summary import each_agent, summary
     from fedspa.agent.policy import Policy
     from fedspa.mechanisms.base import relation
 
@@ -59,20 +61,20 @@ def show(
         neighbours = "add-remove" if run is None else relation(run.neighbours, run.sampling)
     everyone = everyone and agent is None
     most = 0 if everyone else MOST_AGENTS
-    summary = ledger_report.summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent, most=most)
-    warnings, agents = _warnings(summary, run), iter(summary.agents)
+    whole = summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent, most=most)
+    warnings, agents = _warnings(whole, run), iter(whole.agents)
     if everyone:
-        agents = ledger_report.each_agent(file, delta=delta, neighbours=neighbours, cap=cap)
+        agents = each_agent(file, delta=delta, neighbours=neighbours, cap=cap)
     if as_json:
-        _print_json(summary, agents, warnings)
+        _print_json(whole, agents, warnings)
     else:
-        _print(summary, agents, warnings)
+        _print(whole, agents, warnings)
 
 
 def _warnings(summary: LedgerSummary, run: Privacy | None) -> list[str]:
     """What must be said beside the ε of this ledger."""
+    from fedspa.mechanisms.gaussian.plan import CLIP_READ
     from fedspa.privacy.event import seeded_words
-    from fedspa.runs.statement import CLIP_FROM_DATA
 
     found = []
     if (words := seeded_words(summary.noise)) is not None:
@@ -84,7 +86,7 @@ def _warnings(summary: LedgerSummary, run: Privacy | None) -> list[str]:
         found.append(f"where the noise of {unrecorded} participations came from was not recorded; {told}")
     # Entries of before a ledger could say so itself; its newer ones have no finite ε.
     if run is not None and run.clip_rule == "median" and math.isfinite(summary.epsilon_least):
-        found.append(f"NOT PRIVATE: {CLIP_FROM_DATA}")
+        found.append(f"NOT PRIVATE: {CLIP_READ.why}")
     return [*found, *map(str, summary.losses)]
 
 
@@ -104,11 +106,11 @@ def verify(file: File, as_json: AsJson = False) -> None:
 
     Example: fedspa ledger verify ledger.sqlite
     """
-    from fedspa.agent.ledger import report as ledger_report
+    from fedspa.agent.ledger import verify as ledger_verify
     from fedspa.privacy.event import seeded_words
 
-    problems = ledger_report.verify(file)
-    told = ledger_report.remarks(file) if not problems else ledger_report.Remarks({}, ())
+    problems = ledger_verify.verify(file)
+    told = ledger_verify.remarks(file) if not problems else ledger_verify.Remarks({}, ())
     notes = [*filter(None, [seeded_words(told.noise)]), *map(str, told.losses)]
     if as_json:
         found = {"file": str(file), "sound": not problems, "problems": problems}
@@ -127,9 +129,9 @@ def export(file: File) -> None:
 
     Example: fedspa ledger export ledger.sqlite > ledger.json
     """
-    from fedspa.agent.ledger import report as ledger_report
+    from fedspa.agent.ledger import export as ledger_export
 
-    print(json.dumps(ledger_report.export(file), allow_nan=False))
+    print(json.dumps(ledger_export.export(file), allow_nan=False))
 
 
 @app.command(name="accept-loss")
@@ -171,6 +173,7 @@ def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     return {
         **fields,
         "epsilon": _finite(agent.epsilon),
+        "unit": agent.last_event.unit,
         "runs": [asdict(run) for run in agent.runs],
         "spent": spent,
         "last_event": agent.last_event.fields(),
@@ -182,7 +185,7 @@ def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None  # JSON has no infinity
 
 
-_COLUMNS = ("agent", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
+_COLUMNS = ("agent", "protects each", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
 
 
 def _cells(agent: AgentSummary) -> list[str]:
@@ -190,6 +193,7 @@ def _cells(agent: AgentSummary) -> list[str]:
 
     return [
         agent.agent,
+        agent.last_event.unit,
         str(len(agent.runs)),
         str(sum(run.participations for run in agent.runs)),
         str(sum(run.released for run in agent.runs)),
@@ -211,11 +215,13 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     first: AgentSummary | None = None
     events: dict[Event, None] = {}
     accountants: dict[str, None] = {}
+    units: dict[str, None] = {}
     table = Table(*_COLUMNS, box=None)
     listed = 0
     for agent in agents:
         first = first or agent
         accountants[agent.accountant] = None
+        units[agent.last_event.unit] = None
         if len(events) < MOST_AGENTS:
             events[agent.last_event] = None
         if listed < MOST_AGENTS:
@@ -238,7 +244,7 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if first is not None:
         screen.print(
-            f"ε at δ = {first.delta:g}, {first.neighbours}, accountant "
+            f"ε for each {' or '.join(units)} at δ = {first.delta:g}, {first.neighbours}, accountant "
             f"{' or '.join(accountants)}; left and more rounds: "
             f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
             highlight=False,

@@ -12,7 +12,7 @@ import typer
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedspa.mechanisms.gaussian.compare import Row
+    from fedspa.mechanisms.gaussian.compare import Comparison
 
 
 class _Setting(TypedDict):
@@ -71,6 +71,6 @@ def privacy(
         screen.print(f"[red]{warning}[/red]", highlight=False)
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: Comparison) -> dict[str, Any]:
     """JSON has no infinity: an ε that no accountant bounds is null."""
     return {name: value if value != math.inf else None for name, value in asdict(row).items()}

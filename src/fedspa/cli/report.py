@@ -11,7 +11,8 @@ import typer
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],
     out: Annotated[
-        Path | None, typer.Option(help="The page (report.html, in the run's folder or, of several runs, here).")
+        Path | None,
+        typer.Option(help="The page (report.html in the run's folder; for several runs, in the current folder)."),
     ] = None,
 ) -> None:
     """Write a self-contained HTML page: accuracy, ε by agent, bytes, the guarantee in plain words, the plan.

@@ -150,8 +150,8 @@ def show(result: RunResult, screen: Console) -> None:
         screen.print(f"Also        {', '.join(others[1:])}")
     screen.print(f"Guarantee   {statement(summary)}", highlight=False)
     screen.print(
-        f"Uploads     {shown_bytes(summary['uplink_bytes'])} an agent in the whole run, "
-        f"{shown_bytes(summary['payload_bytes'])} an upload ({summary['coding']}, {_size(summary)})",
+        f"Uploads     {shown_bytes(summary['uplink_bytes'])} per agent in the whole run, "
+        f"{shown_bytes(summary['payload_bytes'])} per upload ({summary['coding']}, {_upload(summary)})",
         highlight=False,
     )
     screen.print(
@@ -168,10 +168,12 @@ def _not_private(noise: str | None) -> str:
     return "SEEDED NOISE: not private" if noise == "seeded" else "not private"
 
 
-def _size(summary: Mapping[str, Any]) -> str:
-    if summary["trials"] is None:
-        return f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates"
-    return f"p = {summary['compression']:.3g}: {2 ** summary['bits']} levels + Binomial({summary['trials']:,}, 1/2)"
+def _upload(summary: Mapping[str, Any]) -> str:
+    from fedspa.algorithms import ALGORITHMS
+    from fedspa.mechanisms.base import upload
+
+    mechanism = ALGORITHMS[summary["algorithm"]].mechanism
+    return upload(summary) if mechanism is None else mechanism.upload(summary)
 
 
 def _thinned(metrics: list[Any], most: int = 12) -> list[Any]:

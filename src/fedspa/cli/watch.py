@@ -41,11 +41,11 @@ def watch(
     first = now = snapshot(folder)
     try:
         if screen.is_terminal:
-            with Live(view(folder, now, None), console=screen, refresh_per_second=4) as live:
+            with Live(screenful(folder, now, None), console=screen, refresh_per_second=4) as live:
                 while now.state == "running":
                     time.sleep(every)
                     now = snapshot(folder)
-                    live.update(view(folder, now, first))
+                    live.update(screenful(folder, now, first))
         else:
             _follow(folder, every)
             now = snapshot(folder)
@@ -95,7 +95,7 @@ def terms(now: Snapshot) -> str:
     return f"{flaw}δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
 
 
-def view(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
+def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     """One screen about a run. `first` is an earlier look, for the time that is left."""
     from datetime import timedelta
 

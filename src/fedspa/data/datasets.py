@@ -97,10 +97,13 @@ class Dataset:
         return Examples(blanks(self.train_x), blanks(self.train_y))
 
 
-def load(name: str, directory: Path | None) -> Dataset:
-    """The data called ``name``; the files of mnist, cifar10 or an .npz are looked for in ``directory`` (data.dir)."""
+def load(name: str, directory: Path | None, person: str | None = None) -> Dataset:
+    """The data called ``name``; the files of mnist, cifar10 or an .npz are looked for in ``directory`` (data.dir).
+
+    ``person`` names what says whose a training record is (data.person), where the data has it beside the records.
+    """
     if name.endswith(".npz") and not name.startswith(plugin.GIVEN):
-        return _npz(name, directory)
+        return _npz(name, directory, person)
     if plugin.is_plugin(name):
         return _users(name)
     match name:
@@ -125,25 +128,93 @@ def files(name: Literal["mnist", "cifar10"], directory: Path | None) -> list[Pat
     return _find(name, {file: (file,) for file in _CIFAR10_FILES}, folders, _CIFAR10_SOURCE)
 
 
-def from_arrays(train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, name: str) -> Dataset:
+def from_arrays(
+    train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, name: str, persons: Any | None = None
+) -> Dataset:
     """A Dataset from four arrays or tensors, or dicts or tuples of them, taken as they are: integers stay integers.
 
     Where each target is one whole number, they are classes, from 0 to the largest. Where both targets are None they lie
     among the inputs, in a dict with `labels`, `label`, `target`, `targets` or `y`; or there are none, as for a language
-    model.
+    model. ``persons`` says by an id, a whole number or a text, whose each training record is: each person is then
+    protected, and not each record.
     """
     if not isinstance(name, str):
         raise DataError(f"the name of the data is {quoted(name)}: a text is needed")
     xs = [_tree(x, f"data {name!r}: {split} features") for split, x in (("train", train_x), ("test", test_x))]
     if train_y is None and test_y is None:
-        return _with_targets_inside(xs, name)
+        return _with_targets_inside(xs, name, persons)
     ys = [_tree(y, f"data {name!r}: {split} labels") for split, y in (("train", train_y), ("test", test_y))]
+    return _dataset(xs, ys, name, None, persons)
+
+
+def from_examples(
+    train: Mapping[str, Any],
+    test: Mapping[str, Any],
+    *,
+    name: str,
+    target: str | None = None,
+    persons: Any | None = None,
+) -> Dataset:
+    """A Dataset from two dicts of arrays that hold their targets, as a tokenizer's output with `labels` in it does.
+
+    `target` is the targets' key, by default the one of labels, label, target, targets and y that is there; "" says that
+    there are none, as for texts whose next token is learned. A module gets the rest as keyword arguments, and a task of
+    one's own gets the dict whole.
+    """
+    if not isinstance(name, str):
+        raise DataError(f"the name of the data is {quoted(name)}: a text is needed")
+    xs, ys, key = [], [], target
+    for split, given in (("train", train), ("test", test)):
+        what = f"data {name!r}: {split}"
+        if not isinstance(given, Mapping):
+            raise DataError(f"{what} is a {type(given).__name__}: a dict of arrays is needed, or fedspa.from_arrays")
+        key = _target(given, key, what)
+        x = _tree({field: part for field, part in given.items() if field != key}, f"{what} features")
+        if not x:
+            raise DataError(f"{what} has nothing but its targets {key!r}: a model needs something to learn them from")
+        xs.append(x)
+        # Without targets there is still a row for each example, with nothing in it.
+        ys.append(_tree(given[key], f"{what} labels") if key else torch.zeros(count(x), 0, dtype=torch.int64))
+    return _dataset(xs, ys, name, key, persons)
+
+
+def _target(given: Mapping[str, Any], key: str | None, what: str) -> str:
+    found = [field for field in (TARGETS if key is None else (key,)) if field in given]
+    if len(found) == 1 or key == "":
+        return found[0] if found else ""
+    wanted = f"just one of {', '.join(TARGETS)}" if key is None else f"{key!r}"
+    raise DataError(
+        f"{what} has the keys {', '.join(map(str, given))}: {wanted} must be among them; target= names another, and "
+        "target='' says that there are no targets"
+    )
+
+
+def _dataset(xs: list[Tree], ys: list[Tree], name: str, key: str | None, persons: Any | None) -> Dataset:
     if all(_whole(y) for y in ys):
         ys = [mapped(lambda leaf: leaf.to(torch.int64), y) for y in ys]
-    return Dataset(xs[0], ys[0], xs[1], ys[1], classes=_classes(ys), name=name)
+    numbers = None if persons is None else _persons(persons, f"data {name!r}: persons")
+    return Dataset(xs[0], ys[0], xs[1], ys[1], classes=_classes(ys), name=name, key=key, persons=numbers)
 
 
-def _with_targets_inside(xs: list[Tree], name: str) -> Dataset:
+def _persons(ids: Any, what: str) -> NDArray[np.int64]:
+    """Ids as numbers from 0 on. A record without an id is nobody's and could be anybody's: it is refused, since a
+    person in two places would be protected in neither."""
+    ids = ids.detach().cpu() if isinstance(ids, torch.Tensor) else ids
+    try:
+        array = np.asarray(ids)
+    except Exception as cause:  # a foreign object's own conversion may raise anything
+        raise DataError(f"{what} are not an array of ids ({plugin.one_line(cause)})") from cause
+    if array.dtype.kind == "O" and all(isinstance(one, str) for one in array.flat):
+        array = array.astype(str)
+    if array.dtype.kind not in "iuUS" or array.ndim != 1:
+        raise DataError(
+            f"{what} are {array.dtype} of shape {array.shape}: one id per training record is needed, a whole number "
+            "or a text, and none may be missing"
+        )
+    return np.unique(array, return_inverse=True)[1].astype(np.int64)
+
+
+def _with_targets_inside(xs: list[Tree], name: str, persons: Any | None) -> Dataset:
     found = [[key for key in TARGETS if isinstance(x, dict) and key in x] for x in xs]
     if found[0] != found[1] or len(found[0]) > 1:
         given = " in train and ".join(", ".join(keys) or "none" for keys in found)
@@ -155,7 +226,7 @@ def _with_targets_inside(xs: list[Tree], name: str) -> Dataset:
             parts += [{other: part for other, part in x.items() if other != key}, x[key]]
         else:
             parts += [x, torch.zeros(count(x), 0)]
-    return replace(from_arrays(*parts, name=name), key=key)
+    return replace(from_arrays(*parts, name=name, persons=persons), key=key)
 
 
 def _whole(y: Tree) -> bool:
@@ -225,7 +296,7 @@ def _tensor(value: Any, what: str, advice: str) -> torch.Tensor:
         raise DataError(f"{what} are not an array of numbers ({plugin.one_line(cause)}): {advice}") from cause
     if array.dtype.kind not in "biufc":
         kind = {"U": "text", "S": "bytes", "M": "dates", "m": "durations"}.get(array.dtype.kind, "objects")
-        example = f", as in {quoted(array.flat[0], 60)}" if array.size else ""
+        example = f", as in {quoted(array.ravel()[:1].tolist()[0], 60)}" if array.size else ""
         raise DataError(f"{what} are {kind}{example}: {advice}")
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -290,12 +361,13 @@ def _find(name: str, forms: Mapping[str, tuple[str, ...]], folders: list[Path], 
     return [best[file] for file in forms]
 
 
-def _npz(name: str, directory: Path | None) -> Dataset:
+def _npz(name: str, directory: Path | None, person: str | None) -> Dataset:
     path = Path(name).expanduser()
     if directory is not None and (directory / path).is_file():
         path = directory / path
-    arrays = npz.read(path)
-    return from_arrays(*(arrays[member] for member in npz.MEMBERS), name=name)
+    arrays = npz.read(path, () if person is None else (person,))
+    persons = None if person is None else arrays[person]
+    return from_arrays(*(arrays[member] for member in npz.MEMBERS), name=name, persons=persons)
 
 
 def _users(name: str) -> Dataset:

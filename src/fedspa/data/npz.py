@@ -20,8 +20,9 @@ _MAX_BYTES = 1 << 32
 _MAX_DEFLATE_RATIO = 1032
 
 
-def read(path: Path) -> dict[str, NDArray[Any]]:
-    """The four arrays by name; anything else is a DataError."""
+def read(path: Path, more: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
+    """The four arrays and those of `more`, by name; anything else is a DataError."""
+    members = (*MEMBERS, *more)
     try:
         there = path.is_file()
     except OSError:  # a name that no file can have
@@ -31,10 +32,10 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             present = set(archive.namelist())
-            missing = [name for name in MEMBERS if f"{name}.npy" not in present]
+            missing = [name for name in members if f"{name}.npy" not in present]
             if missing:
-                raise DataError(f"{path} lacks {', '.join(missing)}: an .npz needs the arrays {', '.join(MEMBERS)}")
-            infos = {name: archive.getinfo(f"{name}.npy") for name in MEMBERS}
+                raise DataError(f"{path} lacks {', '.join(missing)}: an .npz needs the arrays {', '.join(members)}")
+            infos = {name: archive.getinfo(f"{name}.npy") for name in members}
             total = sum(info.file_size for info in infos.values())
             if total > _MAX_BYTES:
                 raise DataError(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data.datasets import Dataset
@@ -32,8 +33,11 @@ def _held_out(data: Dataset, share: float) -> Dataset:
             f"data.holdout is {share:g}; of {records} training records it leaves none on one side: choose another share"
         )
     # Not the run's seed: settings are compared over seeds on the same held-out records.
-    order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(records))
-    kept, out = order[held:].sort().values, order[:held].sort().values
+    order = np.random.Generator(np.random.PCG64(0)).permutation(records)
+    if data.persons is not None:  # whole persons: nobody may be in both
+        order = _by_person(data.persons, order)
+        held = _whole_persons(data.persons[order], held)
+    kept, out = (torch.from_numpy(np.sort(part)) for part in (order[held:], order[:held]))
     return replace(
         data,
         train_x=taken(data.train_x, kept),
@@ -43,6 +47,25 @@ def _held_out(data: Dataset, share: float) -> Dataset:
         owners=None if data.owners is None else data.owners[kept.numpy()],
         persons=None if data.persons is None else data.persons[kept.numpy()],
     )
+
+
+def _by_person(persons: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The records in that order of their persons, each of whom stands where the first of their records does."""
+    first = np.full(int(persons.max()) + 1, len(order))
+    np.minimum.at(first, persons[order], np.arange(len(order)))
+    return order[np.argsort(first[persons[order]], kind="stable")]
+
+
+def _whole_persons(persons: NDArray[np.int64], held: int) -> int:
+    """How many records to hold out of those of `persons`, one person after another: at least `held`."""
+    ends = np.flatnonzero(np.append(persons[1:] != persons[:-1], True)) + 1
+    enough = int(ends[np.searchsorted(ends, held)])
+    if enough == len(persons):
+        raise DataError(
+            f"data.holdout asks for {held} of {len(persons)} training records, whose {len(ends)} persons would all be "
+            "held out: choose a smaller share"
+        )
+    return enough
 
 
 def with_floats(data: Dataset) -> Dataset:

@@ -14,7 +14,7 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, layout
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, Task
+from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.trial import try_gradients
 
 EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
@@ -80,6 +80,8 @@ def _obstacle(
     """Why that back end cannot take this run, or None if it can."""
     if name in ("generic", "reference", "auto"):
         return None
+    if isinstance(task, PerPerson):
+        return "it takes one record per example, and here an example is a person"
     if task is not None and not (isinstance(task, Classification) and task.plain):
         return f"it learns classes by plain cross-entropy, and the task is {task.name}"
     if not isinstance(like.x, Tensor):

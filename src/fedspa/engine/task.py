@@ -11,7 +11,7 @@ from torch import Tensor
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree, count, tensors
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.event import Sampling
 
 
@@ -30,13 +30,13 @@ class LocalTask:
     coordinates: Tensor | None
     scale: float
     local_lr: float
-    steps: Plan | NoPlan
+    steps: GaussianPlan | NoPlan
     key: bytes
     exact: bool = False
     rows: Tensor | None = None
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> GaussianPlan | None:
         return None if isinstance(self.steps, NoPlan) else self.steps
 
     @property

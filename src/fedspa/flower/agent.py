@@ -16,6 +16,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Invitation, Refusal, message_name
 from fedspa.algorithms import ALGORITHMS, Agent
 from fedspa.engine.task import Engine
+from fedspa.examples import count
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
 from fedspa.randomness.streams import agent_key, root_key
@@ -42,14 +43,16 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     _refuse_another_task(site, announcement)
     x, y = site.records(number)
     exact = announcement.noise == "exact"
-    engine, dimension = site.engine(announcement.model, tuple(x.shape[1:]), announcement.classes, exact)
+    engine, dimension = site.engine(announcement.model, x, announcement.classes, exact)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan
     if plan is not None and site.policy is not None:
         site.policy.check(plan)
-    if plan is not None and plan.sampling == "fixed" and len(y) < plan.records:
-        raise Refusal("data", f"{len(y)} records; with fixed-size batches the plan's ε holds from {plan.records} on")
+    if plan is not None and plan.sampling == "fixed" and count(y) < plan.records:
+        raise Refusal(
+            "data", f"{count(y)} {plan.unit}s; with fixed-size batches the plan's ε holds from {plan.records} on"
+        )
     agent = Agent(
         number=number,
         x=x,
@@ -82,6 +85,9 @@ def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine)
 def _refuse_another_task(site: Site, announcement: Announcement) -> None:
     if announcement.classes != site.classes:
         raise Refusal("terms", f"the run has {announcement.classes} classes, this site {site.classes}")
+    plan = announcement.terms.plan
+    if plan is not None and plan.unit != site.unit:
+        raise Refusal("terms", f"the run protects each {plan.unit}, and an example of this site is a {site.unit}")
     if announcement.features != site.features:
         ours, theirs = (f'"{name}"' if name else "none" for name in (site.features, announcement.features))
         raise Refusal(

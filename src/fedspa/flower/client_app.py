@@ -66,7 +66,7 @@ def _read(content: RecordDict) -> tuple[Announcement, Tensor]:
         raise Refusal("terms", str(error)) from error
     array = arrays["theta"]
     if len(array.data) > 4 * announcement.terms.dimension + 1024:
-        raise Refusal("terms", f"θ comes as {len(array.data)} bytes; 4 a parameter were expected")
+        raise Refusal("terms", f"θ comes as {len(array.data)} bytes; 4 per parameter were expected")
     try:
         theta = array.numpy()
     except Exception as error:  # whatever numpy makes of foreign bytes

@@ -22,7 +22,7 @@ from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
 from fedspa.running import Following
-from fedspa.runs.books import Total, largest_total, no_total, open_ledger, refuse_over_budget
+from fedspa.runs.books import LedgerTotal, largest_total, no_total, open_ledger, refuse_over_budget
 from fedspa.runs.config import Config
 from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
@@ -79,12 +79,14 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
 
 
 def deployed(config: Config, records: int) -> Job:
-    """The job of a server whose agents hold at least `records` records each."""
+    """The job of a server whose agents hold at least `records` records each; persons, where the config names
+    data.person: the ids are the agents' own."""
     for_agents_of_their_own(config)
-    return prepare_server(config, records_of(config), {records})
+    own = config.model_copy(update={"data": config.data.model_copy(update={"person": None})})
+    return prepare_server(config, records_of(own), {records})
 
 
-def _total(strategy: FedSpa) -> Total | None:
+def _total(strategy: FedSpa) -> LedgerTotal | None:
     """As the simulator states it, where the agents of a simulation share a ledger that outlives the run.
 
     A node may write another one, by its node-config or on another machine: nothing is stated that leaves this run out.
@@ -97,7 +99,7 @@ def _total(strategy: FedSpa) -> Total | None:
             for number, uploads in sorted(strategy.taken.items()):
                 found = ledger.participations(agent_name(number), strategy.run)
                 if found < uploads:
-                    return Total(
+                    return LedgerTotal(
                         None,
                         f"no ε over all runs: {ledger.path} (run.ledger) holds {found} entries of this run by agent "
                         f"{number}, which sent {uploads} updates; let its node write the same file, which no ledger in "

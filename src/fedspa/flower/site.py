@@ -27,26 +27,26 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
 from fedspa.data.datasets import Dataset
 from fedspa.data.features import NAMES, Features, transform
+from fedspa.data.persons import blank_person
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import blank, taken, tensors
+from fedspa.examples import Examples, Tree, blank, count, layout, leaves, taken
 from fedspa.flower.records import Records, load
 from fedspa.flower.settings import read_config
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification
-from fedspa.privacy.event import noise_modes, seeded_words
+from fedspa.learning.tasks import Classification, PerPerson
+from fedspa.privacy.event import Unit, noise_modes, seeded_words
 from fedspa.runs.config import Config
-from fedspa.runs.setup import dealt, records_of
+from fedspa.runs.setup import dealt, records_of, trained_on
 from fedspa.runs.statement import shown
 
 logger = logging.getLogger("fedspa.agent")
@@ -85,7 +85,14 @@ class Site:
     def simulated(self) -> bool:
         return self.config is not None
 
-    def records(self, number: int) -> tuple[Tensor, Tensor]:
+    @property
+    def unit(self) -> Unit:
+        """What its examples are: records; in a simulation persons, where its data says whose the records are."""
+        if self.config is None:
+            return "record"
+        return "record" if _federation(self.config.model_dump_json())[0].persons is None else "person"
+
+    def records(self, number: int) -> tuple[Tree, Tree]:
         """The agent's x and y; in a simulation those of agent `number`."""
         if self.config is not None:
             return _share(self.config.model_dump_json(), number)
@@ -106,17 +113,20 @@ class Site:
     def name(self, number: int) -> str:
         return agent_name(number) if self.simulated else self.agent
 
-    def engine(self, model: str, shape: tuple[int, ...], classes: int, exact: bool) -> tuple[Engine, int]:
-        """What trains the model, and its number of parameters. The server may name fedspa's own models only."""
+    def engine(self, model: str, x: Tree, classes: int, exact: bool) -> tuple[Engine, int]:
+        """What trains the model on examples like x, and its number of parameters. The server may name fedspa's own
+        models only."""
         if self.model is None and self.config is None and model not in models.NAMES:
             raise ConfigError(
                 f"the server trains the model {model[:100]!r}, which is its own code; review it, install it here and "
                 'name it in the node-config: model="package.module:function"'
             )
         run = self.config.run if self.config is not None else None
+        first = next(leaves(x))
         return _engine(
             self.model or model,
-            shape,
+            tuple(first.shape[1:]),
+            self.unit,
             classes,
             run.engine if run is not None else "auto",
             run.threads if run is not None else 1,
@@ -192,28 +202,34 @@ def _bad_records(own: Records, classes: int) -> str:
 
 
 @lru_cache(maxsize=2)
-def _federation(config_json: str) -> tuple[Dataset, list[NDArray[np.int64]]]:
+def _federation(config_json: str) -> tuple[Dataset, Examples, list[NDArray[np.int64]]]:
     config = Config.model_validate_json(config_json)
     data = records_of(config)
-    return data, dealt(config, data)
+    return data, trained_on(config, data), dealt(config, data)
 
 
-def _share(config_json: str, number: int) -> tuple[Tensor, Tensor]:
-    data, holdings = _federation(config_json)
+def _share(config_json: str, number: int) -> Examples:
+    _, train, holdings = _federation(config_json)
     if not 0 <= number < len(holdings):
         raise DataError(f"agent {number} of a federation of {len(holdings)}; the server's config is another one")
     held = torch.from_numpy(holdings[number])
-    return tensors(taken(data.train_x, held), taken(data.train_y, held))
+    return Examples(taken(train.x, held), taken(train.y, held))
 
 
 @lru_cache(maxsize=4)
 def _engine(
-    name: str, shape: tuple[int, ...], classes: int, engine: EngineName, threads: int, exact: bool
+    name: str, shape: tuple[int, ...], unit: Unit, classes: int, engine: EngineName, threads: int, exact: bool
 ) -> tuple[Engine, int]:
-    module = models.build(name, shape, classes, seed=0)  # θ comes from the server: the initial values are not used
-    like, task = blank(shape), Classification(classes)
+    """`shape` is that of an example: of a person, it begins with how many records count at most."""
+    record = shape if unit == "record" else shape[1:]
+    module = models.build(name, record, classes, seed=0)  # θ comes from the server: the initial values are not used
+    like, task = blank(record), Classification(classes)
     require_fit(FlatModel(module, task), like, f"model.name = {name!r}")
-    chosen = choose(engine, module, like, "cpu", threads, exact)
+    if unit == "record":
+        chosen = choose(engine, module, like, "cpu", threads, exact)
+    else:
+        person = blank_person(like, shape[0])
+        chosen = choose(engine, module, person, "cpu", threads, exact, task=PerPerson(task))
     if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
         raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
     return chosen, FlatModel(module).dimension
@@ -238,7 +254,7 @@ def main(arguments: list[str]) -> int:
     if (own := site.own_records()).bad:
         print(f"fedspa: {_bad_records(own, site.classes)}", file=sys.stderr)
     print(f"agent    {site.agent}")
-    print(f"records  {len(y)} of shape {tuple(x.shape[1:])}, classes 0 to {site.classes - 1}")
+    print(f"records  {count(y)} of shape {layout(x)}, classes 0 to {site.classes - 1}")
     terms = f"δ = {site.policy.delta:g}, {site.policy.neighbours}, {spent.by}"
     print(f"ledger   {site.ledger}: ε = {shown(spent.epsilon)} spent of {site.policy.epsilon:g} ({terms})")
     if words is not None:  # a simulation's ledger

@@ -25,7 +25,7 @@ from flwr.supercore import log
 from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError, PayloadError
-from fedspa.flower.asked import Asked
+from fedspa.flower.asked import AskedRounds
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
@@ -60,7 +60,7 @@ class FedSpa(Strategy):
         self.guarantee: Guarantee | None = None
         self._settings, self._kept = settings, kept
         self._cohorts = islice(job.cohorts(), self.coordinator.state.round, None)
-        self._asked = Asked(course.folder.path / "asked.jsonl")
+        self._asked = AskedRounds(course.folder.path / "asked.jsonl")
         self._asked.require(extra.get("asked", {}))
         self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int]] | None = None

@@ -21,13 +21,13 @@ from fedspa.algorithms.base import require_sendable
 from fedspa.data.features import NAMES
 from fedspa.errors import FedspaError, PayloadError, PrivacyError
 from fedspa.mechanisms.base import Clipping, ClipRule, Mechanism, NoPlan, Plan
-from fedspa.privacy.event import Neighbours, Sampling
+from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
 from fedspa.wire.payload import Coding
 
-VERSION: Final = 2  # one more with every change of the keys below: else an agent of before calls them unknown
+VERSION: Final = 3  # one more with every change of the keys below: else an agent of before calls them unknown
 _RUN = re.compile(r"[0-9a-f]{32}")
 # Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
 _KEYS: Final[dict[str, type]] = {
@@ -52,6 +52,8 @@ _KEYS: Final[dict[str, type]] = {
     "local_lr": float,
     "private": bool,
 }
+# What an announcement says as it is.
+_OWN: Final = ("run", "number", "algorithm", "model", "classes", "features", "coding", "mask_seed")
 # What the plan says and the record says besides: where they disagree, the record is refused.
 _OF_PLAN: Final = ("dimension", "active", "sampling", "batch", "local_steps")
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -63,6 +65,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "clip_rule": get_args(ClipRule),
     "neighbours": get_args(Neighbours),
     "noise": get_args(NoiseMode),
+    "unit": get_args(Unit),
 }
 
 
@@ -74,7 +77,7 @@ class TermsError(FedspaError):
 class Announcement:
     """`terms` for all, and what is this agent's alone: its mask seed, and its number in the federation.
 
-    `run` is drawn by the server at random once a run. `number` is only used in simulations, where it says which agent
+    `run` is drawn by the server at random once per run. `number` is only used in simulations, where it says which agent
     is played; a deployed agent has a name of its own. `features` is the run's data.features, "" for none. `noise` is
     None where nothing is private.
     """
@@ -95,14 +98,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
     terms, plan = announcement.terms, announcement.terms.plan
     values: dict[str, Any] = {
         "version": VERSION,
-        "run": announcement.run,
-        "number": announcement.number,
-        "algorithm": announcement.algorithm,
-        "model": announcement.model,
-        "classes": announcement.classes,
-        "features": announcement.features,
-        "coding": announcement.coding,
-        "mask_seed": announcement.mask_seed,
+        **{key: getattr(announcement, key) for key in _OWN},
         "private": plan is not None,
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
@@ -152,12 +148,7 @@ def from_record(record: ConfigRecord) -> Announcement:
         require_sendable(terms, values["coding"], exact=values.get("noise") == "exact")
     except (PayloadError, PrivacyError) as error:
         raise TermsError(f"terms under which no update can be written: {error}") from error
-    return Announcement(
-        **{key: values[key] for key in ("run", "number", "algorithm", "model", "classes", "features")},
-        **{key: values[key] for key in ("coding", "mask_seed")},
-        noise=values.get("noise"),
-        terms=terms,
-    )
+    return Announcement(**{key: values[key] for key in _OWN}, noise=values.get("noise"), terms=terms)
 
 
 def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:

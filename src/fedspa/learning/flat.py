@@ -12,20 +12,14 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parameter import is_lazy
 
-from fedspa.errors import ConfigError
 from fedspa.examples import Tree, count, each_alone, mapped
 from fedspa.learning import forward
+from fedspa.learning.sound import refuse
 from fedspa.learning.tasks import Classification, Task
 from fedspa.learning.threads import one_example_a_time
 
 T = TypeVar("T")
-
-# Layer → what to use instead. Batch statistics mix examples, so no example has a gradient of its own to clip; running
-# statistics would carry un-noised data out of the agent.
-_MIXING = (nn.modules.batchnorm._BatchNorm,)
-_RANDOM = (nn.modules.dropout._DropoutNd,)
 
 
 class FlatModel:
@@ -33,13 +27,9 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, task: Task | None = None) -> None:
         """The task is classification where none is given."""
-        _refuse_unsound_layers(module)
+        refuse(module)
         self.module, self.task = module, task if task is not None else Classification()
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        if not trained:
-            raise ConfigError(
-                "model.name: the model has no trainable parameters; federated training needs at least one"
-            )
         self._carrier = _Carrier(module)
         self._names = list(trained)
         self._shapes = [p.shape for p in trained.values()]
@@ -142,17 +132,3 @@ def copied(module: nn.Module) -> nn.Module:
     torch has no copy of a tensor with a history, and the layer makes them anew in each forward pass."""
     made = [v for layer in module.modules() for v in vars(layer).values() if isinstance(v, Tensor) and not v.is_leaf]
     return copy.deepcopy(module, {id(value): value.detach().clone() for value in made})
-
-
-def _refuse_unsound_layers(module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        kind = type(layer).__name__
-        where = f"model.name: layer '{name or '(root)'}' is a {kind}"
-        if any(is_lazy(parameter) for parameter in layer.parameters(recurse=False)):
-            raise ConfigError(f"{where} whose size is not known yet; pass a record through the model once, or give it")
-        if isinstance(layer, _MIXING):
-            raise ConfigError(f"{where}, which mixes the examples of a batch; use GroupNorm or LayerNorm instead")
-        if isinstance(layer, _RANDOM):
-            raise ConfigError(f"{where}, which draws its own randomness in training; leave it out")
-        if next(layer.buffers(recurse=False), None) is not None and getattr(layer, "track_running_stats", False):
-            raise ConfigError(f"{where} with running statistics of the data; set track_running_stats=False")

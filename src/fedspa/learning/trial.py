@@ -1,94 +1,228 @@
-"""A model tried on made-up records before it sees any: does it have gradients, and does it keep examples apart?
+"""A model tried on made-up examples before it sees any: does it have gradients, and does it keep examples apart?
 
 What one example leaves behind in a model would be in the next one's gradient, beyond any clip. And what fails for every
-record must fail here, by name: once records are private, an example whose gradient fails counts as zero.
+example must fail here, by name: once records are private, an example whose gradient fails counts as zero.
 """
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
-from functools import partial
+import copy
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspa.errors import ConfigError, first_line
-from fedspa.examples import Examples, layout, leaves, mapped
+from fedspa.errors import ConfigError, MixingWarning, first_line
+from fedspa.examples import Examples, layout, mapped
 from fedspa.learning.flat import FlatModel, copied
+from fedspa.learning.made_up import made_up
+from fedspa.learning.mixing import mixing
+from fedspa.learning.sound import Problem, may_draw
 from fedspa.learning.tasks import Task
-from fedspa.learning.threads import torch_threads
+from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.traces.outside import Outside
+from fedspa.learning.traces.state import Drawn, State, Where, changed, of_task, same_bits, within
+from fedspa.learning.traces.watch import first_difference, foreign_generators, watched
 
-_RULE = "the forward of the model must draw no randomness and change no state"
+_SEED = 20
+_KEEP_NOTHING = "make it of the example alone, in each forward pass anew"
+_DRAW_FROM_TORCH = (
+    "draw from torch's default generator, as torch.rand does: each example then has randomness of its own"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What was found. `draws` says that an example's gradient draws from torch's default generator, as Dropout does:
+    sound where each example is given randomness of its own."""
+
+    problems: list[Problem]
+    draws: bool
 
 
 def try_gradients(module: nn.Module, like: Examples, task: Task | None = None) -> bool:
-    """Refuse a model without gradients, and a forward that keeps state. Whether it draws randomness from torch.
+    """Refuse a model without gradients, and a forward pass that keeps state or draws from elsewhere than torch's
+    default generator; warn of one that mixes the examples of a batch. Returns whether it draws from that generator.
 
-    On a copy and on a CPU, where the same example has the same gradient to the bit. On a GPU it need not: sums are made
-    in another order each time, which must not be mistaken for a state.
+    Others are made as those `like` which some are given. These must not be private.
     """
     FlatModel(module, task)  # refuses what is known by name, before anything is copied
-    with torch_threads(1), torch.random.fork_rng(devices=[]):
+    found = trial(module, like, task)
+    for problem in found.problems:
+        if problem.unsound:
+            raise ConfigError(str(problem))
+        warnings.warn(str(problem), MixingWarning, stacklevel=2)
+    return found.draws
+
+
+def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
+    """All that is found, on copies and on a CPU, where the same example has the same gradient to the bit. On a GPU it
+    need not: sums are made in another order each time, which must not be mistaken for a state."""
+    examples = made_up(like)
+    with _generators_kept(), one_example_a_time():
+        trying = _Trying(module, task)
         try:
-            # The second copy sees the others before the one that is asked for: what the first record of all leaves
+            found = trying.problems(examples)
+            trying.outside.restore()
+            return Trial(found or mixing(copied(module).to("cpu"), examples), trying.draws)
+        finally:
+            trying.outside.restore()
+
+
+class _Trying:
+    """One example's gradient asked for again and again, at two θ and with other examples in between."""
+
+    def __init__(self, module: nn.Module, task: Task | None) -> None:
+        self._module, self._task = module, task
+        self.outside = Outside(module, task)
+        # By its kind too: Dropout may stand where none of the examples comes by.
+        self.draws = any(may_draw(layer) for layer in module.modules())
+        self._found: dict[tuple[str | None, str], Problem] = {}
+
+    def problems(self, examples: list[Examples]) -> list[Problem]:
+        try:
+            asked = self._first_taken(examples[0], examples[-1])
+            # The second copy sees the others before the one that is asked for: what the first example of all leaves
             # behind shows only there.
-            model, late = (FlatModel(copied(module).to("cpu"), task) for _ in range(2))
-            asked, *between = _examples(like)
-            theta = model.flatten()
-            first, draws = _gradient(model, theta, asked)
-            held = [buffer.clone() for buffer in model.module.buffers()]
+            models = self._fresh(), self._fresh()
         except Exception as error:  # the user's forward may raise anything
-            raise ConfigError(
-                f"model.name: one example's gradient cannot be taken ({type(error).__name__}: {first_line(error)}); "
-                f"the model must take records of shape {layout(like.x)}, and {_RULE}"
-            ) from error
-        for tried, other in [*((model, other) for other in between), *((late, other) for other in reversed(between))]:
-            with suppress(Exception):  # what it raises for a strange record costs that record its gradient
-                _gradient(tried, theta, other)
-            same = False
-            with suppress(Exception):
-                same = torch.equal(_bits(first), _bits(_gradient(tried, theta, asked)[0]))
-            now = list(tried.module.buffers())
-            kept = len(now) == len(held) and all(torch.equal(_bits(a), _bits(b)) for a, b in zip(held, now))
-            if not (same and kept):
-                raise ConfigError(f"model.name: an example has another gradient once another was seen; {_RULE}")
-    return draws
+            why = f"has no gradient for an example made like {layout(examples[-1].x)} ({_said(error)})"
+            self._add("", why, "it must take such examples and give what the loss can be made of")
+            return list(self._found.values())
+        others = [example for example in examples if example is not asked]
+        theta = models[0].flatten()
+        # At a second θ too: where weights start at zero, what lies behind them does not show in a gradient.
+        moved = theta + 0.05 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(1)).to(theta)
+        for at, between in ((theta, others), (moved, others[:2])):
+            if self._differs(models, at, asked, between) and not self._found:
+                self._locate(at, asked, between)
+        return list(self._found.values())
+
+    def _first_taken(self, *examples: Examples) -> Examples:
+        """The first that has a gradient; what was made up need not have one, as where a special token is missing."""
+        for example in examples:
+            try:
+                model = self._fresh()
+                theta = model.flatten()
+                self._gradient(model, theta, example)
+                if self.draws:
+                    self._refuse_drawing_backward(model, theta, example)
+                return example
+            except Exception as error:
+                failed = error
+        raise failed
+
+    def _refuse_drawing_backward(self, model: FlatModel, theta: Tensor, example: Examples) -> None:
+        """An example's seed is for its forward pass."""
+        both = torch.get_rng_state()
+        torch.default_generator.manual_seed(_SEED)
+        model.mean_loss(theta.clone().requires_grad_(), *example)
+        if not torch.equal(both, torch.get_rng_state()):
+            self._add("", "draws random numbers in its backward pass", "draw them in the forward pass and keep them")
+
+    def _differs(
+        self, models: tuple[FlatModel, FlatModel], theta: Tensor, asked: Examples, others: list[Examples]
+    ) -> bool:
+        """Whether the gradient does, or what lies in the module after it."""
+        self.outside.restore()
+        first, held = self._asked(models[0], theta, asked)
+        differs = False
+        for number, model in enumerate(models):
+            if number:  # two examples are enough to come before it
+                self.outside.restore()
+            for other in others[-1:-3:-1] if number else others:
+                with suppress(Exception):  # what it raises for a strange example costs that one its gradient
+                    self._gradient(model, theta, other)
+                again, now = self._asked(model, theta, asked)
+                places = changed(held, now)
+                for place in places:
+                    self._add_kept(place, now.get(place))
+                differs |= bool(places) or first is None or again is None or not same_bits(first, again)
+        return differs
+
+    def _asked(self, model: FlatModel, theta: Tensor, asked: Examples) -> tuple[Tensor | None, State]:
+        gradient: Tensor | None = None
+        with suppress(Exception):
+            gradient = self._gradient(model, theta, asked)
+        return gradient, {**within(model.module), **of_task(model.task), **self.outside.state()}
+
+    def _gradient(self, model: FlatModel, theta: Tensor, example: Examples) -> Tensor:
+        """With the same randomness for each: torch's own is then no state."""
+        torch.default_generator.manual_seed(_SEED)
+        seeded, foreign, given = torch.get_rng_state(), foreign_generators(), theta.clone()
+        x, y = (mapped(lambda leaf: leaf.detach().clone(), tree) for tree in example)
+        gradient = model.gradient(given, x, y)
+        self.draws |= not torch.equal(seeded, torch.get_rng_state())
+        if not same_bits(given, theta):
+            self._add_kept(_parameter(model.module, given != theta), given)
+        for which in (name for name, state in foreign_generators().items() if state != foreign[name]):
+            self._add_drawing(which, theta, example)
+        return gradient
+
+    def _add_kept(self, place: Where, value: object) -> None:
+        layer, variable, _ = place
+        if isinstance(value, Drawn):
+            self._add(
+                layer, f"draws from a generator of its own, '{variable}', which all examples share", _DRAW_FROM_TORCH
+            )
+        else:
+            self._add(layer, f"keeps something of one example for the next, in '{variable}'", _KEEP_NOTHING)
+
+    def _add_drawing(self, which: str, theta: Tensor, example: Examples) -> None:
+        model = self._fresh()
+        with watched(model.module) as calls, suppress(Exception):
+            model.gradient(theta.clone(), *example)
+        layer = next((call.layer for call in calls if which in call.drew), "")
+        self._add(layer, f"draws from {which}, whose numbers all examples share", _DRAW_FROM_TORCH)
+
+    def _locate(self, theta: Tensor, asked: Examples, others: list[Examples]) -> None:
+        """The layer that gives the same example something else the second time."""
+        self.outside.restore()
+        model, passes = self._fresh(), []
+        with watched(model.module) as calls:
+            for example in (asked, *others, asked):
+                calls.clear()
+                with suppress(Exception):
+                    self._gradient(model, theta, example)
+                passes.append(list(calls))
+        why = "gives an example another gradient once others were seen, or each time that it is asked"
+        mend = f"it must keep nothing of an example, and {_DRAW_FROM_TORCH}"
+        self._add(first_difference(passes[0], passes[-1], same_bits), why, mend)
+
+    def _add(self, layer: str | None, why: str, mend: str) -> None:
+        kind = type(self._task if layer is None else self._module.get_submodule(layer)).__name__
+        self._found.setdefault((layer, why.partition("'")[0]), Problem(layer, kind, why, mend))
+
+    def _fresh(self) -> FlatModel:
+        """Copies of the module and of the task."""
+        return FlatModel(copied(self._module).to("cpu"), copy.deepcopy(self._task))
 
 
-def _examples(like: Examples) -> list[Examples]:
-    """One example that is asked for again after each of the others."""
-    leaf = next(leaves(like.x))
-    return [
-        Examples(mapped(partial(_filled, values), like.x), mapped(partial(_filled, 0 * values), like.y))
-        for values in _records((max(2, leaf[0].numel()),))
-    ]
+def _parameter(module: nn.Module, where: Tensor) -> Where:
+    """The first parameter with a coordinate in `where`."""
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    for (name, _), part in zip(trained, torch.split(where, [parameter.numel() for _, parameter in trained])):
+        if part.any():
+            return Where(name.rpartition(".")[0], name.rpartition(".")[2])
+    return Where("", "its parameters")
 
 
-def _filled(values: Tensor, leaf: Tensor) -> Tensor:
-    many = values.repeat(-(-leaf.numel() // values.numel()))[: leaf.numel()].view(leaf.shape)
-    return (
-        many.to(leaf.device, leaf.dtype) if leaf.is_floating_point() else (many.abs() > 0.5).to(leaf.device, leaf.dtype)
-    )
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _records(shape: tuple[int, ...]) -> list[Tensor]:
-    """One record that is asked for again after each of the others: those have the same values in another order, larger
-    and smaller, negative and very large ones. None is constant, for models that divide by a record's own spread; the
-    first ones are tokens 0 and 1."""
-    ramp = torch.linspace(0, 1, math.prod(shape)).view(shape)
-    return [ramp, 1 - ramp, ramp.square() / 3, 3 * ramp + 1, -2 * ramp, 1e6 * (ramp - 0.5)]
-
-
-def _gradient(model: FlatModel, theta: Tensor, example: Examples) -> tuple[Tensor, bool]:
-    """And whether it drew from torch's generator, which begins at the same place each time."""
-    torch.default_generator.manual_seed(0)
-    before = torch.get_rng_state()
-    x, y = (mapped(Tensor.clone, tree) for tree in example)
-    gradient = model.gradient(theta, x, y)
-    return gradient, not torch.equal(before, torch.get_rng_state())
-
-
-def _bits(values: Tensor) -> Tensor:
-    """To be compared where NaN equals NaN."""
-    return values.reshape(-1).view(torch.uint8)
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Torch's, numpy's and Python's are afterwards as they were."""
+    numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        np.random.set_state(numpys)  # noqa: NPY002
+        random.setstate(pythons)

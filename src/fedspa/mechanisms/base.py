@@ -5,16 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
-from fedspa.privacy.event import Event, Neighbours, Sampling
+from fedspa.errors import PrivacyError
+from fedspa.privacy.event import Event, Neighbours, Sampling, Unit
 
 Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile", "median"]
 
 # Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
-# "norm 0" would pass any clip. A server that asks for such a clip is after that.
+# "norm 0" would pass any clip. A malicious server would ask for such a clip.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+
+
+def check_clip(clip: Clipping, clip_value: float) -> None:
+    if clip not in get_args(Clipping):
+        raise PrivacyError(f"clip is {clip!r}; allowed: {', '.join(get_args(Clipping))}")
+    if not SMALLEST_CLIP <= clip_value <= LARGEST_CLIP:
+        raise PrivacyError(f"clip value is {clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}")
 
 
 class Plan(Protocol):
@@ -22,7 +30,11 @@ class Plan(Protocol):
 
     `noise_multiplier` is the noise on the sum of clipped gradients over `clip_norm`, the bound on one of them; `sigma`
     is the noise on each coordinate of their mean. `compression` is the size of an upload relative to the model's.
+    `unit` is what an example is, and so what is protected: `records` and `batch` count those.
     """
+
+    @property
+    def unit(self) -> Unit: ...
 
     @property
     def dimension(self) -> int: ...
@@ -64,17 +76,17 @@ class Plan(Protocol):
 
     @property
     def stated_event(self) -> Event | None:
-        """The event whose ε a run states: its own, or what is flagged beside it; None where no ε is known."""
+        """The event whose ε a run states: its own, or one whose ε is flagged as no guarantee; None without any ε."""
         ...
 
     @property
     def breach(self) -> str | None:
-        """What leaves nothing private against the server, by the plan's words alone: told without any pricing."""
+        """Why nothing is private against the server, where the plan's own terms say so; no pricing is needed for it."""
         ...
 
     @property
     def flaw(self) -> str | None:
-        """The same and a missing ε, in a sentence for the reader of ε; None where the plan is private."""
+        """Why the plan is not private, a missing ε included, in a sentence for the reader of ε; None where it is."""
         ...
 
     @property
@@ -141,7 +153,8 @@ class NoPlan:
 class Asked:
     """What a run's config asks of a mechanism. `options` are all its keys, by `section.key`: some mechanisms read more.
 
-    `records` is a public number m, the fewest that an agent holds; `neighbours` is None where the sampling decides.
+    `records` is a public number m, the fewest that an agent holds of what `unit` says; `neighbours` is None where the
+    sampling decides.
     """
 
     dimension: int
@@ -160,6 +173,27 @@ class Asked:
     epsilon: float | None
     accountant: str
     options: Mapping[str, Any]
+    unit: Unit = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """A case in which the ε that is stated is no guarantee, in the words of the mechanism that knows it.
+
+    `short` is what a summary says of it, `why` is for the reader who signs. Under `condition` ε would hold: against
+    `observer` only, or against everyone where that is None. `met` finds the case in a summary, of older editions too.
+    """
+
+    short: str
+    why: str
+    condition: str
+    met: Callable[[Mapping[str, Any]], bool]
+    observer: str | None = None
+
+
+def upload(summary: Mapping[str, Any]) -> str:
+    """What an upload holds: the values of the active coordinates, unless a mechanism has it otherwise."""
+    return f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +209,10 @@ class Mechanism:
     `of_record`: the plan of all these.
     `limits`: least and most of the numbers in `record` that no other mechanism has.
     `options`: keys of a config that others do not read.
+    `caveats`: cases in which its stated ε is no guarantee.
+    `notes`: what a reader of ε must know of a config, beside what the plan says.
+    `published_by`: whose its published ε is; `published_note`: what noise and ε are worth that were published for it.
+    `upload`: what an upload holds, from a run's summary.
     """
 
     name: str
@@ -187,6 +225,11 @@ class Mechanism:
     of_record: Callable[[Mapping[str, Any]], Plan]
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    notes: Callable[[Mapping[str, Any]], list[str]] = lambda config: []
+    published_by: str = ""
+    published_note: str | None = None
+    upload: Callable[[Mapping[str, Any]], str] = upload
 
 
 def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:

@@ -12,28 +12,9 @@ from fedspa.runs.guarantee import SEEDED
 
 # Taken over from the summaries as they are: the same for every seed, or of the first where they may differ a little.
 _SAME = (
-    *(
-        "epsilon",
-        "epsilon_replace_one",
-        "epsilon_published",
-        "delta",
-        "neighbours",
-        "sampling",
-        "accountant",
-        "private",
-    ),
-    *(
-        "noise",
-        "noise_multiplier",
-        "participations_max",
-        "coding",
-        "compression",
-        "dimension",
-        "rounds",
-        "agents",
-        "engine",
-    ),
-    "tf32",
+    *("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant"),
+    *("private", "noise", "noise_multiplier", "participations_max", "coding", "compression", "dimension"),
+    *("rounds", "agents", "engine", "tf32"),
 )
 
 
@@ -85,7 +66,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def shown(values: dict[str, Any]) -> str:
+def shown_spread(values: dict[str, Any]) -> str:
     """Mean ± standard deviation in two digits."""
     tail = "" if values["std"] is None else f" ± {values['std']:.2f}"
     return f"{values['mean']:.2f}{tail}"

@@ -18,8 +18,8 @@ from fedspa import toml
 from fedspa.errors import ConfigError
 from fedspa.runs.config import Config, Section, load
 
-Setting = Literal["published", "verified", "tuned"]
-SETTINGS: tuple[Setting, ...] = get_args(Setting)
+TrialKind = Literal["published", "verified", "tuned"]
+TRIAL_KINDS: tuple[TrialKind, ...] = get_args(TrialKind)
 LABELS = {"fedspa": "Fed-SPA", "cpsgd": "cpSGD", "dp-fed": "DP-Fed", "fedavg": "FedAvg"}
 
 
@@ -59,7 +59,7 @@ class Row(Section):
         """Names the row in --rows and in folders."""
         return f"{self.algorithm}-{self.compression:g}"
 
-    def trial(self, setting: Setting) -> Trial | None:
+    def trial(self, setting: TrialKind) -> Trial | None:
         return {"published": self.published, "verified": self.verified, "tuned": self.tuned}[setting]
 
 

@@ -132,12 +132,12 @@ class _Attempt(BaseModel):
     hardware: str
 
 
-Shape = TypeVar("Shape", bound=BaseModel)
+Content = TypeVar("Content", bound=BaseModel)
 
 
-def _read(path: Path, shape: type[Shape]) -> Shape:
+def _read(path: Path, content: type[Content]) -> Content:
     try:
-        return shape.model_validate_json(path.read_bytes())
+        return content.model_validate_json(path.read_bytes())
     except OSError as error:
         raise FedspaError(f"{path} cannot be read: {error.strerror or error}; mend that and try again") from None
     except ValidationError as error:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedspa.algorithms import ALGORITHMS
+from fedspa.mechanisms import MECHANISMS
 from fedspa.paper import cells, rows
-from fedspa.paper.rows import SETTINGS, Row, TableSpec
+from fedspa.paper.rows import TRIAL_KINDS, Row, TableSpec
 from fedspa.paper.sweep import Outcome, Planned
 from fedspa.runs.statement import shown
 
@@ -19,7 +21,7 @@ def plan(
     """Cell → its runs, one per seed. Rows change slowest, so that a table that is cut off has whole rows."""
     planned: dict[str, list[Planned]] = {}
     for row in chosen:
-        for setting in SETTINGS:
+        for setting in TRIAL_KINDS:
             if (trial := row.trial(setting)) is None:
                 continue
             small = [] if not quick else spec.quick if trial.quick is None else trial.quick
@@ -43,7 +45,7 @@ def assemble(
     body = []
     for row in chosen:
         found: dict[str, Any] = {}
-        for setting in SETTINGS:
+        for setting in TRIAL_KINDS:
             if (runs := planned.get(f"{row.key}-{setting}")) is not None:
                 ended = [outcomes[run.name] for run in runs if run.name in outcomes]
                 found[setting] = cells.cell(runs[0].config, ended, len(runs))
@@ -86,7 +88,7 @@ def accuracy_lines(table: Mapping[str, Any]) -> list[list[str]]:
     """Printed, ours at the published noise, ours under a sound guarantee, ours with the best settings: side by side."""
     lines = []
     for row in table["rows"]:
-        ours = [text for setting in SETTINGS for text in _accuracies(row.get(setting))]
+        ours = [text for setting in TRIAL_KINDS for text in _accuracies(row.get(setting))]
         lines.append([*_name(row), _printed_accuracy(row), *ours])
     return lines
 
@@ -104,7 +106,7 @@ def epsilon_lines(table: Mapping[str, Any]) -> list[list[str]]:
 
 def cost_lines(table: Mapping[str, Any]) -> list[list[str]]:
     """What an agent uploads in the whole run: printed, by the paper's formula, and as payloads that were sent."""
-    dense = next((_sent(row) for row in table["rows"] if row["algorithm"] == "fedavg"), None)
+    dense = next((_sent(row) for row in table["rows"] if not ALGORITHMS[row["algorithm"]].private), None)
     lines = []
     for row in table["rows"]:
         sent = _sent(row)
@@ -130,10 +132,10 @@ def run_lines(table: Mapping[str, Any]) -> list[list[str]]:
     """One line per cell: what fits on a screen."""
     lines = []
     for row in table["rows"]:
-        for setting in SETTINGS:
+        for setting in TRIAL_KINDS:
             if (cell := row.get(setting)) is None:
                 continue
-            noise = "none" if row["algorithm"] == "fedavg" else NOISE[setting]
+            noise = NOISE[setting] if ALGORITHMS[row["algorithm"]].private else "none"
             name = [*_name(row), noise, _printed_accuracy(row)]
             accuracies = [text.replace(" ", "") for text in _accuracies(cell)]
             lines.append([*name, *accuracies, _epsilon(cell, "epsilon_published"), _epsilon(cell, "epsilon")])
@@ -146,40 +148,32 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         ["Quick: tiny runs that show every row works. Nothing follows from their accuracies."] if table["quick"] else []
     )
     lines.append(
-        f"best: over rounds, on the held-out records, as the paper reports; last: after the last round; "
-        f"{_seeds(table)}. ε is the largest over agents."
+        f"best: the best round on the held-out records, as the paper reports it. last: after the last round. "
+        f"From {_seeds(table)}. ε is the largest over agents."
     )
-    if any(row.get(setting, {}).get("noise") == "seeded" for row in table["rows"] for setting in SETTINGS):
+    if any(row.get(setting, {}).get("noise") == "seeded" for row in table["rows"] for setting in TRIAL_KINDS):
         lines.append(
             "Every ε here is a simulation's. THE NOISE WAS SEEDED, so that the runs can be repeated to the bit, and "
             "nothing in them is private; each ε would hold with secure noise."
         )
     for row in table["rows"]:
-        for setting in SETTINGS:
+        for setting in TRIAL_KINDS:
             cell = row.get(setting)
             if cell is not None and cell["reason"]:
                 name = f"{rows.LABELS[row['algorithm']]}, p = {row['compression']:g}, {setting}"
                 lines.append(f"{name}: {cell['status']}: {cell['reason']}")
     if any("tuned" in row for row in table["rows"]):
         lines.append(
-            "sound*, or tuned: the best settings known here, another model included; those and their choice are in the "
-            "configs. The bandwidth is that of the paper's model."
+            "sound*, or tuned: the best settings known here, with another model. The configs say what they are and how "
+            "they were chosen. The bandwidth is that of the paper's model."
         )
-    if any("published" in row and row["algorithm"] in ("fedspa", "dp-fed") for row in table["rows"]):
-        lines.append(
-            "Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold there. "
-            "Its verified ε is what it would be were the clip value given."
-        )
-    if any(row["algorithm"] == "cpsgd" for row in table["rows"]):
-        lines.append(
-            "cpSGD at the published noise: ε holds only where secure aggregation hides each update from the server; "
-            "none where no accountant knows one. Its published ε has the sensitivities as printed."
-        )
-    return lines
+    published = [ALGORITHMS[row["algorithm"]].mechanism for row in table["rows"] if "published" in row]
+    told = [mechanism.published_note for mechanism in MECHANISMS.values() if mechanism in published]
+    return [*lines, *filter(None, told)]
 
 
 def _seeds(table: Mapping[str, Any]) -> str:
-    counts = sorted({row[setting]["seeds"] for row in table["rows"] for setting in SETTINGS if setting in row})
+    counts = sorted({row[setting]["seeds"] for row in table["rows"] for setting in TRIAL_KINDS if setting in row})
     if counts == [1]:
         return "one seed"
     return f"{' or '.join(map(str, counts))} seeds; ± is their standard deviation"
@@ -219,7 +213,7 @@ def _accuracies(cell: Mapping[str, Any] | None) -> list[str]:
         return [cell["status"], "–"]
     if "accuracy_best" not in cell:
         return ["…", "…"]
-    return [cells.shown(cell["accuracy_best"]), cells.shown(cell["accuracy_last"])]
+    return [cells.shown_spread(cell["accuracy_best"]), cells.shown_spread(cell["accuracy_last"])]
 
 
 def _epsilon(cell: Mapping[str, Any] | None, key: str) -> str:

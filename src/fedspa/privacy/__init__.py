@@ -1,1 +1,1 @@
-"""What a run promises and what it costs: plans, accountants, calibration, ledgers, policies. Imports no torch."""
+"""What releases cost: events, accountants, the cap and the filter behind it. Imports no torch."""

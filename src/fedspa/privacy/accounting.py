@@ -1,12 +1,12 @@
 """Verified ε: what events cost an agent's records, by a sound accountant.
 
 `pld` composes privacy loss distributions (`pld`, `poisson`, `fixed_size`); `rdp` composes Rényi divergences. Events of
-which only (ε, δ) of a release is known go by `composition`, under a name of their own. What is sound under which
-relation, an event says itself. Events of different plans, mechanisms and samplings compose, where all were fixed
-beforehand: what a server chose after it saw releases is for `cap`.
+which only the (ε, δ) of a release is known go by `composition`, under a name of their own. An event says itself under
+which relation it is priced soundly. Events of different plans, mechanisms and samplings compose where all were fixed
+beforehand. What a server chose after it saw releases is for `cap`.
 
-What one accountant cannot compose gets an equal share of δ in each, and the ε are added: plain composition, which holds
-for any mechanisms.
+Events that need different accountants share δ equally among these, and the ε are added. That is plain composition,
+which holds for any mechanisms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import get_args
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy import composition
-from fedspa.privacy.event import MOST, Accountant, Event, Neighbours, Step, told
+from fedspa.privacy.event import MOST, Accountant, Event, Neighbours, Step, require_one_unit, told
 
 # Orders are walked upwards until the bound has risen for good, then refined around the best.
 _ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
@@ -31,7 +31,8 @@ def epsilon(
 ) -> float:
     """The ε at `delta` of taking part in each event its number of times: an upper bound, infinite where none is known.
 
-    It bounds one record's loss under `neighbours`, over everything that the agent released in these participations.
+    It bounds the loss of one record, or of one person where that is the events' unit, under `neighbours`, over
+    everything that the agent released in these participations.
     """
     if not 0 < delta < 1:
         raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")
@@ -39,6 +40,7 @@ def epsilon(
         raise PrivacyError(f"neighbours is {neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
     if accountant not in get_args(Accountant):
         raise PrivacyError(f"accountant is {accountant!r}; allowed: {', '.join(get_args(Accountant))}")
+    require_one_unit(events)
     parts: dict[str, set[tuple[Event, int]]] = {}
     for event, count in events.items():
         if not 0 <= count <= MOST:

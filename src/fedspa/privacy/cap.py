@@ -1,9 +1,9 @@
-"""The most that an agent's records may ever pay, and what its events cost: as the server saw them, who chose each event
-with all earlier releases before it.
+"""The most that an agent's records may ever pay, and what its events cost against a server that chose each event after
+it saw all earlier releases.
 
-PLD composes events that were fixed beforehand. What a server chooses *after* a release may depend on it, and then a sum
-of losses can pass a cap that every choice keeps to: of an agent's events only the first plan is priced by PLD, and all
-else goes by a filter that is proved for such choices (docs/accounting.md).
+PLD composes events that were fixed beforehand. What a server chooses *after* a release may depend on it, and then ε can
+pass a cap that every single choice keeps to. So only an agent's first plan is priced by PLD, and all else goes by a
+filter that is proved for such choices (docs/accounting.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Event, Neighbours, as_server_saw
+from fedspa.privacy.event import Event, Neighbours, as_server_saw, require_one_unit
 
 # What showed a total, for its reader.
 BY_FILTER = "rdp filter (plans chosen after releases)"
@@ -63,7 +63,7 @@ class FirstPlan(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The smallest ε of a cap that would have admitted all of an agent's participations, and what shows it."""
+    """The ε of a cap that would have admitted all of an agent's participations, and what shows it."""
 
     epsilon: float
     by: str
@@ -78,7 +78,7 @@ def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bo
     """
     from fedspa.privacy import filter  # slow to import
 
-    _check_relation(events, cap.neighbours)
+    _check_composable(events, cap.neighbours, first)
     spare = cap.delta
     if first is not None and first.epsilon(cap.delta, cap.neighbours) <= cap.epsilon:
         if first.covers(events):
@@ -89,10 +89,10 @@ def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bo
 
 
 def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
-    """What all `events` cost: the smallest ε at which a cap `admits` them, or slightly above; infinite if none does."""
+    """What all `events` cost: an ε at which a cap `admits` them, not always the smallest; infinite if none."""
     from fedspa.privacy import filter  # slow to import
 
-    _check_relation(events, neighbours)
+    _check_composable(events, neighbours, first)
     if not events:
         return Total(0.0, "nothing spent")
     filtered = filter.least_epsilon(as_server_saw(events), delta, neighbours)
@@ -127,7 +127,8 @@ def participations_within(event: Event, cap: Cap, spent: Mapping[Event, int], fi
     return fits
 
 
-def _check_relation(events: Mapping[Event, int], neighbours: Neighbours) -> None:
+def _check_composable(events: Mapping[Event, int], neighbours: Neighbours, first: FirstPlan | None) -> None:
+    require_one_unit([*events, *([] if first is None else [first.event])])
     if neighbours == "add-remove" and any(event.sampling == "fixed" for event in events):
         raise PrivacyError(
             "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "
@@ -136,7 +137,7 @@ def _check_relation(events: Mapping[Event, int], neighbours: Neighbours) -> None
 
 
 def _delta_of(plan: FirstPlan, cap: Cap) -> float:
-    """δ of the plan at the cap's ε, from above, in parts of the cap's δ, all of which are known to be enough."""
+    """δ of the plan at the cap's ε, rounded up to parts of the cap's δ; all of that is known to be enough."""
     short, enough = 0, _PARTS
     while enough - short > 1:
         middle = (short + enough) // 2

@@ -1,4 +1,4 @@
-"""Composition of releases of which no more is known than (ε, δ), for any δ, which is chosen for the total at hand.
+"""Composition of releases of which only (ε, δ) is known, for any δ. That δ is chosen for the total at hand.
 
 Dwork, Rothblum, Vadhan 2010, Theorem III.3, and plain addition, whichever is less.
 """

@@ -1,11 +1,15 @@
 """What one participation does to an agent's records, and what accountants may make of it, whatever the mechanism.
 
-An event is the unit that ledgers store and accountants compose. Each mechanism has its own kind (`mechanisms`), and all
-that is asked of one stands here: a single release of a sampled batch as a `Step`, which accountants compose, or at
-least the (ε, δ) of one.
+An event is the unit that ledgers store and accountants compose. Each mechanism has its own kind (`mechanisms`), and
+this file has all that is asked of one: a single release of a sampled batch as a `Step`, which accountants compose, or
+at least the (ε, δ) of one.
 
-`noise` says where the noise came from: the operating system (`secure`, `exact`), or a seed, in simulations: whoever
-knows that can subtract it. None where it was not recorded, as in ledgers of the first edition. It changes no price.
+`noise` says where the noise came from: the operating system (`secure`, `exact`) or, in simulations, a seed. Whoever
+knows the seed can subtract the noise. `noise` is None where it was not recorded, as in ledgers of the first edition. It
+changes no price.
+
+`unit` says what one of the `records` is: a record, or a person with all of theirs. It changes no price either, but what
+the price is of: ε of different units do not add up (docs/persons.md).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
@@ -30,6 +34,7 @@ MOST = 10**15
 Sampling = Literal["poisson", "fixed"]
 Neighbours = Literal["add-remove", "replace-one"]
 NoiseMode = Literal["secure", "exact", "seeded"]
+Unit = Literal["record", "person"]
 Accountant = Literal["pld", "rdp"]
 
 
@@ -40,8 +45,8 @@ class Step(ABC):
 
     @abstractmethod
     def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
-        """What dominates it: under add-remove a pair for a record that is taken away and one for a record that is
-        added; one pair where it stands for every direction."""
+        """The pairs that dominate it: under add-remove one for a record that is taken away and one for a record that is
+        added, or a single pair that stands for every direction."""
 
     def gaussian_shift(self, neighbours: Neighbours) -> float | None:
         """μ, where the release is N(μ, 1) against N(0, 1); None where it is something else, and `pairs` says what."""
@@ -55,7 +60,7 @@ class Step(ABC):
 class Event(ABC):
     """`steps` releases, each on a fresh sample of `batch` (expected or exact) of `records` records.
 
-    Events are frozen dataclasses with a field `noise`, and are equal where their texts are.
+    Events are frozen dataclasses with the fields `noise` and `unit`, and are equal where their texts are.
     """
 
     __slots__ = ()
@@ -72,6 +77,8 @@ class Event(ABC):
         def steps(self) -> int: ...
         @property
         def noise(self) -> NoiseMode | None: ...
+        @property
+        def unit(self) -> Unit: ...
 
     @property
     def rate(self) -> float:
@@ -89,13 +96,13 @@ class Event(ABC):
         return cast(Self, replace(cast(Any, self), noise=noise))
 
     def as_server_saw(self) -> Self:
-        """What is paid against the server, wherever the noise came from: one mechanism to who prices it."""
+        """The event without its noise mode: what is paid against the server does not depend on that."""
         return self.with_noise(None)
 
     @abstractmethod
     def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        """What prices it where `accountant` is asked for: that one, or a kind's own. A PrivacyError where that would
-        not be sound."""
+        """The accountant that prices it where `accountant` is asked for: that one, or the kind's own. A PrivacyError
+        where neither is sound."""
 
     @property
     def is_bounded(self) -> bool:
@@ -111,23 +118,71 @@ class Event(ABC):
         """ε at `delta` of one release of a sampled batch, for any δ, under each relation that it is priced for."""
         return math.inf
 
+    # What kinds of events are made with.
+
+    def _make_whole(self, *names: str) -> None:
+        """Whole numbers in these fields, or a TypeError."""
+        for name in names:
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
+
+    def _check_sampled(self) -> None:
+        """What every event must say: batches within the records, steps that can be counted, and a noise mode if any."""
+        if self.records > MOST:
+            raise PrivacyError(f"records is {told(self.records)}; it must be at most {MOST:g}")
+        if not 1 <= self.batch <= self.records:
+            raise PrivacyError(
+                f"batch is {told(self.batch)}; it must lie between 1 and the records, {told(self.records)}"
+            )
+        if not 1 <= self.steps <= MOST:
+            raise PrivacyError(f"steps is {told(self.steps)}; it must lie between 1 and {MOST:g}")
+        if self.noise is not None and self.noise not in get_args(NoiseMode):
+            raise PrivacyError(f"noise is {self.noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
+        if self.unit not in get_args(Unit):
+            raise PrivacyError(f"unit is {self.unit!r}; allowed: {', '.join(get_args(Unit))}")
+
+    @property
+    def _shown_unit(self) -> str:
+        return "" if self.unit == "record" else f" {self.unit}s"
+
+    @property
+    def _shown_mode(self) -> str:
+        return {None: "", "seeded": " (SEEDED: not private)"}.get(self.noise, f" ({self.noise})")
+
+    def _canonical(self, kind: str, *left_out: str) -> str:
+        """The text of an event: its kind, and its fields but those that the kind says."""
+        # A mode that was not recorded is not in the text, nor is the first unit that there was: events of before either
+        # was recorded have the text they had.
+        hidden = {*left_out, *(["noise"] if self.noise is None else []), *(["unit"] if self.unit == "record" else [])}
+        shown = {name: value for name, value in self.fields().items() if name not in hidden}
+        return json.dumps({"kind": kind, **shown}, sort_keys=True, separators=(",", ":"))
+
 
 def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
-    """These participations as the server saw them, who runs no secure aggregation: each agent's own noise is all there
-    was. What is paid over several runs is counted so, whatever a run was compared with under its own label."""
+    """These participations as the server saw them. No secure aggregation is run, so only an agent's own noise counts,
+    also for runs whose own ε was stated for secure aggregation."""
     seen: Counter[Event] = Counter()
     for event, count in events.items():
         seen[event.as_server_saw()] += count
     return seen
 
 
+def require_one_unit(events: Iterable[Event]) -> None:
+    """Raise where some protect records and some persons. Neither promise follows from the other: a person more or less
+    is many records, and a record more or less makes of a person another one."""
+    if len({event.unit for event in events}) > 1:
+        raise PrivacyError(
+            "some of these participations protect each record and some each person: their ε do not add up to one of "
+            "either (docs/persons.md)"
+        )
+
+
 def same_event(recorded: Event, now: Event) -> bool:
-    """Whether `now` is what was recorded, where that may be of before the noise mode was."""
+    """Whether `now` is the recorded event, which may be from before noise modes were recorded."""
     return recorded in (now, now.with_noise(None))
 
 
 def noise_modes(events: Mapping[Event, int]) -> dict[str, int]:
-    """How many participations had noise of which mode; `unrecorded` of those that do not say."""
+    """How many participations had noise of each mode; `unrecorded` counts those that do not say."""
     modes: Counter[str] = Counter()
     for event, count in events.items():
         modes[event.noise or "unrecorded"] += count
@@ -146,38 +201,3 @@ def seeded_words(modes: Mapping[str, int]) -> str | None:
 def told(number: int) -> str:
     """A number as an error quotes it. Python refuses to print a whole number of thousands of digits."""
     return str(number) if abs(number) < 10**20 else "a number of over 20 digits"
-
-
-# What kinds of events are made with.
-
-
-def make_whole(event: Event, *names: str) -> None:
-    """Whole numbers in these fields, or a TypeError."""
-    for name in names:
-        object.__setattr__(event, name, operator.index(getattr(event, name)))
-
-
-def check_sampled(event: Event) -> None:
-    """What every event must say: batches within the records, steps that can be counted, and a noise mode if any."""
-    if event.records > MOST:
-        raise PrivacyError(f"records is {told(event.records)}; it must be at most {MOST:g}")
-    if not 1 <= event.batch <= event.records:
-        raise PrivacyError(
-            f"batch is {told(event.batch)}; it must lie between 1 and the records, {told(event.records)}"
-        )
-    if not 1 <= event.steps <= MOST:
-        raise PrivacyError(f"steps is {told(event.steps)}; it must lie between 1 and {MOST:g}")
-    if event.noise is not None and event.noise not in get_args(NoiseMode):
-        raise PrivacyError(f"noise is {event.noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
-
-
-def shown_mode(noise: NoiseMode | None) -> str:
-    return {None: "", "seeded": " (SEEDED: not private)"}.get(noise, f" ({noise})")
-
-
-def canonical(kind: str, event: Event, *left_out: str) -> str:
-    """The text of an event: its kind, and its fields but those that the kind says."""
-    # A mode that was not recorded is not in the text, so that events of before it was recorded have the text they had.
-    hidden = left_out if event.noise is not None else (*left_out, "noise")
-    shown = {name: value for name, value in event.fields().items() if name not in hidden}
-    return json.dumps({"kind": kind, **shown}, sort_keys=True, separators=(",", ":"))

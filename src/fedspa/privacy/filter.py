@@ -1,5 +1,5 @@
-"""A privacy filter: whether events that a server chose one after the other, each with all earlier releases before it,
-keep an agent's records within (ε, δ). docs/accounting.md has the proof.
+"""A privacy filter: whether events keep an agent's records within (ε, δ) where a server chose each of them after it saw
+all earlier releases. docs/accounting.md has the proof.
 
 Let L be the loss of all that was released and K(λ) the sum of the events' moments (`moments`). For each λ > 0
 e^(λL − K(λ)) is a supermartingale, whoever chooses the events and however; so is its mean Σ w_λ·e^(λL − K(λ)) with
@@ -44,7 +44,7 @@ def fits(events: Mapping[Event, int], epsilon: float, delta: float, neighbours: 
         return True
     if not delta > 0:
         return False
-    # A cap beyond the most that is told apart is kept to as that.
+    # A larger cap is treated as this one.
     return _certified(lambda: _fits(_sums(_counted(events), delta, neighbours), min(epsilon, _MOST), delta), False)
 
 

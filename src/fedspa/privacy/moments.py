@@ -29,7 +29,7 @@ _MOST_CELLS = 2**17
 _STEPS = 2**40
 # Above what floating point may lose in a sum of moments, relative to the sum of its terms' sizes.
 _ROUNDING = 1e-12
-# Of an event of which only (ε, δ) is known, for any δ: how many participations the filter's share of δ is for.
+# Where only the (ε, δ) of an event is known, for any δ: for how many participations the filter's share of δ is.
 _PARTICIPATIONS = 1024
 
 

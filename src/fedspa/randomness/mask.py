@@ -5,8 +5,8 @@ lowest bits, is a draw; a draw of d or more is rejected. The mask is the set of 
 k > d/2 it is the complement of the first d − k distinct draws. Given uniform words every k-set is equally likely: the
 accepted draws are uniform on [0, d), and relabelling the coordinates does not change their law.
 
-Time and memory are O(k), up to a sort where k is far below d. The set depends neither on how many words are drawn at
-once nor on the device.
+Time and memory are O(k), up to a sort where k is far below d. The set does not depend on how many words are drawn at
+once.
 
 A mask by layers takes k_j of the d_j coordinates of layer j: the mask of (d_j, k_j) under that layer's own seed, which
 is block j of the seed's stream in domain 2, moved to where the layer begins.
@@ -16,18 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspa.randomness.philox import LAYER_DOMAIN, MASK_DOMAIN, words, words_torch
-
-if TYPE_CHECKING:
-    import torch
+from fedspa.randomness.philox import LAYER_DOMAIN, MASK_DOMAIN, words
 
 DIMENSION_LIMIT = 2**31
-# Up to here a mark a coordinate takes no more memory than the sort's keys, and half the time.
+# Up to here one mark per coordinate takes no more memory than the sort's keys, and half the time.
 MARKED_PER_ACTIVE = 32
 
 
@@ -51,19 +47,6 @@ def layered_coordinates(seed: bytes, layers: Sequence[tuple[int, int]]) -> NDArr
             found.append(start + active_coordinates(own, dimension, active))
         start += dimension
     return np.concatenate(found)
-
-
-def active_coordinates_torch(seed: bytes, dimension: int, active: int, device: torch.device | str) -> torch.Tensor:
-    """`active_coordinates` computed on a torch device: the same coordinates, as int64."""
-    import torch
-
-    _check(dimension, active)
-    if active > dimension // 2:
-        outside = _first_distinct_torch(seed, dimension, dimension - active, device)
-        kept = torch.ones(dimension, dtype=torch.bool, device=device)
-        kept[outside] = False
-        return kept.nonzero().squeeze(1)
-    return _first_distinct_torch(seed, dimension, active, device)
 
 
 def _check(dimension: int, active: int) -> None:
@@ -98,7 +81,7 @@ def _first_distinct(seed: bytes, dimension: int, count: int) -> NDArray[np.int64
 
 
 def _by_marks(seed: bytes, dimension: int, count: int) -> NDArray[np.int64]:
-    """One byte a coordinate. Each turn takes as many draws as coordinates are missing, which cannot overshoot."""
+    """One byte per coordinate. Each turn takes as many draws as coordinates are missing, which cannot overshoot."""
     blocks = _blocks(dimension, count)
     draws = _draws(seed, dimension, 0, blocks)
     drawn = np.zeros(dimension, dtype=np.bool_)
@@ -133,26 +116,3 @@ def _by_sorting(seed: bytes, dimension: int, count: int) -> NDArray[np.int64]:
         more = blocks // 8 + 1
         draws = np.concatenate((draws, _draws(seed, dimension, blocks, more)))
         blocks += more
-
-
-def _first_distinct_torch(seed: bytes, dimension: int, count: int, device: torch.device | str) -> torch.Tensor:
-    """`_by_sorting` on a torch device."""
-    import torch
-
-    if count == 0:
-        return torch.empty(0, dtype=torch.int64, device=device)
-    low_bits = (1 << (dimension - 1).bit_length()) - 1
-    stream = words_torch(seed, MASK_DOMAIN, 0, _blocks(dimension, count), device)
-    while True:
-        draws = stream & low_bits
-        draws = draws[draws < dimension]
-        keys = (draws << 32 | torch.arange(len(draws), dtype=torch.int64, device=device)).sort().values
-        values = keys >> 32
-        first = torch.ones(len(keys), dtype=torch.bool, device=device)
-        first[1:] = values[1:] != values[:-1]
-        values, arrivals = values[first], keys[first] & 0xFFFFFFFF
-        if len(values) >= count:
-            last = arrivals.sort().values[count - 1]
-            return values[arrivals <= last]
-        blocks = len(stream) // 4
-        stream = torch.cat((stream, words_torch(seed, MASK_DOMAIN, blocks, blocks // 8 + 1, device)))

@@ -1,4 +1,4 @@
-"""Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), on numpy and on torch.
+"""Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), on numpy.
 
 A counter-based generator: block i of the stream depends on the key and on i only, so any part of a stream can be had
 in any order, on any device, with the same bits. It is not a cipher, and nothing here is secret: the streams are keyed
@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    import torch
 
 SEED_BYTES = 16
 MASK_DOMAIN = 0
@@ -82,31 +78,6 @@ def _stream(seed: bytes, domain: int, first_block: int, blocks: int) -> NDArray[
 
 # In a simulation agents and server read the same dither, and a short stream costs numpy's hundred calls each time.
 _short_stream = lru_cache(maxsize=32)(_stream)
-
-
-def words_torch(seed: bytes, domain: int, first_block: int, blocks: int, device: torch.device | str) -> torch.Tensor:
-    """`words` on a torch device, as int64; the same numbers.
-
-    torch has no full set of unsigned operations, so products are split at 16 bits and nothing passes 2^49.
-    """
-    import torch
-
-    k0, k1, s2, s3 = split_seed(seed)
-    c0 = torch.arange(first_block, first_block + blocks, dtype=torch.int64, device=device)
-    c1, c2, c3 = (torch.full_like(c0, value) for value in (domain, s2, s3))
-    for _ in range(ROUNDS):
-        hi0, lo0 = _product_torch(c0, MULTIPLIERS[0])
-        hi1, lo1 = _product_torch(c2, MULTIPLIERS[1])
-        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
-        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
-    return torch.stack((c0, c1, c2, c3), dim=1).reshape(-1)
-
-
-def _product_torch(x: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a 32 × 32-bit product."""
-    lower = x * (multiplier & 0xFFFF)
-    upper = x * (multiplier >> 16) + (lower >> 16)
-    return upper >> 16, ((upper & 0xFFFF) << 16) | (lower & 0xFFFF)
 
 
 def split_seed(seed: bytes) -> tuple[int, int, int, int]:

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from fedspa.report.figures import Figure, Line, bars, by_round, plain
 from fedspa.report.promise import Promise
-from fedspa.report.read import Run
+from fedspa.report.read import RunRecord
 from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, heading, shown_score
 from fedspa.runs.statement import is_seeded, shown, shown_bytes
 from fedspa.wire.payload import HEADER_BYTES
@@ -34,13 +34,13 @@ def fedavg_upload(dimension: int) -> int:
     return HEADER_BYTES + 4 * dimension
 
 
-def scores(runs: Sequence[Run], names: Sequence[str]) -> list[Figure | None]:
+def scores(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Figure | None]:
     """A figure for each score that a run is judged by; one whose score is its loss has it in the next."""
     found = dict.fromkeys(run.headline for run in runs)
     return [_score(name, runs, names) for name in found if name != "loss"]
 
 
-def _score(score: str, runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+def _score(score: str, runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
     share = score in SHARES
     lines = []
     for number, (run, called) in enumerate(zip(runs, names if len(runs) > 1 else [heading(score)])):
@@ -63,7 +63,7 @@ def _score(score: str, runs: Sequence[Run], names: Sequence[str]) -> Figure | No
     )
 
 
-def loss(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+def loss(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
     tasks = {run.config.task.name for run in runs if run.config is not None}
     what = "cross-entropy" if tasks <= {"classification"} else "loss of the task"
     return by_round(
@@ -77,7 +77,7 @@ def loss(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     )
 
 
-def uploads(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+def uploads(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
     """Bytes since the start, all agents together; for one run, FedAvg's for the same uploads beside it."""
     lines = _lines(runs, names, "This run", lambda metrics: float(metrics.uplink_bytes))
     only = runs[0] if len(runs) == 1 else None
@@ -96,7 +96,7 @@ def uploads(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     )
 
 
-def largest_epsilon(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+def largest_epsilon(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
     """For a comparison: what the agent that spent most had spent after each round."""
     return by_round(
         "epsilon",
@@ -111,14 +111,14 @@ def largest_epsilon(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     )
 
 
-def epsilon(run: Run, promise: Promise | None) -> Figure | None:
+def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
     """Smallest, median and largest ε over agents after each round, the cap, and what the paper's theorem says."""
     largest = [metrics.epsilon for metrics in run.metrics]
     if promise is None or run.config is None or promise.facts["epsilon"] is None:
         return None
     agents = run.config.federation.agents
     lines = [Line("Largest over agents", largest, "s0")]
-    tallies = _tallies(run, agents) if run.books.entries else []
+    tallies = _tallies(run, agents) if run.participations.entries else []
     lowest = [promise.verified(min(tally)) for tally in tallies]
     middle = [promise.verified(_middle(tally)) for tally in tallies]
     published = [promise.published(max(tally)) for tally in tallies]
@@ -148,7 +148,7 @@ def epsilon(run: Run, promise: Promise | None) -> Figure | None:
     )
 
 
-def agents(run: Run, promise: Promise | None, number: int) -> tuple[Figure | None, list[str]]:
+def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure | None, list[str]]:
     """ε by agent at the end, a bar each; and the names of the bars. Those that spent most, where there are many."""
     if promise is None or run.config is None or not promise.counts or promise.facts["epsilon"] is None:
         return None, []
@@ -172,7 +172,7 @@ def agents(run: Run, promise: Promise | None, number: int) -> tuple[Figure | Non
             "ε by agent, at the end",
             f"{SIMULATED * is_seeded(facts)}"
             f"Verified, at δ = {facts['delta']:g}, {facts['neighbours']}.{some} Choose an agent to see its line in the "
-            + ("ledger." if run.books.source == "ledger" else "server's list of whom it asked."),
+            + ("ledger." if run.participations.source == "ledger" else "server's list of whom it asked."),
             values,
             ["Agent", "Participations", "ε verified", "ε published"],
             rows,
@@ -184,7 +184,7 @@ def agents(run: Run, promise: Promise | None, number: int) -> tuple[Figure | Non
 
 
 def _lines(
-    runs: Sequence[Run], names: Sequence[str], alone: str, value: Callable[[RoundMetrics], float | None]
+    runs: Sequence[RunRecord], names: Sequence[str], alone: str, value: Callable[[RoundMetrics], float | None]
 ) -> list[Line]:
     """A line for each run, in its colour and by its name; one run's line is called `alone`."""
     called = names if len(runs) > 1 else [alone]
@@ -194,10 +194,10 @@ def _lines(
     ]
 
 
-def _tallies(run: Run, agents: int) -> list[Counter[int]]:
+def _tallies(run: RunRecord, agents: int) -> list[Counter[int]]:
     """After each round that is done: how many of the agents had taken part how often."""
     cohorts: list[list[str]] = [[] for _ in run.metrics]
-    for entry in run.books.entries:
+    for entry in run.participations.entries:
         if entry.round < len(cohorts):
             cohorts[entry.round].append(entry.agent)
     counts: Counter[str] = Counter()

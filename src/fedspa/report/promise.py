@@ -15,7 +15,7 @@ from typing import Any
 from fedspa.algorithms import ALGORITHMS
 from fedspa.errors import FedspaError
 from fedspa.mechanisms import Plan
-from fedspa.report.read import Run
+from fedspa.report.read import RunRecord
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import Guarantee, promised
 from fedspa.runs.plans import cap_of, plan_of
@@ -39,21 +39,24 @@ class Promise:
     counts: Mapping[str, int]
     verified: Price
     published: Price
+    published_by: str
 
 
-def promise(run: Run) -> Promise | None:
+def promise(run: RunRecord) -> Promise | None:
     """None where the run promises nothing, or where too little of it is left to tell."""
     config = run.config
-    if config is None or not config.private:
+    mechanism = None if config is None else ALGORITHMS[config.algorithm.name].mechanism
+    if config is None or mechanism is None:
         return None
     cap = cap_of(config)
-    counts = Counter(entry.agent for entry in run.books.entries)
+    counts = Counter(entry.agent for entry in run.participations.entries)
     active = _active(run)
     plan = _plan(run, active)
     if plan is None:
         if run.summary is None or run.summary["delta"] is None:
             return None
-        return Promise(run.summary, None, None, cap, None, counts, _known(run, lambda count: None), lambda count: None)
+        told = _known(run, lambda count: None)
+        return Promise(run.summary, None, None, cap, None, counts, told, lambda count: None, mechanism.published_by)
     guarantee = Guarantee(plan, config.privacy.accountant)
     for number, times in enumerate(counts.values()):
         guarantee.took_part([number], times)
@@ -68,18 +71,19 @@ def promise(run: Run) -> Promise | None:
         counts=counts,
         verified=_known(run, lambda count: _of(plan, config, count).epsilon_max(plan.neighbours)),
         published=lambda count: _of(plan, config, count).epsilon_published(),
+        published_by=mechanism.published_by,
     )
 
 
-def _noise(run: Run, config: Config) -> str:
+def _noise(run: RunRecord, config: Config) -> str:
     """Where the noise came from: as the config says, unless the ledger knows of a seed."""
-    asked = config.privacy.noise
-    if run.books.noise - {asked}:
+    asked, found = config.privacy.noise, run.participations.noise
+    if found - {asked}:
         run.problems.append(
-            f"the ledger says that the noise was {' and '.join(sorted(run.books.noise))}, the config {asked}: rely on "
-            "no ε of this page"
+            f"the ledger says that the noise was {' and '.join(sorted(found))}, the config {asked}: rely on no ε of "
+            "this page"
         )
-    return "seeded" if "seeded" in run.books.noise else asked
+    return "seeded" if "seeded" in found else asked
 
 
 def _of(plan: Plan, config: Config, count: int) -> Guarantee:
@@ -89,7 +93,7 @@ def _of(plan: Plan, config: Config, count: int) -> Guarantee:
     return guarantee
 
 
-def _active(run: Run) -> int | None:
+def _active(run: RunRecord) -> int | None:
     """k as the run's setup took it. With shares by layer that needs the layers' sizes: only the summary's k/d tells."""
     config, dimension = run.config, run.dimension
     if config is None or dimension is None:
@@ -100,7 +104,7 @@ def _active(run: Run) -> int | None:
     by_layer = settings.layer_shares is not None
     shares = settings.layer_shares or [settings.compression]
     least, most = min(shares), max(shares)
-    slack = (len(shares) / 2 + 1e-6) / dimension  # k is rounded, once a layer
+    slack = (len(shares) / 2 + 1e-6) / dimension  # k is rounded, once per layer
     if said is not None and not least - slack <= said <= most + slack:
         given = f"{least} to {most}" if by_layer else f"{most}"
         run.problems.append(
@@ -110,9 +114,9 @@ def _active(run: Run) -> int | None:
     return None if share is None else round(share * dimension)
 
 
-def _plan(run: Run, active: int | None) -> Plan | None:
+def _plan(run: RunRecord, active: int | None) -> Plan | None:
     """The plan of this run; None without a ledger of its own, which alone knows the public number of records."""
-    config, event = run.config, run.books.event
+    config, event = run.config, run.participations.event
     if config is None or event is None or run.dimension is None:
         return None
     try:
@@ -122,15 +126,15 @@ def _plan(run: Run, active: int | None) -> Plan | None:
         return None
 
 
-def _known(run: Run, beyond: Price) -> Price:
-    """ε by participations, from the metrics: after each round they have the largest ε, the books the largest count.
+def _known(run: RunRecord, beyond: Price) -> Price:
+    """ε by participations, from the metrics: after each round they have the largest ε, the ledger the largest count.
 
     A count that was never the largest is priced as the next one that was: too high at worst. Those `beyond` all of
     them are of a round that is not done.
     """
     running: Counter[str] = Counter()
     by_round: dict[int, list[str]] = {}
-    for entry in run.books.entries:
+    for entry in run.participations.entries:
         by_round.setdefault(entry.round, []).append(entry.agent)
     prices: dict[int, float] = {}
     for metrics in run.metrics:
@@ -148,10 +152,15 @@ def _known(run: Run, beyond: Price) -> Price:
     return price
 
 
-def _hold_against_summary(run: Run, facts: Mapping[str, Any]) -> None:
+def _hold_against_summary(run: RunRecord, facts: Mapping[str, Any]) -> None:
     if run.summary is None:
         return
     for key in ("epsilon", "epsilon_replace_one", "participations_max"):
         then, now = run.summary[key], facts[key]
         if (then is None) != (now is None) or (then is not None and not math.isclose(then, now, rel_tol=1e-6)):
             run.problems.append(f"summary.json says {key} = {then}, but the ledger gives {now}: do not rely on either")
+    if run.summary["unit"] != facts["unit"]:
+        run.problems.append(
+            f"summary.json says that each {run.summary['unit']} is protected, but the ledger says each "
+            f"{facts['unit']}: rely on no ε of this page"
+        )

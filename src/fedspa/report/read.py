@@ -17,15 +17,16 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedspa.agent.ledger import report as ledger_report
+from fedspa.agent.ledger.export import lines
+from fedspa.agent.ledger.verify import verify
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.binomial.plan import Adversary
-from fedspa.mechanisms.gaussian.plan import CLIP_OFF_DATA
-from fedspa.privacy.event import Event, Neighbours
+from fedspa.privacy.event import Event, Neighbours, Unit
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.metrics import RoundMetrics, better
+from fedspa.runs.statement import caveats
 
 _LARGEST = 1e30  # beyond any loss, count or ε that a run can write
 _ROUND = re.compile(r"round-(\d{1,9})(?:-attempt-\d+)?")
@@ -45,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class Participations:
     """Who took part when. `sound` is True where a ledger's whole chain of hashes was found in order.
 
     `noise` is where the ledger says that the noise came from, as far as it says so; `event` does not.
@@ -60,14 +61,14 @@ class Books:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunRecord:
     """`problems` are one-line sentences about what could not be read; `dimension` is d."""
 
     folder: Path
     config: Config | None
     metrics: tuple[RoundMetrics, ...]
     summary: Mapping[str, Any] | None
-    books: Books
+    participations: Participations
     dimension: int | None
     problems: list[str] = field(default_factory=list)
 
@@ -102,19 +103,19 @@ class Run:
         return self.summary is not None
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> RunRecord:
     """The run in `folder`; a ConfigError where there is none."""
     if not any((folder / name).is_file() for name in ("config.toml", "metrics.jsonl")):
         raise ConfigError(f"{folder} holds no run (neither config.toml nor metrics.jsonl); give the folder of one")
     problems: list[str] = []
     config = _config(folder / "config.toml", problems)
     summary = _summary(folder / "summary.json", problems)
-    return Run(
+    return RunRecord(
         folder=folder,
         config=config,
         metrics=tuple(read_metrics(folder / "metrics.jsonl", problems)),
         summary=summary,
-        books=_books(folder, config, problems),
+        participations=_participations(folder, config, problems),
         dimension=_dimension(folder, summary),
         problems=problems,
     )
@@ -175,9 +176,9 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
         found.setdefault("adversary", "local")  # older summaries know of no other
         for key in ("accountant_total", "baseline", "baseline_answer"):
             found.setdefault(key, None)
+        found.setdefault("unit", "record" if found.get("neighbours") else None)
         if "not_private_because" not in found:  # the first edition called seeded noise private
-            clip = found.get("private") is False and found["adversary"] == "local" and found.get("epsilon") is not None
-            reasons = [CLIP_OFF_DATA] * clip + [SEEDED] * (found.get("noise") == "seeded")
+            reasons = [caveat.short for caveat in caveats(found)] + [SEEDED] * (found.get("noise") == "seeded")
             found["not_private_because"] = " and ".join(reasons) or None
             found["private"] = found.get("private") and not reasons
     if not isinstance(found, dict) or not _is_summary(found):
@@ -199,6 +200,8 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
         "private": (bool,),
     }
     terms = (found.get("neighbours"), found.get("adversary"))
+    if found.get("unit") not in (None, *get_args(Unit)):
+        return False
     if terms not in {(None, None), (None, "local"), *product(get_args(Neighbours), get_args(Adversary))}:
         return False
     return all(
@@ -224,7 +227,7 @@ def _dimension(folder: Path, summary: Mapping[str, Any] | None) -> int | None:
     return None
 
 
-def _books(folder: Path, config: Config | None, problems: list[str]) -> Books:
+def _participations(folder: Path, config: Config | None, problems: list[str]) -> Participations:
     if (folder / "ledger.sqlite").exists():
         try:
             return _ledger(folder / "ledger.sqlite", problems)
@@ -237,30 +240,30 @@ def _books(folder: Path, config: Config | None, problems: list[str]) -> Books:
             f"this run wrote into the ledger {config.run.ledger}, outside of its folder: its agents are not listed "
             "here; see `fedspa ledger show`"
         )
-    return Books()
+    return Participations()
 
 
-def _ledger(path: Path, problems: list[str]) -> Books:
-    faults = ledger_report.verify(path)
+def _ledger(path: Path, problems: list[str]) -> Participations:
+    faults = verify(path)
     problems.extend(f"the ledger is damaged: {fault}" for fault in faults[:3])
-    head, lines = ledger_report.lines(path)
+    head, stored = lines(path)
     entries: list[Entry] = []
     texts: set[str] = set()
-    for sequence, agent, _, message, event, reserved_at, link, digest, released_at in lines:
+    for sequence, agent, _, message, event, reserved_at, link, digest, released_at in stored:
         when = _ROUND.fullmatch(message)
         if when is None:
             problems.append("the ledger holds entries that no round of this run made")
-            return Books()
+            return Participations()
         entries.append(Entry(agent, int(when[1]), sequence, reserved_at, released_at, digest, link))
         texts.add(event)
     found = [event_of(text) for text in texts]
     events = {event.with_noise(None) for event in found}
     one = events.pop() if len(events) == 1 else None
     noise = frozenset(event.noise for event in found if event.noise is not None)
-    return Books(tuple(entries), one, noise, "ledger", not faults, head)
+    return Participations(tuple(entries), one, noise, "ledger", not faults, head)
 
 
-def _asked(path: Path, problems: list[str]) -> Books:
+def _asked(path: Path, problems: list[str]) -> Participations:
     """A deployment's server: whom it asked in which round, each at most one participation."""
     pairs: dict[tuple[int, int], None] = {}
     try:
@@ -269,5 +272,5 @@ def _asked(path: Path, problems: list[str]) -> Books:
             pairs.update(dict.fromkeys((int(asked["round"]), int(agent)) for agent in asked["agents"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         problems.append("asked.jsonl is damaged: agents are not listed")
-        return Books()
-    return Books(tuple(Entry(f"agent-{agent}", round_) for round_, agent in pairs), source="asked")
+        return Participations()
+    return Participations(tuple(Entry(f"agent-{agent}", round_) for round_, agent in pairs), source="asked")

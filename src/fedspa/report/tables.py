@@ -7,9 +7,10 @@ from typing import Any
 
 from fedspa.report import plots
 from fedspa.report.promise import Promise
-from fedspa.report.read import Entry, Run
+from fedspa.report.read import Entry, RunRecord
 from fedspa.runs.metrics import label, shown_score
-from fedspa.runs.statement import is_seeded, shown, shown_bytes
+from fedspa.runs.plans import flat
+from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
 
@@ -28,36 +29,28 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     flaw = "" if facts["private"] else "not a guarantee: see above"
     if is_seeded(facts):
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
-    rows = [
-        [
-            "verified",
-            facts["neighbours"],
-            facts["sampling"],
-            facts["accountant"],
-            plots.known(facts["epsilon"]),
-            flaw or "the guarantee",
-        ],
-    ]
+    terms = facts["neighbours"], facts["sampling"]
+    rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or "the guarantee"]]
     if facts["neighbours"] != "replace-one":
         rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
     if facts["epsilon_total"] is not None:
         total = shown(facts["epsilon_total"])
         note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
-        rows.append(["verified", facts["neighbours"], facts["sampling"], facts["accountant_total"] or "–", total, note])
+        rows.append(["verified", *terms, facts["accountant_total"] or "–", total, note])
     if facts["epsilon_published"] is not None:
-        by = "Theorem 1" if facts["trials"] is None else "cpSGD's, printed"
-        rows.append(["published", "replace-one", "fixed", by, shown(facts["epsilon_published"]), "not a guarantee"])
+        published = shown(facts["epsilon_published"])
+        rows.append(["published", "replace-one", "fixed", held.published_by, published, "not a guarantee"])
     return rows
 
 
-def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[str, Any]]:
+def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[dict[str, Any]]:
     """What is known of each of the named agents, as texts."""
     if held is None:
         return []
     entries: dict[str, list[Entry]] = {}
-    for entry in run.books.entries:
+    for entry in run.participations.entries:
         entries.setdefault(entry.agent, []).append(entry)
-    whole = len(run.books.entries) <= MOST_ENTRIES
+    whole = len(run.participations.entries) <= MOST_ENTRIES
     found = []
     for agent in agents:
         lines = entries.get(agent, [])
@@ -72,7 +65,7 @@ def ledger(run: Run, held: Promise | None, agents: Sequence[str]) -> list[dict[s
                         plots.known(held.verified(len(lines))),
                     ),
                     ("ε published (not a guarantee)", plots.known(held.published(len(lines)))),
-                    ("sent", str(sent) if run.books.source == "ledger" else "–"),
+                    ("sent", str(sent) if run.participations.source == "ledger" else "–"),
                 ],
                 "entries": [_line(line) for line in (lines if whole else lines[-1:])],
             }
@@ -95,13 +88,13 @@ def time(text: str | None) -> str:
     return "–" if not text else text[:19].replace("T", " ")
 
 
-def ledger_note(run: Run) -> str:
-    count = len(run.books.entries)
-    if run.books.source == "ledger":
-        state = "its chain of hashes is whole" if run.books.sound else "ITS CHAIN OF HASHES IS BROKEN"
+def ledger_note(run: RunRecord) -> str:
+    count = len(run.participations.entries)
+    if run.participations.source == "ledger":
+        state = "its chain of hashes is whole" if run.participations.sound else "ITS CHAIN OF HASHES IS BROKEN"
         shortened = "" if count <= MOST_ENTRIES else "; of each agent only the last is listed here"
-        return f"{count:,} entries, {state}, head {run.books.head[:16]}{shortened}. Times are UTC."
-    if run.books.source == "asked":
+        return f"{count:,} entries, {state}, head {run.participations.head[:16]}{shortened}. Times are UTC."
+    if run.participations.source == "asked":
         return (
             f"{count:,} questions to agents. The ledgers are the agents' own; the server only knows whom it asked in "
             "which round, which bounds what each spent from above."
@@ -109,7 +102,7 @@ def ledger_note(run: Run) -> str:
     return ""
 
 
-def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
+def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str]]:
     """Symbol or name, value, meaning."""
     plan = held.plan if held is not None else None
     if plan is None or held is None:
@@ -125,8 +118,8 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
         ("d", f"{plan.dimension:,}", "parameters of the model"),
         *kind,
         ("B", f"{plan.batch}", f"batch of a local step ({plan.sampling} sampling; B is its public divisor)"),
-        ("m", f"{plan.records}", "fewest records that an agent holds, a public number"),
-        ("q", f"{plan.event.rate:.4g}", "chance that a record takes part in a step, B/m"),
+        ("m", f"{plan.records}", f"fewest {plan.unit}s that an agent holds, a public number"),
+        ("q", f"{plan.event.rate:.4g}", f"chance that a {plan.unit} takes part in a step, B/m"),
         ("τ", f"{plan.local_steps}", "local steps in a round"),
         ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
         ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
@@ -136,10 +129,11 @@ def plan_table(run: Run, held: Promise | None) -> list[tuple[str, str, str]]:
         ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
         ("δ", f"{plan.delta:g}", "of the guarantee"),
         ("neighbours", plan.neighbours, "neighbouring relation"),
+        ("unit", plan.unit, "what is protected, and what an example is"),
     ]
 
 
-def by_class(run: Run) -> tuple[list[str], list[list[str]]] | None:
+def by_class(run: RunRecord) -> tuple[list[str], list[list[str]]] | None:
     """Header and row: the last model's accuracy on the server's records of each class. None where it is not known."""
     found = None if run.summary is None else run.summary.get("accuracy_by_class")
     if not isinstance(found, list) or not all(_is_share(value) for value in found):
@@ -148,7 +142,7 @@ def by_class(run: Run) -> tuple[list[str], list[list[str]]] | None:
     return ["class", *map(str, range(len(cells)))], [["accuracy", *cells]]
 
 
-def trained(run: Run) -> list[tuple[str, str]]:
+def trained(run: RunRecord) -> list[tuple[str, str]]:
     """What the run itself found of its records, module and versions. Empty where it is not done, or older."""
     found = None if run.summary is None else run.summary.get("provenance")
     return [(str(key), str(value)) for key, value in found.items()] if isinstance(found, dict) else []
@@ -158,13 +152,13 @@ def _is_share(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and 0 <= value <= 1)
 
 
-def _arithmetic(run: Run) -> str:
+def _arithmetic(run: RunRecord) -> str:
     if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an older or unfinished run
         return "–"
     return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
 
 
-def comparison_row(run: Run, held: Promise | None, name: str, score: str | None) -> list[str]:
+def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str | None) -> list[str]:
     """`score` is the one of all the runs; where they have several, each is named."""
     facts = held.facts if held is not None else None
     guarantee = "none" if run.config is not None and not run.config.private else "–"
@@ -172,7 +166,8 @@ def comparison_row(run: Run, held: Promise | None, name: str, score: str | None)
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
-        terms = f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']}, {facts['accountant']}"
+        terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
+        terms += f"{facts['sampling']}, {facts['accountant']}"
     (_, _, each), best = run.sent, run.best
     fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
     return [
@@ -189,29 +184,22 @@ def comparison_row(run: Run, held: Promise | None, name: str, score: str | None)
     ]
 
 
-def _score(run: Run, line: int | None, *, named: bool) -> str:
+def _score(run: RunRecord, line: int | None, *, named: bool) -> str:
     value = None if line is None else shown_score(run.headline, run.scores[line])
     return "–" if value is None else f"{label(run.headline)} {value}" if named else value
 
 
-def differences(runs: Sequence[Run]) -> list[list[str]]:
+def differences(runs: Sequence[RunRecord]) -> list[list[str]]:
     """Config keys in which the runs are not the same, with each run's value."""
-    flat = [
-        {
-            f"{section}.{key}": shown_value(value)
-            for section, values in run.config.model_dump(exclude_none=True).items()
-            for key, value in values.items()
-        }
-        if run.config is not None
-        else {}
-        for run in runs
-    ]
-    keys = dict.fromkeys(key for config in flat for key in config if key != "run.out")
-    rows = [[key, *(config.get(key, "–") for config in flat)] for key in keys]
+    configs = [flat(run.config) if run.config is not None else {} for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "run.out")
+    rows = [[key, *(shown_value(config.get(key)) for config in configs)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
 def shown_value(value: object) -> str:
+    if value is None:
+        return "–"
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)

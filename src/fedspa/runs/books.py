@@ -27,7 +27,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.witness import path_of
 from fedspa.agent.participate import agent_name, message_name
 from fedspa.agent.policy import Policy
-from fedspa.errors import BudgetError, FedspaError, LedgerError
+from fedspa.errors import BudgetError, FedspaError, LedgerError, worded
 from fedspa.mechanisms import Plan
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
@@ -51,9 +51,10 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
         policy.check(job.plan)
     if settings.ledger is not None and not (folder := Path(settings.ledger).parent).is_dir():
         raise LedgerError(f"run.ledger is {settings.ledger}: the folder {folder} does not exist; create it first")
+    event = job.plan.event.with_noise(job.config.privacy.noise)
     if settings.ledger is None or not Path(settings.ledger).exists():
         if policy is not None:
-            _refuse_first_plan(FirstPlan(job.plan.event, job.plan.participations), policy.cap)
+            _refuse_first_plan(FirstPlan(event, job.plan.participations), policy.cap)
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
         if policy is None:
@@ -61,13 +62,16 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
         for number in range(job.config.federation.agents):
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
-                ledger.require(agent_name(number), job.plan.event, policy.cap, participations=left)
+                ledger.require(agent_name(number), event, policy.cap, participations=left)
 
 
 def _refuse_first_plan(plan: FirstPlan, cap: Cap) -> None:
     """Raise where agents that have spent nothing yet have no room for the whole run."""
-    if not admits({plan.event: plan.participations}, cap, plan):
-        cost, by = total({plan.event: plan.participations}, cap.delta, cap.neighbours, plan)
+    events = {plan.event: plan.participations}
+    if not admits(events, cap, plan):
+        cost, by = total(events, cap.delta, cap.neighbours, plan)
+        words = seeded_words(noise_modes(events))
+        by += "" if words is None else f"; {words}"
         raise BudgetError(
             f"the run costs ε = {shown(cost)} ({by}), above the policy's {cap.epsilon:.4g} (δ = {cap.delta:g}, "
             f"{cap.neighbours}); take more noise or fewer rounds"
@@ -85,7 +89,7 @@ def refuse_another_event(then: Event, now: Event) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class LedgerTotal:
     """ε of all runs in a ledger and what priced it; None where none can be stated, and then `note` says why: a trained
     run never fails."""
 
@@ -94,12 +98,12 @@ class Total:
     accountant: str | None = None
 
 
-def no_total(error: FedspaError) -> Total:
+def no_total(error: FedspaError) -> LedgerTotal:
     """Where the ledger cannot be priced now: another process wrote what this version cannot read, or damaged it."""
-    return Total(None, f"no ε over all runs in the ledger: {error}")
+    return LedgerTotal(None, f"no ε over all runs in the ledger: {error}")
 
 
-def largest_total(plan: Plan, ledger: Ledger, agents: int) -> Total:
+def largest_total(plan: Plan, ledger: Ledger, agents: int) -> LedgerTotal:
     """The largest over the agents of a simulation, of everything that the ledger holds, under the plan's relation."""
     spent = {name: ledger.spent(name) for name in map(agent_name, range(agents))}
     held = {event for events in spent.values() for event in events}
@@ -109,7 +113,7 @@ def largest_total(plan: Plan, ledger: Ledger, agents: int) -> Total:
     totals = (total(events, plan.delta, relation, ledger.first_plan(name)) for name, events in spent.items())
     largest, by = max(totals)
     if math.isinf(largest):
-        return Total(
+        return LedgerTotal(
             None,
             "no guarantee over all runs in the ledger: it holds participations without one against the server (in "
             "cpsgd, or with a clip value read off the data)",
@@ -117,12 +121,12 @@ def largest_total(plan: Plan, ledger: Ledger, agents: int) -> Total:
     words = seeded_words(noise_modes(sum(map(Counter, spent.values()), Counter[Event]())))
     by += "" if words is None else f"; {words}"
     if mixed:
-        return Total(
+        return LedgerTotal(
             None,
             "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
             f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({by})",
         )
-    return Total(largest, accountant=by)
+    return LedgerTotal(largest, accountant=by)
 
 
 def draw_run_name(folder: Path) -> str:
@@ -217,14 +221,12 @@ class Books(ExitStack[None]):
             return
         path = self.ledger.path
         log = path.with_name(f"{path.name}-wal")
-        try:
+        with worded(LedgerError, lambda why: f"{log} cannot be written: {why}; mend that, then resume"):
             durable.force(log if log.exists() else path)
             durable.force(path_of(path))
             durable.force_folder(log.parent)
-        except OSError as error:
-            raise LedgerError(f"{log} cannot be written: {error.strerror or error}; mend that, then resume") from None
 
-    def total(self) -> Total | None:
+    def total(self) -> LedgerTotal | None:
         """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server."""
         if self._job.plan is None or self.ledger is None or self._job.config.run.ledger is None:
             return None

@@ -100,6 +100,17 @@ class Data(Section):
         description="How records are dealt out: `iid`, `dirichlet` (label skew, see `alpha`), `shards` (few labels per "
         "agent).",
     )
+    person: Name | None = Field(
+        None,
+        description="What says whose a training record is: the column of a table, or the array of an `.npz`, one id "
+        "per record. Each person is then protected, and not each record: gradient, clip, noise, sampling, m, δ and ε "
+        "are per person. Data from Python brings its persons along.",
+    )
+    person_records: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        8,
+        description="The most records of a person that count, a public number; which ones, is drawn at random. More "
+        "make a person's gradient steadier and a step slower, at the same ε.",
+    )
     alpha: Annotated[float, Field(ge=ALPHA_RANGE[0], le=ALPHA_RANGE[1])] = Field(
         0.5, description="Concentration of `dirichlet`: small is skewed, large is nearly iid."
     )
@@ -212,15 +223,19 @@ class Algorithm(Section):
 
 
 class Privacy(Section):
-    """What is promised to each record, and the noise that keeps it."""
+    """What is promised to each record, or to each person (`data.person`), and the noise that keeps it."""
 
     epsilon: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
-        None, description="ε for each record over the whole run; the noise follows. This or `noise_multiplier`."
+        None,
+        description="ε for each record or person over the whole run; the noise follows. This or `noise_multiplier`.",
     )
     noise_multiplier: Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)] | None = Field(
         None, description="σ in units of √p·G/B (`coordinate`) or C/B (`l2`); ε follows."
     )
-    delta: Annotated[float, Field(ge=1e-30, lt=1)] = Field(1e-3, description="δ, below 1 over the records of an agent.")
+    delta: Annotated[float, Field(ge=1e-30, lt=1)] = Field(
+        1e-3,
+        description="δ, below 1 over the records of an agent; where persons are protected, below 1 over all persons.",
+    )
     neighbours: Literal["add-remove", "replace-one"] | None = Field(
         None,
         description="Which data are neighbours: with a record or without it (`add-remove`, for `poisson`), or with "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedspa.runs.books import Total, refuse_over_budget
+from fedspa.runs.books import LedgerTotal, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import Guarantee
@@ -73,7 +73,7 @@ class Course:
         )
         self.folder.save(state, self.job.config.run.keep)
 
-    def summary(self, guarantee: Guarantee | None, total: Total | None) -> dict[str, Any]:
+    def summary(self, guarantee: Guarantee | None, total: LedgerTotal | None) -> dict[str, Any]:
         """Of the run, whose model now has its last parameters."""
         self.job.server.model.load(self.server.state.model)
         summary = summarise(self.job, self.history, guarantee, self.seconds, self.server.closing(), total)

@@ -90,13 +90,23 @@ def not_private_because(plan: Plan | None, noise: str) -> str | None:
 
 def promised(plan: Plan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:
     """What a summary says of privacy; `noise` is where it came from. None throughout where nothing is promised."""
-    keys = ("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant")
+    keys = (
+        "unit",
+        "epsilon",
+        "epsilon_replace_one",
+        "epsilon_published",
+        "delta",
+        "neighbours",
+        "sampling",
+        "accountant",
+    )
     if plan is None or guarantee is None:
         others = ("noise_multiplier", "participations_max", "noise", "adversary", "bits", "trials")
         why = not_private_because(None, noise)
         return {**dict.fromkeys((*keys, *others)), "private": False, "not_private_because": why}
     why = not_private_because(plan, noise)
     return {
+        "unit": plan.unit,
         "epsilon": guarantee.epsilon_max(plan.neighbours),
         "epsilon_replace_one": guarantee.epsilon_max("replace-one"),
         "epsilon_published": guarantee.epsilon_published(),

@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.data.datasets import Dataset
 from fedspa.engine.generic import GenericEngine
-from fedspa.examples import moved, taken
+from fedspa.examples import Examples, moved, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms import Plan
 
@@ -24,12 +23,12 @@ from fedspa.mechanisms import Plan
 AGENTS, RECORDS = 10, 10
 
 
-def median_clip(plan: Plan, model: FlatModel, data: Dataset, holdings: Sequence[NDArray[np.int64]]) -> float:
+def median_clip(plan: Plan, model: FlatModel, train: Examples, holdings: Sequence[NDArray[np.int64]]) -> float:
     """Median over examples of a few agents at θ₀: of |g_j| ≠ 0 for `coordinate`, of the active part's norm for `l2`."""
     theta = model.flatten()
     chosen = [i for held in holdings[:AGENTS] for i in held[:RECORDS]]
     index = torch.tensor(chosen)
-    x, y = (moved(taken(tree, index), theta.device) for tree in (data.train_x, data.train_y))
+    x, y = (moved(taken(tree, index), theta.device) for tree in train)
     rows = torch.cat(list(GenericEngine(model.module, model.task).rows(theta, x, y, None)))
     if plan.clip == "coordinate":
         magnitudes = rows.abs()

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedspa.algorithms import ALGORITHMS
 from fedspa.data.participation import cap_for
+from fedspa.errors import PrivacyError
 from fedspa.mechanisms import Asked, Mechanism, Plan
-from fedspa.privacy.event import Event
+from fedspa.privacy.event import Event, Unit
 
 if TYPE_CHECKING:
     from fedspa.runs.config import Config
@@ -21,12 +22,17 @@ def cap_of(config: Config) -> int:
 
 def plan_of(config: Config, event: Event, dimension: int, active: int) -> Plan:
     """The plan whose participations are `event`; of the config, only what an event does not say is read."""
-    return _mechanism(config).of_event(event, _asked(config, dimension, active, event.records))
+    if config.data.person is not None and event.unit != "person":
+        raise PrivacyError(
+            f"the ledger says that each {event.unit} was protected, the config names data.person: rely on no ε of this "
+            "page"
+        )
+    return _mechanism(config).of_event(event, _asked(config, dimension, active, event.records, event.unit))
 
 
-def calibrated_plan(config: Config, dimension: int, active: int, records: int) -> Plan:
+def calibrated_plan(config: Config, dimension: int, active: int, records: int, unit: Unit) -> Plan:
     """The plan of a run that is to start, with the least noise that its ε allows."""
-    return _mechanism(config).calibrated(_asked(config, dimension, active, records))
+    return _mechanism(config).calibrated(_asked(config, dimension, active, records, unit))
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -41,7 +47,7 @@ def _mechanism(config: Config) -> Mechanism:
     return mechanism
 
 
-def _asked(config: Config, dimension: int, active: int, records: int) -> Asked:
+def _asked(config: Config, dimension: int, active: int, records: int, unit: Unit) -> Asked:
     algorithm, privacy = config.algorithm, config.privacy
     return Asked(
         dimension=dimension,
@@ -60,4 +66,5 @@ def _asked(config: Config, dimension: int, active: int, records: int) -> Asked:
         epsilon=privacy.epsilon,
         accountant=privacy.accountant,
         options=flat(config),
+        unit=unit,
     )

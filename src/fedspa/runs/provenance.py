@@ -36,14 +36,19 @@ TOLD = frozenset({"class of the module", COMMIT})
 ROUNDING = frozenset({"Python version", "torch version", "numpy version", "instruction set", "device"})
 
 # Functions of the records without any noise: they stay beside the records.
-_RECORDS = ("training records", "training labels", "test records", "test labels", "agents' holdings")
+_RECORDS = ("training records", "training labels", "test records", "test labels", "persons", "agents' holdings")
 UNPUBLISHED = frozenset({"number of training records", *(f"digest of the {name}" for name in _RECORDS)})
 
 
 def digests_of(data: Dataset) -> dict[str, Fact]:
     """Of every record and label. It takes a quarter of a second for MNIST, and can be made beside other work."""
+    persons = {} if data.persons is None else {"persons": torch.from_numpy(data.persons)}
     return _digests(
-        training_records=data.train_x, training_labels=data.train_y, test_records=data.test_x, test_labels=data.test_y
+        training_records=data.train_x,
+        training_labels=data.train_y,
+        test_records=data.test_x,
+        test_labels=data.test_y,
+        **persons,
     )
 
 

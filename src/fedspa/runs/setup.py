@@ -18,6 +18,7 @@ from fedspa.data.datasets import Dataset, load
 from fedspa.data.features import Features
 from fedspa.data.participation import schedule
 from fedspa.data.partition import partition
+from fedspa.data.persons import blank_person, grouped, labels_of, owners_of
 from fedspa.data.view import view, with_floats
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.task import Engine
@@ -27,13 +28,14 @@ from fedspa.learning import models
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.initial import oriented
-from fedspa.learning.tasks import Classification
+from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.own import Loss
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
+from fedspa.privacy.event import Unit
 from fedspa.randomness.sparsify import MaskMode
-from fedspa.randomness.streams import derive_key, mask_seed, root_key
+from fedspa.randomness.streams import Stream, derive_key, mask_seed, root_key
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.initial_clip import median_clip
@@ -76,9 +78,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Simulated(Job):
-    """With the agents: `holdings[i]` are the training records of agent i."""
+    """With the agents: `train` is what they train on, records or persons, `holdings[i]` are those of agent i."""
 
     data: Dataset
+    train: Examples
     holdings: list[NDArray[np.int64]]
     engine: Engine
     engine_reason: str
@@ -109,18 +112,22 @@ def prepare(
     data = replace(data, train_y=train_y, test_y=job.server.test.y, classes=classes)
     require_known(job.server.model, data.train_x, data.train_y, what)
     server, plan, run = job.server, job.plan, config.run
+    train = trained_on(config, data)
+    like, trained = _trained(config, unit_of(config, data), data.like, server.model.task)
     if plan is not None and plan.clip_rule == "median":
-        server = replace(server, clip_value=median_clip(plan, server.model, data, holdings))
+        model = FlatModel(server.model.module, trained)
+        server = replace(server, clip_value=median_clip(plan, model, train, holdings))
     return Simulated(
         config=config,
         server=server,
         cap=job.cap,
         data_name=job.data_name,
         data=data,
+        train=train,
         holdings=holdings,
         engine=server.engine,
         engine_reason=reason(
-            run.engine, server.model.module, data.like, run.device, config.privacy.noise == "exact", server.model.task
+            run.engine, server.model.module, like, run.device, config.privacy.noise == "exact", trained
         ),
     )
 
@@ -133,7 +140,8 @@ def prepare_server(
     task: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> Job:
-    """The server's part, for agents that hold so many records each. Of `data` it gets the held-out records."""
+    """The server's part, for agents that hold so many records, or persons, each. Of `data` it gets the held-out
+    records, which stay records whoever they belong to."""
     asked = task if task is not None else config.task.name
     learned = resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, config.task.options)
     like, test = (
@@ -162,13 +170,15 @@ def prepare_server(
     active = _active(settings.compression, model.dimension) if algorithm.sparse else model.dimension
     if layers is not None:
         active = sum(k for _, k in layers)
-    _refuse_sizes(config, sizes)
+    unit = unit_of(config, data)
+    _refuse_sizes(config, sizes, unit)
     # The fewest records an agent has: its sampling rate is the largest, so noise that serves it serves all.
-    plan = calibrated_plan(config, model.dimension, active, min(sizes)) if algorithm.private else None
+    plan = calibrated_plan(config, model.dimension, active, min(sizes), unit) if algorithm.private else None
     if plan is not None:
         refuse_unpriced(plan, config.privacy.accountant)
     mask: MaskMode = algorithm.mask or settings.mask
     public_key = derive_key(root_key("seeded", run.seed), "public")
+    like, trained = _trained(config, unit, like, learned)
     server = ServerJob(
         model=model,
         algorithm=algorithm,
@@ -195,7 +205,7 @@ def prepare_server(
         clip_value=None if plan is None else plan.clip_value,
         public_key=public_key,
         test=test,
-        engine=choose(run.engine, module, like, run.device, run.threads, exact, run.tf32, learned),
+        engine=choose(run.engine, module, like, run.device, run.threads, exact, run.tf32, trained),
         threads=run.threads,
         metrics=metrics or {},
     )
@@ -210,23 +220,52 @@ def records_of(config: Config, data: Dataset | None = None, module: nn.Module | 
         )
     named, alone = config.data, config.privacy.noise == "exact"
     if data is None and named.features is not None:
-        return _mapped(named.name, named.dir, named.features, named.holdout, alone)
-    data = data if data is not None else load(named.name, Path(named.dir))
+        return _mapped(named.name, named.dir, named.person, named.features, named.holdout, alone)
+    data = data if data is not None else load(named.name, Path(named.dir), named.person)
     data = view(data, named.features, named.holdout, alone=alone)
     return with_floats(data) if module is None and config.model.name in models.NAMES else data
 
 
+def unit_of(config: Config, data: Dataset) -> Unit:
+    """What is protected. A deployed server knows no persons, and is told by `data.person` that its agents do."""
+    return "record" if data.persons is None and config.data.person is None else "person"
+
+
 def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
-    """Which training records each simulated agent holds."""
+    """Which training records each simulated agent holds; which persons, where those are protected."""
+    labels, owners = _labels(data.train_y), data.owners
+    if data.persons is not None:
+        labels = labels_of(data.persons, labels)
+        owners = None if owners is None else owners_of(data.persons, owners)
+    elif config.data.person is not None:
+        raise ConfigError(
+            f"data.person is {config.data.person!r}; the data {data.name!r} does not say whose its records are: leave "
+            "it out, or bring persons along (fedspa.from_arrays(…, persons=ids))"
+        )
+    if owners is not None:
+        return _held(config, owners)
     rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
-    if data.owners is not None:
-        return _held(config, data.owners)
-    return partition(_labels(data.train_y), config.federation.agents, rule, alpha=alpha, seed=seed)
+    return partition(labels, config.federation.agents, rule, alpha=alpha, seed=seed)
+
+
+def trained_on(config: Config, data: Dataset) -> Examples:
+    """The training records, or the persons whose they are. What counts of a person is drawn from the run's private
+    randomness: `data.persons` says why."""
+    train = Examples(data.train_x, data.train_y)
+    if data.persons is None:
+        return train
+    draws = Stream(derive_key(root_key(config.privacy.noise, config.run.seed), "records of persons"))
+    return grouped(*train, data.persons, config.data.person_records, draws.uint64(len(data.persons)))
+
+
+def _trained(config: Config, unit: Unit, like: Examples, task: Task) -> tuple[Examples, Task]:
+    """An example as agents train on it, and their task, from those of records."""
+    return (like, task) if unit == "record" else (blank_person(like, config.data.person_records), PerPerson(task))
 
 
 @lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
-def _mapped(name: str, folder: str, features: Features, holdout: float, alone: bool) -> Dataset:
-    return view(load(name, Path(folder)), features, holdout, alone=alone)
+def _mapped(name: str, folder: str, person: str | None, features: Features, holdout: float, alone: bool) -> Dataset:
+    return view(load(name, Path(folder), person), features, holdout, alone=alone)
 
 
 def _held(config: Config, owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -281,14 +320,17 @@ def _layers(shares: list[float] | None, sizes: list[int]) -> tuple[tuple[int, in
     return layers
 
 
-def _refuse_sizes(config: Config, sizes: set[int]) -> None:
+def _refuse_sizes(config: Config, sizes: set[int], unit: Unit) -> None:
+    agents = config.federation.agents
     if config.algorithm.batch > min(sizes):
         raise ConfigError(
-            f"algorithm.batch is {config.algorithm.batch}; the smallest of the {config.federation.agents} agents holds "
-            f"{min(sizes)} records: at most that"
+            f"algorithm.batch is {config.algorithm.batch}; the smallest of the {agents} agents holds "
+            f"{min(sizes)} {unit}s: at most that"
         )
-    if config.private and config.privacy.delta >= 1 / max(sizes):
+    # With δ a person may be exposed whole, so it must be small against all of them: an agent may be one person's phone.
+    among, held = (max(sizes), "agents hold") if unit == "record" else (agents * max(sizes), f"{agents} agents hold")
+    if config.private and config.privacy.delta >= 1 / among:
         raise ConfigError(
-            f"privacy.delta is {config.privacy.delta}; agents hold up to {max(sizes)} records: it must be below "
-            f"1/{max(sizes)} = {1 / max(sizes):.3g}"
+            f"privacy.delta is {config.privacy.delta}; {held} up to {max(sizes)} {unit}s"
+            f"{' each' * (unit == 'person')}: it must be below 1/{among} = {1 / among:.3g}"
         )

@@ -17,7 +17,7 @@ from fedspa.agent.participate import Invitation, agent_name, participate
 from fedspa.algorithms import Agent, Terms
 from fedspa.engine.task import ReadsRows
 from fedspa.errors import PayloadError
-from fedspa.examples import Examples, Tree, leaves, mapped, taken
+from fedspa.examples import Tree, leaves, mapped, taken
 from fedspa.randomness.streams import agent_key, root_key
 from fedspa.runs.books import Books
 from fedspa.runs.metrics import RoundMetrics
@@ -67,7 +67,7 @@ class Simulation:
     def _agents(self, cohort: list[int], terms: Terms) -> list[Agent]:
         """The agents of a round, with their records: valid until the next round's are asked for."""
         holdings = [self.job.holdings[number] for number in cohort]
-        train = Examples(self.job.data.train_x, self.job.data.train_y)
+        train = self.job.train
         if isinstance(self.job.engine, ReadsRows):
             return [
                 self._agent(number, terms, *train, torch.from_numpy(rows)) for number, rows in zip(cohort, holdings)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedspa.learning.tasks import Baseline, Task
-from fedspa.runs.books import Total
+from fedspa.runs.books import LedgerTotal
 from fedspa.runs.guarantee import Guarantee, not_private_because, promised
 from fedspa.runs.metrics import RoundMetrics, better, label, shown_score
 from fedspa.runs.setup import Job, Simulated
@@ -47,7 +47,7 @@ def summarise(
     guarantee: Guarantee | None,
     seconds: float,
     closing: Closing,
-    total: Total | None = None,
+    total: LedgerTotal | None = None,
 ) -> dict[str, Any]:
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 

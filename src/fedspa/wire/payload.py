@@ -3,8 +3,8 @@
     offset  bytes  field
          0      4  magic "FSPA"
          4      1  version, 1
-         5      1  coding: 0 f32, 1 f16, 2 int, 3 binomial (cpSGD's whole numbers: `integers.py`)
-         6      1  scale of the table (int), else 0
+         5      1  coding: 0 f32, 1 f16, 2 int, 3 binomial (`mechanisms/binomial/codec.py`)
+         6      1  scale of the table (int, binomial), else 0
          7      1  flags, 0
          8      4  round
         12      4  d
@@ -170,7 +170,7 @@ def sealed(header: Header, body: bytes) -> bytes:
 
 
 def opened(data: bytes, expect: Expected, limits: Callable[[str, int], tuple[int, int]]) -> tuple[Header, bytes]:
-    """Header and body of `data`, held against what was expected; the body's length against `limits(coding, k)`."""
+    """Header and body of `data`, after a check against `expected` and of the body's length by `limits(coding, k)`."""
     if len(data) < HEADER_BYTES:
         raise PayloadError("length", f"{len(data)} bytes; a payload has at least {HEADER_BYTES}")
     magic, version, kind, scale, flags, *rest = FIELDS.unpack_from(data)

@@ -12,8 +12,8 @@ entries, A = 2^(⌈i/8⌉ + 1) ≥ 8s; all other integers share the escape. Freq
     U   = ⌊2^14/(2A + 2)⌋,  F = 2^24 − (2A + 2)·U,  W = w_0 + 2·(w_1 + … + w_A)
     f(n) = U + ⌊F·w_|n|/W⌋,  f(escape) = U;  what is left of 2^24 goes to f(0).
 
-The uniform part U is about a thousandth of the weight: it costs 0.0014 bits a value and keeps an outlier under 15 bits
-at the usual scales.
+The uniform part U is about a thousandth of the weight: it costs 0.0014 bits per value and keeps an outlier under 15
+bits at the usual scales.
 """
 
 from __future__ import annotations

@@ -7,40 +7,25 @@ the stored events cost together is for `cap` to say.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from fedspa.agent.ledger import schema as ledger_schema
+from fedspa.agent.ledger import content
+from fedspa.agent.ledger import file as ledger_file
 from fedspa.agent.ledger import witness as ledger_witness
-from fedspa.agent.ledger.errors import damaged, explained
+from fedspa.agent.ledger.content import Reservation, parsed
+from fedspa.agent.ledger.errors import explained
+from fedspa.agent.ledger.schema import entry_hash
 from fedspa.agent.ledger.witness import Witness
-from fedspa.errors import BudgetError, LedgerError, PrivacyError
-from fedspa.mechanisms import UnknownKind, event_of
+from fedspa.errors import BudgetError, LedgerError
 from fedspa.privacy.cap import Cap, FirstPlan, Total, admits, total
-from fedspa.privacy.event import MOST, Event, Neighbours, same_event, told
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """One entry. `fresh` is False where an earlier call had made it; `digest` is what was released under it, if any."""
-
-    sequence: int
-    agent: str
-    run: str
-    message: str
-    event: Event
-    reserved_at: str
-    fresh: bool
-    digest: str | None
+from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, same_event, seeded_words, told
 
 
 class Ledger:
@@ -52,7 +37,7 @@ class Ledger:
         self._connection = connection
         self._simulated = simulated
         self._process = os.getpid()
-        self._file = ledger_schema.identity(path)
+        self._file = ledger_file.identity(path)
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = True, simulated: bool = False) -> Self:
@@ -67,8 +52,8 @@ class Ledger:
         """
         path = Path(path)
         if create and not path.exists():
-            ledger_schema.create(path)
-        connection = ledger_schema.connect(path, "rw")
+            ledger_file.create(path)
+        connection = ledger_file.connect(path, "rw")
         try:
             with explained(path):
                 for (text,) in connection.execute("SELECT text FROM event"):
@@ -88,9 +73,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def reserve(
@@ -143,10 +126,11 @@ class Ledger:
         ids = {event: self._event_id(event.to_json()) for event in dict.fromkeys(events.values())}
         entries, link = self._connection.execute("SELECT entries, hash FROM head").fetchone()
         now = _now()
-        beginners = set() if announced is None else set(events) - self._known(events)
+        beginners = set() if announced is None else set(events) - content.known(self._connection, events)
         plans: list[tuple[str, int, int | None]] = []
+        self._refuse_another_unit(events)
         for agent, event in events.items():
-            found = self._find(agent, run, message)
+            found = content.find(self.path, self._connection, agent, run, message)
             if found is None:
                 if cap is not None:
                     self.require(agent, event, cap, announced=announced)
@@ -154,7 +138,7 @@ class Ledger:
                 sequence = entries + 1 + len(rows)
                 plan = announced if agent in beginners else None
                 plans += [] if plan is None else [(agent, sequence, plan)]
-                link = ledger_schema.entry_hash(link, sequence, agent, run, message, text, now, plan)
+                link = entry_hash(link, sequence, agent, run, message, text, now, plan)
                 rows.append((sequence, agent, run, message, event_id, now, link))
                 found = Reservation(sequence, agent, run, message, event, now, fresh=True, digest=None)
             elif not same_event(found.event, event):
@@ -167,11 +151,13 @@ class Ledger:
         self._connection.executemany("INSERT INTO plan VALUES (?, ?, ?)", plans)
         return reserved
 
-    def _known(self, agents: Iterable[str]) -> set[str]:
-        """Those of `agents` that have entries."""
-        wanted = json.dumps(list(agents))
-        query = "SELECT DISTINCT agent FROM total WHERE agent IN (SELECT value FROM json_each(?))"
-        return {agent for (agent,) in self._connection.execute(query, (wanted,))}
+    def _refuse_another_unit(self, events: Mapping[str, Event]) -> None:
+        """An agent's entries protect records, or they protect persons: a total of both would be neither's."""
+        texts = self._connection.execute("SELECT text FROM event")
+        units = {parsed(self.path, text).unit for (text,) in texts} | {event.unit for event in events.values()}
+        if len(units) > 1:  # in some agent's entries: it may not be one of these
+            for agent, event in events.items():
+                _check_unit(agent, content.spent(self.path, self._connection, agent), event)
 
     def _event_id(self, text: str) -> tuple[int, str]:
         """The number under which this event is kept, from now on if it was not known; and its text."""
@@ -218,21 +204,7 @@ class Ledger:
     def find(self, agent: str, run: str, message: str) -> Reservation | None:
         """The entry of this triple, if there is one."""
         with explained(self.path):
-            return self._find(agent, run, message)
-
-    def _find(self, agent: str, run: str, message: str) -> Reservation | None:
-        row = self._connection.execute(
-            "SELECT sequence, event.text, reserved_at, release.digest FROM entry "
-            "JOIN event ON event.id = entry.event LEFT JOIN release USING (sequence) "
-            "WHERE agent = ? AND run = ? AND message = ?",
-            (agent, run, message),
-        ).fetchone()
-        if row is None:
-            return None
-        sequence, text, reserved_at, digest = row
-        return Reservation(
-            sequence, agent, run, message, parsed(self.path, text), reserved_at, fresh=False, digest=digest
-        )
+            return content.find(self.path, self._connection, agent, run, message)
 
     def participations(self, agent: str, run: str) -> int:
         """How many entries `agent` has in `run`."""
@@ -250,12 +222,12 @@ class Ledger:
     def spent(self, agent: str) -> Mapping[Event, int]:
         """What `agent` spent in all its runs: distinct events and how often each (read from the kept totals)."""
         with explained(self.path):
-            return spent(self.path, self._connection, agent)
+            return content.spent(self.path, self._connection, agent)
 
     def first_plan(self, agent: str) -> FirstPlan | None:
         """What was announced with the first entry of `agent`, if anything was."""
         with explained(self.path):
-            return first_plan(self.path, self._connection, agent)
+            return content.first_plan(self.path, self._connection, agent)
 
     def total(self, agent: str, delta: float, neighbours: Neighbours) -> Total:
         """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`, and what shows it."""
@@ -283,11 +255,14 @@ class Ledger:
             return
         spent = self.epsilon(agent, cap.delta, cap.neighbours)
         plan = self._plan(agent, event, announced or participations)
-        after = total(self._after(agent, event, participations), cap.delta, cap.neighbours, plan)
+        events = self._after(agent, event, participations)
+        after = total(events, cap.delta, cap.neighbours, plan)
+        words = seeded_words(noise_modes(events))
+        by = after.by if words is None else f"{after.by}; {words}"
         raise BudgetError(
             f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent):.4g} left: {spent:.4g} of its cap "
             f"{cap.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
-            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {after.by}); "
+            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {by}); "
             "ask for fewer or noisier participations"
         )
 
@@ -298,7 +273,9 @@ class Ledger:
     def _after(self, agent: str, event: Event, participations: int) -> Mapping[Event, int]:
         if participations < 1:
             raise LedgerError(f"participations is {participations}; it must be at least 1")
-        return Counter(self.spent(agent)) + Counter({event: participations})
+        spent = self.spent(agent)
+        _check_unit(agent, spent, event)
+        return Counter(spent) + Counter({event: participations})
 
     @contextmanager
     def _write(self) -> Iterator[None]:
@@ -309,7 +286,7 @@ class Ledger:
         with explained(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                if ledger_schema.identity(self.path) != self._file:
+                if ledger_file.identity(self.path) != self._file:
                     raise LedgerError(
                         f"{self.path} was removed or replaced while in use; put the ledger back and start again"
                     )
@@ -324,42 +301,14 @@ class Ledger:
         ledger_witness.advance(self.path, Witness(self.name, head), force=not self._simulated)
 
 
-def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Event]:
-    """Distinct events of `agent` with their counts."""
-    counts: Counter[Event] = Counter()
-    query = "SELECT text, count FROM total JOIN event ON event.id = total.event WHERE agent = ?"
-    for text, count in connection.execute(query, (agent,)):
-        counts[parsed(path, text)] += count
-    return counts
-
-
-def first_plan(path: Path, connection: sqlite3.Connection, agent: str) -> FirstPlan | None:
-    """What was announced with the first entry of `agent`, if anything was."""
-    if not ledger_schema.knows_plans(connection):
-        return None
-    found = connection.execute(
-        "SELECT text, participations FROM plan JOIN entry USING (sequence) JOIN event ON event.id = entry.event "
-        "WHERE plan.agent = ?",
-        (agent,),
-    ).fetchone()
-    return None if found is None else announced_plan(path, parsed(path, found[0]), found[1])
-
-
-def announced_plan(path: Path, event: Event, participations: object) -> FirstPlan:
-    """A first plan as the ledger's columns have it, which damage may have changed."""
-    if not (isinstance(participations, int) and participations >= 1):
-        raise LedgerError(damaged(path, "a first plan has no whole number of participations"))
-    return FirstPlan(event, participations)
-
-
-def parsed(path: Path, text: str) -> Event:
-    """The event that a ledger stores as `text`."""
-    try:
-        return event_of(text)
-    except UnknownKind as error:  # a backup would know nothing of what was spent since
-        raise LedgerError(f"{path} was written by a newer fedspa ({error}); upgrade fedspa here") from error
-    except PrivacyError as error:
-        raise LedgerError(f"{path} holds what is no event: {error}; restore it from a backup") from error
+def _check_unit(agent: str, spent: Iterable[Event], event: Event) -> None:
+    for other in spent:
+        if other.unit != event.unit:
+            raise LedgerError(
+                f"agent {agent!r} has entries that protect each {other.unit}, and this one protects each {event.unit}: "
+                f"their ε do not add up; take a run whose unit is the {other.unit}, or an agent's name of its own for "
+                "records that this agent never used (docs/persons.md)"
+            )
 
 
 def _check_name(name: str, value: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedspa.agent.ledger import schema as ledger_schema
+from fedspa.agent.ledger import file as ledger_file
 from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.errors import explained
 from fedspa.agent.ledger.witness import Witness
@@ -48,10 +48,10 @@ def accept(path: Path, entries: int) -> Loss:
 
     `entries` must be what the ledger holds now: who accepts has looked. Whatever else is wrong is still refused.
     """
-    with explained(path), closing(ledger_schema.connect(path, "rw", witnessed=False)) as connection:
+    with explained(path), closing(ledger_file.connect(path, "rw", witnessed=False)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         if ledger_witness.name(connection) is None:
-            ledger_schema.upgrade(connection, secrets.token_hex(16))
+            ledger_file.upgrade(connection, secrets.token_hex(16))
         name, head, seen = ledger_witness.name(connection), ledger_witness.head(connection), None
         assert name is not None
         try:

@@ -17,11 +17,12 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedspa.errors import LedgerError
+from fedspa import durable
+from fedspa.errors import LedgerError, worded
 
 GENESIS = hashlib.sha256(b"fedspa ledger").hexdigest()  # the hash of no entries
 REMEDY = (
@@ -79,7 +80,7 @@ def make(ledger: Path, witness: Witness) -> None:
             os.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        durable.force_folder(path.parent)
 
 
 def read(ledger: Path) -> Witness | None:
@@ -149,16 +150,6 @@ def require(path: Path, connection: sqlite3.Connection, own: str | None, seen: W
         raise LedgerError(f"{path} cannot be relied on: {problem}; {REMEDY}")
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the new name itself durable (a file's own fsync does not)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _encoded(witness: Witness) -> bytes:
     head = witness.head
     text = (
@@ -202,12 +193,6 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
             os.close(descriptor)
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LedgerError(
-            f"the ledger's witness {path} cannot be used: {error.strerror or error}; nothing may be released before it "
-            "is there and can be written"
-        ) from None
+def _explained(path: Path) -> AbstractContextManager[None]:
+    rule = "nothing may be released before it is there and can be written"
+    return worded(LedgerError, lambda why: f"the ledger's witness {path} cannot be used: {why}; {rule}")

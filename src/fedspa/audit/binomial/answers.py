@@ -1,9 +1,9 @@
 """Whole answers of agents: their noise, sampler and keys, and how far apart the answers of neighbours are.
 
-What clips here is the engine of a run, and no function of `mechanism`. Neighbours are two agents with the same keys
-that hold all records in common but one. Sampling (of all), coins and noise are the same, so the answers differ by what
-that record may move: at most Δ∞, Δ₁ and Δ₂ of `binomial.bound`. There are so many levels that rounding, less than one
-of them a coordinate, hardly shows: the bounds hold of sound code without any chance.
+The engine of a run clips here, and no function of `mechanisms`. Neighbours are two agents with the same keys that hold
+all records in common but one. Sampling (of all), coins and noise are the same, so the answers differ by what that
+record may move: at most Δ∞, Δ₁ and Δ₂ of `binomial.bound`. There are so many levels that rounding, by less than one
+level per coordinate, hardly shows: the bounds hold of sound code without any chance.
 
 A two-class model has antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever its layers: once both
 are clipped, they are the two worst records there are.
@@ -22,13 +22,12 @@ from torch import Tensor, nn
 
 from fedspa.audit.binomial.release import binomial_law
 from fedspa.audit.binomial.target import Target, variant
-from fedspa.audit.probe import DIMENSION, INPUTS, SEED, Model, answers, certain_model, replayed_keys
+from fedspa.audit.probe import DIMENSION, INPUTS, SEED, Probe, answers, certain_model, replayed_keys
 from fedspa.audit.questions import cosines, sampler_questions
 from fedspa.audit.result import Question, certain
 from fedspa.audit.rows import HUGE
 from fedspa.audit.setting import Setting
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import dequantized
 
@@ -49,14 +48,14 @@ Record = tuple[Tensor, int]
 def answered(
     setting: Setting,
     target: Target,
-    model: Model,
+    model: Probe,
     plan: BinomialPlan,
     agents: Sequence[tuple[Tensor, Tensor, bytes]],
     t: int = 0,
 ) -> NDArray[np.int64]:
     """The numbers of each answer, [agents, coordinates]."""
     sent = answers(setting, target, model, plan, agents, t)
-    return np.stack([answer.numbers for answer in sent if isinstance(answer, IntegerUpdate)])
+    return np.stack([answer.values for answer in sent])
 
 
 def _silent(records: int) -> tuple[Tensor, Tensor]:
@@ -112,7 +111,7 @@ def keys_question(setting: Setting, target: Target) -> Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Model(Model):
+class _Probe(Probe):
     """`size` is that of an input on the bound, or of an ordinary one, `far` of one beyond the bound; a record of a
     `full` model reaches the bound in every coordinate."""
 
@@ -159,23 +158,23 @@ def most_apart(target: Target, plan: BinomialPlan) -> tuple[float, float, float]
     return largest, min(l1, math.sqrt(d) * r + d) * _ROUNDING, min(l2, r + math.sqrt(d)) * _ROUNDING
 
 
-def _models(plan: BinomialPlan, seed: int) -> Iterator[_Model]:
+def _models(plan: BinomialPlan, seed: int) -> Iterator[_Probe]:
     """Linear ones at θ = 0, where a gradient is ±x/2; and one with convolution, pooling and a hidden layer, whose bound
     is so small that ordinary records are far beyond it."""
     for bias in (False, True):
         module: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 2, bias=bias))
         own = replace(plan, dimension=2 * INPUTS + 2 * bias)
         on_bound = 2 * own.clip_norm / math.sqrt(2 * INPUTS)  # by the weights alone: a bias may be far below it
-        yield _Model(module, torch.zeros(own.dimension), (INPUTS,), own, on_bound, BEYOND * on_bound, full=not bias)
+        yield _Probe(module, torch.zeros(own.dimension), (INPUTS,), own, on_bound, BEYOND * on_bound, full=not bias)
     module = nn.Sequential(
         *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 2))
     )
     dimension = FlatModel(module).dimension
     theta = torch.randn(dimension, generator=torch.Generator().manual_seed(seed)) * 0.3
-    yield _Model(module, theta, (1, SIDE, SIDE), replace(plan, dimension=dimension, clip_value=1e-5), 1.0, 1.0)
+    yield _Probe(module, theta, (1, SIDE, SIDE), replace(plan, dimension=dimension, clip_value=1e-5), 1.0, 1.0)
 
 
-def _differences(setting: Setting, target: Target, model: _Model, plan: BinomialPlan) -> NDArray[np.int64]:
+def _differences(setting: Setting, target: Target, model: _Probe, plan: BinomialPlan) -> NDArray[np.int64]:
     """Of the answers of each pair of agents, [pairs, coordinates]."""
     key = setting.key("neighbours", plan.clip, plan.batch, plan.dimension)
     agents = [(x, y, key) for pair in _neighbours(model, plan.batch, setting.generator()) for x, y in pair]
@@ -184,7 +183,7 @@ def _differences(setting: Setting, target: Target, model: _Model, plan: Binomial
     return apart
 
 
-def _neighbours(model: _Model, batch: int, generator: torch.Generator) -> Iterator[list[tuple[Tensor, Tensor]]]:
+def _neighbours(model: _Probe, batch: int, generator: torch.Generator) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Agents that differ in one record, which comes first, in the middle or last. The others cancel each other, pull
     one way, pull the other way, do so with a third of them broken, or are random."""
     inputs, turn = math.prod(model.shape), torch.arange(batch)
@@ -205,7 +204,7 @@ def _neighbours(model: _Model, batch: int, generator: torch.Generator) -> Iterat
             yield agents
 
 
-def _pairs(model: _Model, signs: Tensor, generator: torch.Generator) -> Iterator[tuple[Record, Record]]:
+def _pairs(model: _Probe, signs: Tensor, generator: torch.Generator) -> Iterator[tuple[Record, Record]]:
     """(a record, what replaces it): opposite on the bound and ever further beyond it; broken, tiny, along an axis,
     random."""
     on_bound = model.size * signs

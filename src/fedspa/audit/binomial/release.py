@@ -48,7 +48,7 @@ def pair_questions(setting: Setting, target: Target, plan: BinomialPlan) -> list
     detail = f"{len(seen)} pairs of batches, the same coins and noise on both"
 
     def within(norm: int) -> Callable[[float], Finding]:
-        """Δ₁ and Δ₂ are bounds that hold together but for δ a pair."""
+        """Δ₁ and Δ₂ are bounds that hold together, except with chance δ for each pair."""
         return lambda alpha: Finding(target.claim(plan, alpha / len(seen))[norm], most[norm], detail)
 
     # Δ∞ holds without chance, whatever δ.

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms
-from fedspa.algorithms.base import Answer
 from fedspa.algorithms.cpsgd import respond
 from fedspa.audit.probe import MakeEngine, Respond, one_key, public_key
 from fedspa.audit.setting import Setting
@@ -25,6 +24,7 @@ from fedspa.examples import taken
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial import release as quantize
 from fedspa.mechanisms.binomial.bound import Sensitivity, sensitivity
+from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import Integers
 from fedspa.randomness.streams import Stream
@@ -40,7 +40,7 @@ class Target:
     variants: tuple[BinomialPlan, ...]
     release: Release = quantize.release
     engine: MakeEngine = Setting.make_engine
-    respond: Respond[Answer] = respond
+    respond: Respond[IntegerUpdate] = respond
     claim: Claim = lambda plan, delta: sensitivity(plan.event, delta)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ def _nearest(rows: list[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stre
     return quantize.release(rows, plan, seed, Tails(), noise)  # type: ignore[arg-type]
 
 
-def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
+def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[IntegerUpdate]:
     """Shuffled epochs, accounted as fresh samples: in round t the agent is handed the t-th batch of a shuffled order
     and no other records."""
     plan: Any = terms.plan
@@ -119,17 +119,21 @@ def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
         yield from respond(theta, only, [replace(agent, x=taken(agent.x, chosen), y=taken(agent.y, chosen))], engine)
 
 
+class _ClippingEngine(Engine, ClippedSums, Protocol):
+    """An engine that clips by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Longer:
     """An engine that adds up examples of up to twice the bound, in units of the right one."""
 
-    engine: ClippedSums
+    engine: _ClippingEngine
     name: str = "longer"
     separates_records: bool = False
     threads: int = 1
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
-        raise NotImplementedError("cpSGD trains by sums")
+        return self.engine.train(theta, tasks)
 
     def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
         total, zeroed = self.engine.clipped_sum(theta, x, y, clip, 2 * clip_value)

@@ -11,7 +11,7 @@ from fedspa.audit.result import Question
 from fedspa.audit.run import Audited
 from fedspa.audit.setting import Setting
 from fedspa.mechanisms.base import Clipping
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.event import Neighbours, Sampling
 
 
@@ -31,7 +31,7 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
 
 
 GAUSSIAN = Audited(
-    name=Plan.audited,
+    name=GaussianPlan.audited,
     choices={
         "noise": (),
         "clip": get_args(Clipping),

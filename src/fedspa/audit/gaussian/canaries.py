@@ -50,7 +50,7 @@ NOISE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Overheard:
     """A finished run: what the server got from which agent, and how far θ moved."""
 
     job: Simulated
@@ -85,7 +85,9 @@ def _run_questions(setting: Setting, target: Target) -> list[Question]:
     return [_masks(turns[0]), cosines("run: keys", values, what), _canaries(target, canary_run, inside)]
 
 
-def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor, *, compression: float, batch: int) -> Run:
+def _federation(
+    setting: Setting, target: Target, x: Tensor, labels: Tensor, *, compression: float, batch: int
+) -> Overheard:
     data = Dataset(x, labels, x[:2], torch.tensor([0, 1]), 2, "canaries")
     model = certain_model(x.shape[1])
     with tempfile.TemporaryDirectory(prefix="fedspa-audit-") as folder:
@@ -109,7 +111,7 @@ def _federation(setting: Setting, target: Target, x: Tensor, labels: Tensor, *, 
         with Books(job, Path(folder)) as books:
             for cohort in job.cohorts():
                 simulation.round(cohort, books)
-    return Run(job, sent, simulation.server.state.theta - start)
+    return Overheard(job, sent, simulation.server.state.theta - start)
 
 
 def _config(setting: Setting, target: Target, agents: int, compression: float, batch: int) -> Config:
@@ -122,7 +124,7 @@ def _config(setting: Setting, target: Target, agents: int, compression: float, b
     return load({"federation": federation, "algorithm": algorithm, "privacy": privacy, "run": run})
 
 
-def _masks(run: Run) -> Question:
+def _masks(run: Overheard) -> Question:
     """θ moves on the masks' coordinates and nowhere else."""
     reached = np.zeros(len(run.moved), dtype=np.bool_)
     for _, update in run.sent:
@@ -132,7 +134,7 @@ def _masks(run: Run) -> Question:
     return certain("run: masks", "count", 0.0, float(stray), detail)
 
 
-def _canaries(target: Target, run: Run, inside: Tensor) -> Question:
+def _canaries(target: Target, run: Overheard, inside: Tensor) -> Question:
     plan: Any = run.job.plan  # Gaussian: the config is that of fedspa
     neighbours: Neighbours = "add-remove" if plan.sampling == "poisson" else "replace-one"
     steps = ROUNDS * STEPS
@@ -143,7 +145,7 @@ def _canaries(target: Target, run: Run, inside: Tensor) -> Question:
     truth = inside.numpy()
     correct = int(truth[order[-half:]].sum() + (1 - truth[order[:half]]).sum())
     detail = (
-        f"{correct} of {2 * half} guesses right on {len(order)} canaries, {steps} steps an agent, q = 1, "
+        f"{correct} of {2 * half} guesses right on {len(order)} canaries, {steps} steps per agent, q = 1, "
         f"noise {NOISE:g}, δ = {DELTA:g}; weak: sees gross faults only"
     )
 
@@ -153,7 +155,7 @@ def _canaries(target: Target, run: Run, inside: Tensor) -> Question:
     return Question("run: canaries", "epsilon", judge)
 
 
-def _scores(run: Run) -> NDArray[np.float64]:
+def _scores(run: Overheard) -> NDArray[np.float64]:
     """How much each canary's own direction shows in its agent's updates: more is likelier in."""
     x, _ = tensors(run.job.data.train_x, run.job.data.train_y)
     x = x.to(torch.float64)

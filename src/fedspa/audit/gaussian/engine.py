@@ -21,7 +21,7 @@ from fedspa.audit.probe import DIMENSION, INPUTS, SEED, WEIGHTS, answers, certai
 from fedspa.audit.questions import Floats, cosines, noise_size, sampler_questions, threshold_attack
 from fedspa.audit.result import UNBOUNDED, Question, certain
 from fedspa.audit.setting import Setting
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import layered_coordinates
 
 ACTIVE = 48
@@ -35,7 +35,12 @@ SAMPLED_TASKS = 150
 
 
 def _releases(
-    setting: Setting, target: Target, plan: Plan, records: tuple[Tensor, Tensor], keys: Sequence[bytes], t: int = 0
+    setting: Setting,
+    target: Target,
+    plan: GaussianPlan,
+    records: tuple[Tensor, Tensor],
+    keys: Sequence[bytes],
+    t: int = 0,
 ) -> Floats:
     """The sum of the τ releases in each update, [keys, k] in gradient units: one agent for each key."""
     scale = plan.dimension / plan.active
@@ -46,12 +51,12 @@ def _releases(
     return np.stack([update.values for update in updates]).astype(np.float64) / (-rate * scale)
 
 
-def _probe_plan(plan: Plan) -> Plan:
+def _probe_plan(plan: GaussianPlan) -> GaussianPlan:
     """The plan's clipping, noise, batch and sampling, on the probe's coordinates."""
     return replace(plan, dimension=DIMENSION, active=ACTIVE, local_steps=1)
 
 
-def _records(plan: Plan, first: float | None) -> tuple[Tensor, Tensor]:
+def _records(plan: GaussianPlan, first: float | None) -> tuple[Tensor, Tensor]:
     """m records: the first of label 1 with x = first·(1, …, 1), or all of them null."""
     x, y = torch.ones(plan.records, INPUTS), torch.zeros(plan.records, dtype=torch.int64)
     if first is not None:
@@ -59,7 +64,7 @@ def _records(plan: Plan, first: float | None) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _pair(plan: Plan) -> tuple[float, float | None]:
+def _pair(plan: GaussianPlan) -> tuple[float, float | None]:
     """The worst record, and what is in its place under the plan's relation."""
     large = 10 * plan.clip_norm
     return large, None if plan.neighbours == "add-remove" else -large
@@ -70,7 +75,7 @@ def _engine(setting: Setting, target: Target) -> str:
     return f"engine {target.engine(setting, model.module, model.shape).name}"
 
 
-def pair_question(setting: Setting, target: Target, plan: Plan) -> Question:
+def pair_question(setting: Setting, target: Target, plan: GaussianPlan) -> Question:
     """One step of the engine on worst neighbours with the same key: the distance without chance."""
     plan = _probe_plan(q_one(plan))
     claimed, key = target.claimed_mu(plan), setting.key("engine pair")
@@ -88,7 +93,7 @@ def pair_question(setting: Setting, target: Target, plan: Plan) -> Question:
     return certain(f"engine: pair, {plan.neighbours}", "mu", claimed, distance, detail, holds)
 
 
-def mu_question(setting: Setting, target: Target, plan: Plan) -> Question:
+def mu_question(setting: Setting, target: Target, plan: GaussianPlan) -> Question:
     """The threshold attack on updates. Batches of two: further records only cost time."""
     plan = _probe_plan(q_one(replace(plan, batch=min(2, plan.batch))))
     worst, other = _pair(plan)

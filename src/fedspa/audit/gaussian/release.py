@@ -28,7 +28,7 @@ from fedspa.audit.result import UNBOUNDED, Question, certain
 from fedspa.audit.rows import HUGE, row_pairs, worst_row
 from fedspa.audit.setting import Setting
 from fedspa.mechanisms.clipping import CLIP_MARGIN
-from fedspa.mechanisms.gaussian.plan import CLIP_RATE, Plan
+from fedspa.mechanisms.gaussian.plan import CLIP_RATE, GaussianPlan
 from fedspa.randomness.sampling import Indices
 
 # Rounding of float32 gradients (6e-8), and the exact path's slack of 2⁻²⁰ in both grid and noise.
@@ -40,7 +40,7 @@ MOST_ATTACKED = 512
 MOST_VALUES = 4_000_000
 
 
-def pair_question(setting: Setting, target: Target, plan: Plan) -> Question:
+def pair_question(setting: Setting, target: Target, plan: GaussianPlan) -> Question:
     """Largest distance over all pairs and variants of the plan, relative to the plan's own claim."""
     generator = setting.generator()
     claimed, pairs = target.claimed_mu(plan), 0
@@ -59,7 +59,7 @@ def pair_question(setting: Setting, target: Target, plan: Plan) -> Question:
     return certain(f"pair, {plan.neighbours}", "mu", claimed, worst, detail, within and attained)
 
 
-def neighbouring_batches(plan: Plan, generator: torch.Generator) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+def neighbouring_batches(plan: GaussianPlan, generator: torch.Generator) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Chunked batches that differ in one example, which comes first or last; sizes around B, and none at all."""
     k = plan.active
     # A large model's rows are megabytes each: fewer of them.
@@ -87,7 +87,7 @@ def _chunks(rows: Tensor, generator: torch.Generator) -> list[Tensor]:
 
 
 def _distance(
-    setting: Setting, target: Target, plan: Plan, on_grid: bool, left: list[Tensor], right: list[Tensor]
+    setting: Setting, target: Target, plan: GaussianPlan, on_grid: bool, left: list[Tensor], right: list[Tensor]
 ) -> float:
     """Between the two releases, in standard deviations of the noise; a private clip's count is one more coordinate."""
     (mean, clip), (other_mean, other_clip) = (
@@ -100,12 +100,12 @@ def _distance(
     return math.sqrt(squared) if math.isfinite(squared) else math.inf
 
 
-def q_one(plan: Plan) -> Plan:
+def q_one(plan: GaussianPlan) -> GaussianPlan:
     """The plan with every record in every step: no amplification to hide behind."""
     return replace(plan, records=plan.batch)
 
 
-def worst_neighbours(plan: Plan, generator: torch.Generator) -> tuple[Tensor, Tensor | None, Tensor]:
+def worst_neighbours(plan: GaussianPlan, generator: torch.Generator) -> tuple[Tensor, Tensor | None, Tensor]:
     """Two datasets that attain the accountant's dominating pair: the first gradient, what replaces it (None where it is
     missing), and each of the others.
 
@@ -117,7 +117,7 @@ def worst_neighbours(plan: Plan, generator: torch.Generator) -> tuple[Tensor, Te
     return row, None if plan.neighbours == "add-remove" else -row, torch.zeros_like(row)
 
 
-def mu_question(setting: Setting, target: Target, plan: Plan) -> Question:
+def mu_question(setting: Setting, target: Target, plan: GaussianPlan) -> Question:
     """One step with every record in it, told apart by a threshold half-way."""
     plan = _attacked(q_one(plan))
     # In units of the noise, centred between the two datasets.
@@ -130,7 +130,7 @@ def mu_question(setting: Setting, target: Target, plan: Plan) -> Question:
     return threshold_attack(f"attack: μ, {plan.neighbours}", "mu", claimed, sides, middle, mu_lower, detail)
 
 
-def epsilon_question(setting: Setting, target: Target, plan: Plan) -> Question:
+def epsilon_question(setting: Setting, target: Target, plan: GaussianPlan) -> Question:
     """One step on a sample: sampler and release together, against the verified ε at a large δ."""
     plan = _attacked(plan)
     q = plan.event.rate
@@ -142,12 +142,12 @@ def epsilon_question(setting: Setting, target: Target, plan: Plan) -> Question:
     return threshold_attack(f"attack: ε, {plan.neighbours}", "epsilon", claimed, sides, best, bound, detail)
 
 
-def _attacked(plan: Plan) -> Plan:
+def _attacked(plan: GaussianPlan) -> GaussianPlan:
     """The plan, on no more coordinates than an attack needs."""
     return replace(plan, active=min(plan.active, MOST_ATTACKED))
 
 
-def _both(setting: Setting, target: Target, plan: Plan, label: str) -> list[Floats]:
+def _both(setting: Setting, target: Target, plan: GaussianPlan, label: str) -> list[Floats]:
     """Releases along the first gradient, in units of the noise, with it and without."""
     first, first_else, others = worst_neighbours(plan, setting.generator())
     direction = (first / first.norm()).to(torch.float64)
@@ -173,7 +173,7 @@ def _rows(batch: Indices, first: Tensor | None, others: Tensor) -> Iterator[Tens
 
 
 @cache
-def _best_threshold(plan: Plan, draws: int, delta: float, alpha: float) -> float:
+def _best_threshold(plan: GaussianPlan, draws: int, delta: float, alpha: float) -> float:
     """Where the bound would be largest if the claim were true, by the two densities in units of the noise."""
     q, shift = plan.event.rate, 1 / plan.noise_multiplier
     base = -plan.batch * shift if plan.sampling == "fixed" else 0.0

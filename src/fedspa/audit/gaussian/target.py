@@ -22,26 +22,26 @@ from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
 from fedspa.examples import taken
 from fedspa.mechanisms.base import Clipping
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.privacy.event import Neighbours, Sampling
 from fedspa.randomness.sampling import Indices, draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
 
-Batches = Callable[[Plan, Stream], Iterator[Indices]]
+Batches = Callable[[GaussianPlan, Stream], Iterator[Indices]]
 # Noise so small that it hides nothing.
 FAINT = 2.0**-12
-Release = Callable[[Iterable[Tensor], Plan, Stream, bool], tuple[Tensor, float]]
+Release = Callable[[Iterable[Tensor], GaussianPlan, Stream, bool], tuple[Tensor, float]]
 
 
-def fresh_batches(plan: Plan, stream: Stream) -> Iterator[Indices]:
+def fresh_batches(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
     """Step after step as in `engine.local.local_steps`."""
     while True:
         yield draw_batch(plan.sampling, plan.batch, plan.rate, plan.records, stream)
 
 
-def release(chunks: Iterable[Tensor], plan: Plan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def release(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
     return noisy_mean(chunks, plan, noise, on_grid=on_grid)
 
 
@@ -55,7 +55,7 @@ class Target:
     replace-one, in units of the plan's: 1 unless planted.
     """
 
-    plan: Plan
+    plan: GaussianPlan
     relations: tuple[Neighbours, ...]
     every_variant: bool = True
     batches: Batches = fresh_batches
@@ -68,12 +68,12 @@ class Target:
         if not self.plan.is_private:
             raise ConfigError("privacy.clip_rule is 'median', which is not private: there is no claim to audit")
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[GaussianPlan]:
         """The plan under each relation."""
         for relation in self.relations:
             yield replace(self.plan, neighbours=relation)
 
-    def variants(self, plan: Plan, exact: bool) -> Iterator[tuple[Plan, bool]]:
+    def variants(self, plan: GaussianPlan, exact: bool) -> Iterator[tuple[GaussianPlan, bool]]:
         """(plan, on grid): the plan as it is, or all its siblings."""
         if not self.every_variant:
             yield plan, exact
@@ -83,12 +83,12 @@ class Target:
                 for on_grid in (False, True):
                     yield replace(plan, clip=clip, clip_rule=rule), on_grid
 
-    def claimed_mu(self, plan: Plan) -> float:
+    def claimed_mu(self, plan: GaussianPlan) -> float:
         """The distance between worst neighbours in units of the noise: what Gaussian DP calls μ."""
         share = self.claimed_share if plan.neighbours == "replace-one" else 1.0
         return share * (1 if plan.neighbours == "add-remove" else 2) / plan.noise_multiplier
 
-    def claimed_epsilon(self, plan: Plan, steps: int, delta: float, neighbours: Neighbours) -> float:
+    def claimed_epsilon(self, plan: GaussianPlan, steps: int, delta: float, neighbours: Neighbours) -> float:
         """The verified ε of so many steps of the plan."""
         from fedspa.privacy.accounting import epsilon
 
@@ -106,11 +106,11 @@ def synthetic(
 ) -> Target:
     """A small mechanism that the attacks see best: 16 of 64 coordinates, 8 of 16 records."""
     relations = _relations(sampling, neighbours)
-    plan = Plan(64, 16, clip, 0.1, sampling, 8, 16, 1, 1, noise, relations[0], 1e-3)
+    plan = GaussianPlan(64, 16, clip, 0.1, sampling, 8, 16, 1, 1, noise, relations[0], 1e-3)
     return Target(plan, relations)
 
 
-def of_plan(plan: Plan, *, neighbours: Neighbours | None = None) -> Target:
+def of_plan(plan: GaussianPlan, *, neighbours: Neighbours | None = None) -> Target:
     """The mechanism of a run."""
     return Target(plan, _relations(plan.sampling, neighbours), every_variant=False)
 
@@ -129,12 +129,12 @@ def _papers_sensitivity(target: Target) -> Target:
     return replace(target, claimed_share=1 / math.sqrt(2))
 
 
-def _weak_noise(chunks: Iterable[Tensor], plan: Plan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def _weak_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
     """σ smaller than accounted by 1.5."""
     return noisy_mean(chunks, replace(plan, noise_multiplier=plan.noise_multiplier / 1.5), noise, on_grid=on_grid)
 
 
-def _missing_noise(chunks: Iterable[Tensor], plan: Plan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def _missing_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
     """No noise on one coordinate in four."""
     parts = list(chunks)
     noisy, clip_value = noisy_mean(parts, plan, noise, on_grid=on_grid)
@@ -142,21 +142,21 @@ def _missing_noise(chunks: Iterable[Tensor], plan: Plan, noise: Stream, on_grid:
     return noisy, clip_value
 
 
-def _clipped_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def _clipped_mean(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
     """The batch's mean is clipped, not each example."""
     rows = torch.cat([torch.zeros(0, plan.active), *chunks]).nan_to_num()
     mean = rows.mean(dim=0, keepdim=True) if len(rows) else torch.zeros(1, plan.active)
     return noisy_mean([mean.repeat(plan.batch, 1)], plan, noise, on_grid=on_grid)
 
 
-def _realised_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def _realised_mean(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
     """Divided by the realised batch."""
     parts = list(chunks)
     mean, clip_value = noisy_mean(parts, plan, noise, on_grid=on_grid)
     return mean * (plan.batch / max(1, sum(map(len, parts)))), clip_value
 
 
-def _epochs(plan: Plan, stream: Stream) -> Iterator[Indices]:
+def _epochs(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
     """Shuffled epochs, accounted as fresh samples."""
     while True:
         order = np.argsort(stream.uniform(plan.records)).astype(np.int64)
@@ -164,7 +164,7 @@ def _epochs(plan: Plan, stream: Stream) -> Iterator[Indices]:
             yield np.sort(order[start : start + plan.batch])
 
 
-def _fixed_size(plan: Plan, stream: Stream) -> Iterator[Indices]:
+def _fixed_size(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
     """Batches of a fixed size, accounted as Poisson samples."""
     while True:
         yield stream.choice_without_replacement(plan.records, plan.batch)

@@ -4,6 +4,7 @@ from fedspa.learning.tasks.base import Baseline, Task
 from fedspa.learning.tasks.classification import Classification
 from fedspa.learning.tasks.labels import Binary, MultiLabel
 from fedspa.learning.tasks.own import OfModule, Own
+from fedspa.learning.tasks.person import PerPerson
 from fedspa.learning.tasks.regression import Regression
 from fedspa.learning.tasks.tokens import NextToken, TokenClassification
 
@@ -15,6 +16,7 @@ __all__ = [
     "NextToken",
     "OfModule",
     "Own",
+    "PerPerson",
     "Regression",
     "Task",
     "TokenClassification",

@@ -10,21 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import (
-    Accountant,
-    Event,
-    Neighbours,
-    NoiseMode,
-    Sampling,
-    Step,
-    canonical,
-    check_sampled,
-    make_whole,
-    shown_mode,
-    told,
-)
+from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, told
 
 KIND = "binomial"
+MOST_TRIALS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +35,17 @@ class BinomialEvent(Event):
     rotation: bool
     aggregated: int
     noise: NoiseMode | None = None
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         try:
-            make_whole(self, "batch", "records", "steps", "dimension", "bits", "trials", "aggregated")
+            self._make_whole("batch", "records", "steps", "dimension", "bits", "trials", "aggregated")
         except TypeError as error:
             raise PrivacyError(f"a Binomial event takes whole numbers: {error}") from None
-        check_sampled(self)
+        self._check_sampled()
         if type(self.rotation) is not bool:
             raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
-        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
+        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", MOST_TRIALS), ("aggregated", 2**31 - 1)):
             if not 1 <= getattr(self, name) <= most:
                 raise PrivacyError(f"{name} is {told(getattr(self, name))}; it must lie between 1 and {most}")
 
@@ -69,14 +59,14 @@ class BinomialEvent(Event):
         return 1 << (self.dimension - 1).bit_length() if self.rotation else self.dimension
 
     def to_json(self) -> str:
-        return canonical(KIND, self)
+        return self._canonical(KIND)
 
     def as_server_saw(self) -> Self:
-        """Without secure aggregation, which was never run."""
+        """Without secure aggregation, which fedspa does not run."""
         return replace(self, aggregated=1, noise=None)
 
     def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        """There is no choice: the accountant that was asked for is for others."""
+        """`pld`, or with rotation `binomial`, whatever was asked for."""
         if neighbours != "replace-one":
             raise PrivacyError(f"cpsgd has no guarantee under {neighbours}; allowed: replace-one")
         return "binomial" if self.rotation else "pld"
@@ -95,6 +85,6 @@ class BinomialEvent(Event):
     def __str__(self) -> str:
         seen = "" if self.aggregated == 1 else f", ONLY under secure aggregation of {self.aggregated} agents"
         return (
-            f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}, {2**self.bits} levels, "
-            f"Binomial({self.trials}, 1/2) noise{shown_mode(self.noise)}{seen}"
+            f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}{self._shown_unit}, {2**self.bits} levels, "
+            f"Binomial({self.trials}, 1/2) noise{self._shown_mode}{seen}"
         )

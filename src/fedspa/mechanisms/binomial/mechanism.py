@@ -7,8 +7,8 @@ from typing import Any
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism
-from fedspa.mechanisms.binomial.event import KIND, BinomialEvent
-from fedspa.mechanisms.binomial.plan import BinomialPlan, trials_for_compression, with_least_trials
+from fedspa.mechanisms.binomial.event import KIND, MOST_TRIALS, BinomialEvent
+from fedspa.mechanisms.binomial.plan import NOT_AGGREGATED, BinomialPlan, trials_for_compression, with_least_trials
 from fedspa.privacy.event import Event
 
 # What a server announces of a plan, beside what every round has.
@@ -23,14 +23,15 @@ _RECORD: dict[str, type] = {
     "adversary": str,
     "agents": int,
     "delta": float,
+    "unit": str,
 }
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """cpSGD is one step a round, of every agent, on batches of a fixed size."""
+    """cpSGD takes one step per round, of every agent, on batches of a fixed size."""
     only: tuple[tuple[str, object, str], ...] = (
         ("federation.per_round", config["federation.agents"], "all agents take part in every round"),
-        ("algorithm.local_steps", 1, "one step a round"),
+        ("algorithm.local_steps", 1, "one step per round"),
         ("algorithm.coding", "int", "whole numbers travel"),
         ("privacy.sampling", "fixed", "batches of exactly B records"),
         ("privacy.neighbours", "replace-one", "batches are of a fixed size"),
@@ -74,6 +75,7 @@ def calibrated(asked: Asked) -> BinomialPlan:
         trials=trials,
         rotation=options["algorithm.rotation"],
         aggregated=1,  # the plan's adversary decides
+        unit=asked.unit,
     )
     plan = of_event(drawn, asked)
     return plan if asked.epsilon is None else with_least_trials(plan, asked.epsilon)
@@ -95,11 +97,16 @@ def of_event(event: Event, asked: Asked) -> BinomialPlan:
         records=event.records,
         participations=asked.participations,
         delta=asked.delta,
+        unit=event.unit,
     )
 
 
 def of_record(values: Mapping[str, Any]) -> BinomialPlan:
     return BinomialPlan(**{key: values[key] for key in ("dimension", "batch", *_RECORD)})
+
+
+def upload(summary: Mapping[str, Any]) -> str:
+    return f"p = {summary['compression']:.3g}: {2 ** summary['bits']} levels + Binomial({summary['trials']:,}, 1/2)"
 
 
 BINOMIAL = Mechanism(
@@ -115,4 +122,10 @@ BINOMIAL = Mechanism(
         *("algorithm.compression", "algorithm.bits", "algorithm.rotation"),
         *("privacy.trials", "privacy.adversary"),
     ),
+    limits={"bits": (1, 16), "trials": (1, MOST_TRIALS)},
+    caveats=(NOT_AGGREGATED,),
+    upload=upload,
+    published_by="cpSGD's, printed",
+    published_note="cpSGD at the published noise: ε holds only where secure aggregation hides each update from the "
+    "server. A dash stands where no accountant knows one. The published ε has the sensitivities as printed.",
 )

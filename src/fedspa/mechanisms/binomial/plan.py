@@ -1,7 +1,7 @@
 """The plan of cpSGD: everything that decides an agent's guarantee, in one frozen object, as every mechanism has one.
 
 Quantisation, noise, wire and accountant all read it; the levels' step, the noise and the event are derived from it.
-cpSGD is one release a round, of a batch of exactly B records, so sampling, relation and steps are no choices here.
+cpSGD makes one release per round, of a batch of exactly B records. So sampling, relation and steps cannot be chosen.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule
+from fedspa.mechanisms.base import Caveat, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
-from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.binomial.event import MOST_TRIALS, BinomialEvent
 from fedspa.mechanisms.binomial.grid import reach
 from fedspa.privacy import accounting
-from fedspa.privacy.event import MOST, Neighbours, Sampling, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
 Adversary = Literal["local", "secure-aggregation"]
-MOST_TRIALS = 2**31 - 1
+NOT_AGGREGATED = Caveat(
+    short="no secure aggregation",
+    why="the server of this run saw each agent's update, and against it there is no guarantee. Secure aggregation "
+    "would have hidden them and was not run; what follows holds only under it.",
+    condition="under secure aggregation, which was not run",
+    met=lambda summary: summary["adversary"] not in (None, "local"),
+    observer="someone who sees nothing but the sum over all agents",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +53,12 @@ class BinomialPlan:
     records: int
     participations: int
     delta: float
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
-        if self.clip not in get_args(Clipping):
-            raise PrivacyError(f"clip is {self.clip!r}; allowed: {', '.join(get_args(Clipping))}")
+        check_clip(self.clip, self.clip_value)
         if self.clip == "l2" and not self.rotation:
             raise PrivacyError("clip is 'l2'; without rotation the levels span one coordinate: it must be 'coordinate'")
-        if not SMALLEST_CLIP <= self.clip_value <= LARGEST_CLIP:
-            raise PrivacyError(
-                f"clip value is {self.clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}"
-            )
         if self.adversary not in get_args(Adversary):
             raise PrivacyError(f"adversary is {self.adversary!r}; allowed: {', '.join(get_args(Adversary))}")
         if not (1 <= self.agents <= MOST and 1 <= self.participations <= MOST):
@@ -134,7 +137,15 @@ class BinomialPlan:
         """What one participation does."""
         aggregated = 1 if self.adversary == "local" else self.agents
         return BinomialEvent(
-            self.batch, self.records, 1, self.dimension, self.bits, self.trials, self.rotation, aggregated
+            self.batch,
+            self.records,
+            1,
+            self.dimension,
+            self.bits,
+            self.trials,
+            self.rotation,
+            aggregated,
+            unit=self.unit,
         )
 
     @property
@@ -179,7 +190,7 @@ class BinomialPlan:
     def flaw_in_short(self) -> str | None:
         if not self.has_guarantee:
             return "too little noise for any ε"
-        return None if self.adversary == "local" else "no secure aggregation"
+        return None if self.adversary == "local" else NOT_AGGREGATED.short
 
     @property
     def notes(self) -> list[str]:

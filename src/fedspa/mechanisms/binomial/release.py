@@ -4,8 +4,7 @@ From an example's clipped gradient on, everything is a whole number: the sum ove
 Hadamard matrix without its 1/√d), the rounding, which compares with a uniform integer, and the noise. So the rounding
 is unbiased to the last bit, the distances that docs/cpsgd.md bounds are distances of integers, and floating point has
 no say in what leaves. An engine that clips and adds up by itself hands its sum to `noised`; the others' gradients pass
-through `summed` first. `release` is the two together, as the audit attacks them; no run calls it, so the audit attacks
-whole answers too.
+through `summed` first. `release` is the two together. No run calls it: the audit attacks it, and whole answers too.
 """
 
 from __future__ import annotations

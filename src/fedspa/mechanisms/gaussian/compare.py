@@ -25,7 +25,7 @@ VERIFIED: tuple[tuple[Sampling, Neighbours, Accountant], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Comparison:
     """`noise` as in `GaussianEvent` (σ·B over √p·G or C), its ε by this method, and whether that ε holds."""
 
     method: Method
@@ -46,60 +46,37 @@ def rows(
     delta: float,
     epsilon: float | None = None,
     noise: float | None = None,
-) -> list[Row]:
+) -> list[Comparison]:
     """The noise that each method needs for `epsilon` (and the ε that it then has), or the ε of each at `noise`."""
     if (epsilon is None) == (noise is None):
         raise PrivacyError("give exactly one of epsilon and noise")
-    table: list[Row] = []
+    sizes = {"batch": batch, "records": records, "steps": local_steps, "participations": participations}
+    table: list[Comparison] = []
     for corrected in (False, True):
         needed = noise
         if epsilon is not None:
-            needed = published_noise(
-                epsilon,
-                delta,
-                batch=batch,
-                records=records,
-                steps=local_steps,
-                participations=participations,
-                corrected=corrected,
-            )
+            needed = published_noise(epsilon, delta, corrected=corrected, **sizes)
         assert needed is not None
         event = GaussianEvent("fixed", batch, records, local_steps, needed)
         found = published_epsilon(event, participations, delta, corrected=corrected)
-        table.append(
-            Row(
-                method="published-corrected" if corrected else "published",
-                sampling="fixed",
-                neighbours="replace-one",
-                accountant="theorem-1",
-                noise=needed,
-                epsilon=found.epsilon,
-                sound=found.corrected and found.in_range,
-            )
-        )
+        method: Method = "published-corrected" if corrected else "published"
+        sound = found.corrected and found.in_range
+        table.append(Comparison(method, "fixed", "replace-one", "theorem-1", needed, found.epsilon, sound))
     for sampling, neighbours, accountant in VERIFIED:
         needed = noise
         if epsilon is not None:
             needed = calibrate.noise_multiplier(
-                epsilon,
-                delta,
-                sampling=sampling,
-                batch=batch,
-                records=records,
-                steps=local_steps,
-                participations=participations,
-                neighbours=neighbours,
-                accountant=accountant,
+                epsilon, delta, sampling=sampling, neighbours=neighbours, accountant=accountant, **sizes
             )
         assert needed is not None
         event = GaussianEvent(sampling, batch, records, local_steps, needed)
         cost = accounting.epsilon({event: participations}, delta, neighbours=neighbours, accountant=accountant)
-        table.append(Row("verified", sampling, neighbours, accountant, needed, cost, True))
+        table.append(Comparison("verified", sampling, neighbours, accountant, needed, cost, True))
     return table
 
 
 def warnings(
-    table: list[Row], *, batch: int, records: int, local_steps: int, participations: int, delta: float
+    table: list[Comparison], *, batch: int, records: int, local_steps: int, participations: int, delta: float
 ) -> list[str]:
     """What a reader of the table must know before believing a row, a sentence each; `table` as `rows` gave it."""
     told: list[str] = []

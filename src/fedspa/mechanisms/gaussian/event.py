@@ -21,18 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import (
-    Accountant,
-    Event,
-    Neighbours,
-    NoiseMode,
-    Sampling,
-    Step,
-    canonical,
-    check_sampled,
-    make_whole,
-    shown_mode,
-)
+from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit
 
 if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
@@ -62,21 +51,22 @@ class GaussianEvent(Event):
     noise_multiplier: float
     clip_from_data: bool = False
     noise: NoiseMode | None = None
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         try:
-            make_whole(self, "batch", "records", "steps")
+            self._make_whole("batch", "records", "steps")
             object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))  # equal events, equal text
         except (TypeError, ValueError, OverflowError) as error:
             raise PrivacyError(f"an event takes whole numbers and a noise multiplier: {error}") from None
         if self.sampling not in get_args(Sampling):
             raise PrivacyError(f"sampling is {self.sampling!r}; allowed: {', '.join(get_args(Sampling))}")
-        check_sampled(self)
+        self._check_sampled()
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")
 
     def to_json(self) -> str:
-        return canonical(CLIP_FROM_DATA if self.clip_from_data else KIND, self, "clip_from_data")
+        return self._canonical(CLIP_FROM_DATA if self.clip_from_data else KIND, "clip_from_data")
 
     def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
         if accountant in SOUND.get((self.sampling, neighbours), ()):
@@ -99,9 +89,9 @@ class GaussianEvent(Event):
         return SampledGaussian(self.sampling, rate, noise)
 
     def __str__(self) -> str:
-        drawn = f"{self.sampling} {self.batch}/{self.records}"
+        drawn = f"{self.sampling} {self.batch}/{self.records}{self._shown_unit}"
         flaw = ", NOT PRIVATE: clip value read off the data" if self.clip_from_data else ""
-        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{shown_mode(self.noise)}{flaw}"
+        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{self._shown_mode}{flaw}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism, relation
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import CLIP_FROM_DATA, KIND, GaussianEvent
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import CLIP_READ, GaussianPlan
 from fedspa.mechanisms.gaussian.published import published_noise
 from fedspa.privacy.event import Accountant, Event
 
@@ -24,6 +24,7 @@ _RECORD: dict[str, type] = {
     "noise_multiplier": float,
     "neighbours": str,
     "delta": float,
+    "unit": str,
 }
 _STEPS = ("dimension", "active", "sampling", "batch", "local_steps")
 
@@ -48,12 +49,19 @@ def check(config: Mapping[str, Any]) -> None:
         raise ValueError("privacy.accountant is 'theorem-1', which assumes privacy.sampling 'fixed'")
 
 
-def calibrated(asked: Asked) -> Plan:
+def notes(config: Mapping[str, Any]) -> list[str]:
+    if config["privacy.accountant"] != "theorem-1":
+        return []
+    return ["the noise was calibrated by the paper's Theorem 1, which is not sound; epsilon is the verified one"]
+
+
+def calibrated(asked: Asked) -> GaussianPlan:
     noise = asked.options["privacy.noise_multiplier"] or _least_noise(asked)
-    return of_event(GaussianEvent(asked.sampling, asked.batch, asked.records, asked.local_steps, noise), asked)
+    drawn = asked.sampling, asked.batch, asked.records, asked.local_steps
+    return of_event(GaussianEvent(*drawn, noise, unit=asked.unit), asked)
 
 
-def of_event(event: Event, asked: Asked) -> Plan:
+def of_event(event: Event, asked: Asked) -> GaussianPlan:
     if not isinstance(event, GaussianEvent):
         raise PrivacyError(f"the ledger holds events that are not of Gaussian noise: {event}")
     if event.clip_from_data and asked.clip_rule != "median":
@@ -61,7 +69,7 @@ def of_event(event: Event, asked: Asked) -> Plan:
             f"the ledger says that the clip value was read off the data, the config clip_rule = {asked.clip_rule!r}: "
             "rely on no ε of this page"
         )
-    return Plan(
+    return GaussianPlan(
         dimension=asked.dimension,
         active=asked.active,
         clip=asked.clip,
@@ -75,35 +83,28 @@ def of_event(event: Event, asked: Asked) -> Plan:
         neighbours=relation(asked.neighbours, event.sampling),
         delta=asked.delta,
         clip_rule=asked.clip_rule,
+        unit=event.unit,
     )
 
 
-def of_record(values: Mapping[str, Any]) -> Plan:
-    return Plan(**{key: values[key] for key in (*_STEPS, *_RECORD)})
+def of_record(values: Mapping[str, Any]) -> GaussianPlan:
+    return GaussianPlan(**{key: values[key] for key in (*_STEPS, *_RECORD)})
 
 
 def _least_noise(asked: Asked) -> float:
     if asked.epsilon is None:
         raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
+    sizes = {"batch": asked.batch, "records": asked.records, "steps": asked.local_steps}
+    sizes["participations"] = asked.participations
     if asked.accountant == "theorem-1":
-        return published_noise(
-            asked.epsilon,
-            asked.delta,
-            batch=asked.batch,
-            records=asked.records,
-            steps=asked.local_steps,
-            participations=asked.participations,
-        )
+        return published_noise(asked.epsilon, asked.delta, corrected=False, **sizes)
     return noise_multiplier(
         asked.epsilon,
         asked.delta,
         sampling=asked.sampling,
-        batch=asked.batch,
-        records=asked.records,
-        steps=asked.local_steps,
-        participations=asked.participations,
         neighbours=relation(asked.neighbours, asked.sampling),
         accountant=cast(Accountant, asked.accountant),
+        **sizes,
     )
 
 
@@ -116,4 +117,9 @@ GAUSSIAN = Mechanism(
     of_event=of_event,
     record=_RECORD,
     of_record=of_record,
+    caveats=(CLIP_READ,),
+    notes=notes,
+    published_by="Theorem 1",
+    published_note="Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold "
+    "there. Its verified ε would hold if the clip value were given.",
 )

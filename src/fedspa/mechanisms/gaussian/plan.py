@@ -15,37 +15,55 @@ The paper's 2pG²/B² for replace-one (squared, of the mean) should be 4pG²/B²
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule
+from fedspa.mechanisms.base import Caveat, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.published import published_epsilon
-from fedspa.privacy.event import MOST, Neighbours, Sampling, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
 # clipped examples fits into the same accounted release.
 QUANTILE_NOISE_FACTOR = 1.02
 
 # The quantile that a private clip steers to, and how fast (Andrew et al. 2021): a step moves log C by about RATE times
-# the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 a step;
+# the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 per step;
 # RATE = 0.02 averages over some hundred steps.
 CLIP_QUANTILE = 0.5
 CLIP_RATE = 0.02
 # However long and noisy a participation: a clip that moves by more than e¹⁰ in it is no honest one.
 LARGEST_LOG_GROWTH = 10.0
-CLIP_OFF_DATA = "a clip value read off the data"
+
+
+def _clip_was_read(summary: Mapping[str, Any]) -> bool:
+    if "not_private_because" in summary:
+        return CLIP_READ.short in (summary["not_private_because"] or "")
+    # The first edition said no more than that it was not private.
+    local = summary.get("adversary", "local") == "local"
+    return local and summary.get("private") is False and summary.get("epsilon") is not None
+
+
+CLIP_READ = Caveat(
+    short="a clip value read off the data",
+    why='the clip value was read off the records (privacy.clip_rule = "median") and nothing was paid for it, so what '
+    "left the agents may tell more of a record than the noise hides, and no ε bounds how much.",
+    condition="had the clip value been given",
+    met=_clip_was_read,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GaussianPlan:
     """The terms of every agent. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`.
 
     `records` is a public number m, the fewest that an agent holds. It sets the sampling rate q = B/m, which must not
     depend on anyone's own count: a neighbour with a record more would sample at another rate, and no accountant here
-    covers that. An agent with more records draws batches that are larger on average, at the same ε.
+    covers that. An agent with more records draws batches that are larger on average, at the same ε. Where `unit` is
+    "person", each of these records is a person, with what counts of theirs.
     """
 
     audited: ClassVar[str] = "fedspa"
@@ -63,20 +81,16 @@ class Plan:
     neighbours: Neighbours
     delta: float
     clip_rule: ClipRule = "given"
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         if not 1 <= self.active <= self.dimension <= MOST:
             raise PrivacyError(
                 f"k is {told(self.active)}; it must lie between 1 and d = {told(self.dimension)}, at most {MOST:g}"
             )
-        if self.clip not in get_args(Clipping):
-            raise PrivacyError(f"clip is {self.clip!r}; allowed: {', '.join(get_args(Clipping))}")
+        check_clip(self.clip, self.clip_value)
         if self.clip_rule not in get_args(ClipRule):
             raise PrivacyError(f"clip rule is {self.clip_rule!r}; allowed: {', '.join(get_args(ClipRule))}")
-        if not SMALLEST_CLIP <= self.clip_value <= LARGEST_CLIP:
-            raise PrivacyError(
-                f"clip value is {self.clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}"
-            )
         if self.neighbours not in get_args(Neighbours):
             raise PrivacyError(f"neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
         if self.sampling == "fixed" and self.neighbours != "replace-one":
@@ -140,11 +154,13 @@ class Plan:
             self.local_steps,
             self.noise_multiplier,
             clip_from_data=not self.is_private,
+            unit=self.unit,
         )
 
     @property
     def stated_event(self) -> GaussianEvent:
-        """A clip value that was read off the data has no ε. What is stated, and flagged, is ε had it been given."""
+        """With a clip value that was read off the data there is no ε. What is stated, and flagged, is the ε that would
+        hold if the value were given."""
         return replace(self.event, clip_from_data=False)
 
     @property
@@ -164,7 +180,7 @@ class Plan:
 
     @property
     def flaw_in_short(self) -> str | None:
-        return None if self.is_private else CLIP_OFF_DATA
+        return None if self.is_private else CLIP_READ.short
 
     @property
     def notes(self) -> list[str]:
@@ -174,7 +190,7 @@ class Plan:
         """By the paper's Theorem 1, its range ignored as the paper does."""
         return published_epsilon(self.event, participations, self.delta).epsilon
 
-    def with_clip_value(self, clip_value: float) -> Plan:
+    def with_clip_value(self, clip_value: float) -> GaussianPlan:
         return replace(self, clip_value=clip_value)
 
     @property

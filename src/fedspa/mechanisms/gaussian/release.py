@@ -17,11 +17,13 @@ from fedspa.mechanisms.clipping import clip_rows, share_below
 from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.noise import add_noise
-from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, Plan
+from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, GaussianPlan
 from fedspa.randomness.streams import Stream
 
 
-def noisy_mean(chunks: Iterable[Tensor], plan: Plan, noise: Stream, *, on_grid: bool = False) -> tuple[Tensor, float]:
+def noisy_mean(
+    chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, *, on_grid: bool = False
+) -> tuple[Tensor, float]:
     """Noisy mean gradient on the k active coordinates (float64), and the clip value for the next step.
 
     `chunks` are the sampled examples' gradients, already cut to the mask, as [b, k] blocks: any number of blocks of any

@@ -9,9 +9,9 @@ from typing import Any
 from fedspa.report import plots, tables
 from fedspa.report.figures import Figure
 from fedspa.report.promise import Promise, promise
-from fedspa.report.read import Run
+from fedspa.report.read import RunRecord
 from fedspa.runs.metrics import heading, label, shown_score
-from fedspa.runs.statement import NO_PROMISE, is_seeded, plain_words, shown, shown_bytes, warnings
+from fedspa.runs.statement import NO_PROMISE, is_seeded, plain_words, protected, shown, shown_bytes, warnings
 
 Cell = tuple[str, str]
 
@@ -25,7 +25,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class RunView:
+class RunParts:
     """One run. `ledger` has an object for each bar of `agents`, for the page's script."""
 
     number: int
@@ -46,9 +46,9 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
-class PageView:
+class PageParts:
     title: str
-    runs: list[RunView]
+    runs: list[RunParts]
     figures: list[Figure]
     simulated: bool
     score: str
@@ -56,7 +56,7 @@ class PageView:
     differences: list[list[str]]
 
 
-def page(runs: Sequence[Run]) -> PageView:
+def page(runs: Sequence[RunRecord]) -> PageParts:
     """The report of one run, or of several beside each other."""
     promises = [promise(run) for run in runs]
     names = _distinct([run.name for run in runs])
@@ -65,7 +65,7 @@ def page(runs: Sequence[Run]) -> PageView:
     figures = [*plots.scores(runs, names), plots.loss(runs, names), spent, plots.uploads(runs, names)]
     several, judged = len(runs) > 1, {run.headline for run in runs}
     score = judged.pop() if len(judged) == 1 else None
-    return PageView(
+    return PageParts(
         title=f"{len(runs)} runs compared" if several else names[0],
         runs=views,
         figures=[figure for figure in figures if figure is not None],
@@ -78,10 +78,10 @@ def page(runs: Sequence[Run]) -> PageView:
     )
 
 
-def _run(run: Run, held: Promise | None, name: str, number: int) -> RunView:
+def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunParts:
     figure, agents = plots.agents(run, held, number)
     config = run.config
-    return RunView(
+    return RunParts(
         number=number,
         name=name,
         subtitle=_subtitle(run),
@@ -109,12 +109,12 @@ def _distinct(names: list[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def _subtitle(run: Run) -> str:
+def _subtitle(run: RunRecord) -> str:
     if run.config is None:
         return ""
     config = run.config
     size = "" if run.dimension is None else f", {run.dimension:,} parameters"
-    times = [entry.reserved_at for entry in run.books.entries if entry.reserved_at]
+    times = [entry.reserved_at for entry in run.participations.entries if entry.reserved_at]
     span = dict.fromkeys(tables.time(moment(times))[:16] for moment in (min, max)) if times else {}
     when = f"; {' to '.join(span)} UTC" if span else ""
     task = "" if config.task.name == "classification" else f", task {config.task.name}"
@@ -124,20 +124,20 @@ def _subtitle(run: Run) -> str:
     )
 
 
-def _warnings(run: Run, held: Promise | None) -> list[str]:
+def _warnings(run: RunRecord, held: Promise | None) -> list[str]:
     if run.summary is not None:
         return [str(line) for line in run.summary["warnings"]]
     return warnings(run.config, held.plan if held is not None else None) if run.config is not None else []
 
 
-def _problems(run: Run) -> list[str]:
+def _problems(run: RunRecord) -> list[str]:
     if run.finished:
         return run.problems
     of = f" of {run.config.federation.rounds}" if run.config is not None else ""
     return [f"this run is not finished: {len(run.metrics)}{of} rounds are done", *run.problems]
 
 
-def _cards(run: Run, held: Promise | None) -> list[Card]:
+def _cards(run: RunRecord, held: Promise | None) -> list[Card]:
     cards = [_guarantee_card(run, held)]
     if run.metrics:
         cards += [_score_card(run), _upload_card(run)]
@@ -154,7 +154,7 @@ def _cards(run: Run, held: Promise | None) -> list[Card]:
     return cards
 
 
-def _score_card(run: Run) -> Card:
+def _score_card(run: RunRecord) -> Card:
     name, last, best = run.headline, run.metrics[-1], run.best
     told = f"after round {len(run.metrics)}, on the server's held-out records"
     if best is not None:
@@ -168,7 +168,7 @@ def _score_card(run: Run) -> Card:
     )
 
 
-def _guarantee_card(run: Run, held: Promise | None) -> Card:
+def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
     if held is None:
         nothing = run.config is not None and not run.config.private
         return Card("Guarantee", "none" if nothing else "unknown", "no differential privacy" if nothing else "", True)
@@ -185,7 +185,7 @@ def _guarantee_card(run: Run, held: Promise | None) -> Card:
         return Card("Guarantee", "none: a simulation", detail, True)
     if not facts["private"]:
         return Card("Guarantee", "not private", f"not a guarantee: ε = {shown(facts['epsilon'])}, {terms}", True)
-    return Card("Guarantee for each record", f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
+    return Card(f"Guarantee for each {protected(facts)}", f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
 
 
 def _kept_together(text: str) -> str:
@@ -193,7 +193,7 @@ def _kept_together(text: str) -> str:
     return text.replace(" = ", "\u00a0=\u00a0")
 
 
-def _upload_card(run: Run) -> Card:
+def _upload_card(run: RunRecord) -> Card:
     sent, uploads, each = run.sent
     against = ""
     if run.dimension is not None and each and run.config is not None and run.config.private:
@@ -202,7 +202,7 @@ def _upload_card(run: Run) -> Card:
     return Card("An upload", shown_bytes(each), f"{shown_bytes(sent)} in {uploads:,} uploads{against}")
 
 
-def _statement(run: Run, held: Promise | None) -> list[Cell]:
+def _statement(run: RunRecord, held: Promise | None) -> list[Cell]:
     if run.config is None:
         return []
     if held is None:

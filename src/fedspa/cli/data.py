@@ -1,0 +1,104 @@
+"""`fedspa data`: look at a table before it is trained on. Nothing here writes or sends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fedspa.data.findings import Findings, Problem
+
+app = typer.Typer(help="Look at a table of records by its schema, where it lies.", no_args_is_help=True)
+
+_MOST_AGENTS = 10  # listed by name
+
+
+@app.callback()
+def _group() -> None:
+    """A group although it has one command: `fedspa data check`."""
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The table: a .csv or .parquet file.")],
+    schema: Annotated[Path, typer.Option(help="A TOML file with [data.columns]: a schema, or a run's config.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say everything that is wrong with a table, and what its schema makes of it. Exit code 1 if anything is wrong.
+
+    Nothing is written and nothing is sent. What is printed is of the records, and so for the eyes of whoever holds
+    them.
+
+    Example: fedspa data check visits.csv --schema schema.toml
+    """
+    from fedspa.data.columns import load_schema
+    from fedspa.data.findings import examine
+    from fedspa.runs.config import Data
+
+    found = examine(file, load_schema(schema, beside=frozenset(Data.model_fields)))
+    if as_json:
+        print(json.dumps({"file": str(file), "sound": found.sound, **asdict(found)}, allow_nan=False))
+    else:
+        from fedspa.errors import printable
+
+        print("\n".join(map(printable, [*_wrong(found), *_said(found), *_verdict(found, file)])))
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+def _wrong(found: Findings) -> list[str]:
+    from fedspa.errors import quoted
+
+    lines = [f"column {quoted(name)}: it is not there, and the schema names it" for name in found.columns_missing]
+    lines += [
+        f"column {quoted(name)}: the schema does not name it; kind = 'ignore' leaves it out"
+        for name in found.columns_unknown
+    ]
+    lines += [f"column {quoted(name)}: it is there more than once; no row was read" for name in found.columns_twice]
+    return lines + [_problem(problem, found.unit) for problem in found.problems]
+
+
+def _problem(problem: Problem, unit: str) -> str:
+    from fedspa.errors import quoted
+
+    what = f"column {quoted(problem.column)}: a value" if problem.column else "a row"
+    examples = f" ({', '.join(problem.examples)})" if problem.examples else ""
+    rows = f"{problem.rows:,} {'row' if problem.rows == 1 else 'rows'}, the first in {unit} {problem.first}"
+    return f"{what} {problem.reason}{examples}, in {rows}; {problem.advice}"
+
+
+def _said(found: Findings) -> list[str]:
+    """What is not wrong, but good to know."""
+    from fedspa.errors import quoted
+
+    lines = [
+        f"column {quoted(name)}: values missing: {count:,}; the schema says what they become"
+        for name, count in found.missing.items()
+    ]
+    lines += [
+        f"column {quoted(name)}: values outside its range: {count:,}; they are clipped to it"
+        for name, count in found.clipped.items()
+    ]
+    if found.test_rows is not None:
+        lines.append(f"rows for testing: {found.test_rows:,}")
+    if found.rows_of_agents is not None:
+        counts = sorted(found.rows_of_agents.items(), key=lambda item: item[1])
+        few = ", ".join(f"{quoted(name, 60)} {count:,}" for name, count in counts[:_MOST_AGENTS])
+        more = f" and {len(counts) - _MOST_AGENTS:,} more that have no fewer" if len(counts) > _MOST_AGENTS else ""
+        lines.append(f"agents: {len(counts):,}; training rows: {few or 'none'}{more}")
+    if found.persons is not None:
+        lines.append(
+            f"persons: {found.persons:,}; training rows of one of them: at most {found.most_rows_of_a_person:,}"
+        )
+    return lines
+
+
+def _verdict(found: Findings, file: Path) -> list[str]:
+    made = f"{found.rows:,} rows, {found.features:,} features, {found.task}"
+    if found.sound:
+        return [f"{file}: sound; {made}"]
+    return [f"{file}: not sound; {made}; bad rows: {found.bad_rows:,}, which count as zero at a site"]

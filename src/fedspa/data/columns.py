@@ -1,0 +1,312 @@
+"""What each column of a table means: the schema of a CSV or Parquet file, `[data.columns]` in a config.
+
+Scaling and encoding use the constants that stand in the schema and nothing else. A mean, a range or a list of
+categories that was read off the records would be a release of them, and would need a budget of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedspa import toml
+from fedspa.data.cells import MISSING, Odd, Reader, flag, number, word
+from fedspa.errors import ConfigError, quoted
+
+_MOST_FEATURES = 100_000
+_NARROWEST, _NARROWEST_SHARE = 1e-30, 1e-9  # of a range, and next to its bounds: float64 must tell its values apart
+_RULES = ("refuse", "indicator")
+_RULE = "it must be 'refuse', 'indicator'"
+
+ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
+Bound = Annotated[float, Field(ge=-1e30, le=1e30)]
+
+
+class _Section(BaseModel):
+    """Strict, as every section of a config is."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Ignore(_Section):
+    """A column that is not read."""
+
+    kind: Literal["ignore"]
+
+
+class _Used(_Section, ABC):
+    """What the kinds that are read have in common. Inside, a cell is one float: NaN is a missing one's indicator."""
+
+    missing: str | float | bool = Field(
+        "refuse",
+        description="What a missing value becomes: a constant of the column (public), `indicator` (0, and a feature "
+        "more that says it was missing), or `refuse`: such a record is an error.",
+    )
+    target: bool = Field(False, description="Whether the column is what is learned.")
+
+    @field_validator("missing", mode="before")
+    @classmethod
+    def _simple(cls, given: object) -> object:
+        if not isinstance(given, str | int | float) or (isinstance(given, float) and not math.isfinite(given)):
+            raise ValueError(f"{_RULE} or a value of the column")
+        return given
+
+    @model_validator(mode="after")
+    def _a_rule(self) -> _Used:
+        if self.target and self.missing != "refuse":
+            raise ValueError("a target has no rule for missing values: leave `missing` out")
+        if self.missing not in _RULES:
+            self.constant()
+        return self
+
+    @property
+    def stand_in(self) -> float | None:
+        """What a missing value becomes; None where it is refused."""
+        if self.missing == "refuse":
+            return None
+        return math.nan if self.missing == "indicator" else self.constant()
+
+    @abstractmethod
+    def constant(self) -> float:
+        """`missing`, where it is a value of the column; a ValueError where it is none."""
+
+    @abstractmethod
+    def reader(self) -> Reader:
+        """From a cell to a float; None where it is missing; Odd where it is not what the kind says."""
+
+    def width(self) -> int:
+        """How many features it becomes."""
+        return len(self.features("")) if not self.target else 0
+
+    def features(self, column: str) -> list[str]:
+        """Their names."""
+        return [*self._own(column), *([f"{column} is missing"] if self.missing == "indicator" else [])]
+
+    def encoded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The features of many records, (records, width)."""
+        lacking = np.isnan(values)
+        own = np.where(lacking[:, None], 0.0, self._coded(values))
+        return np.column_stack([own, lacking]) if self.missing == "indicator" else own
+
+    def _own(self, column: str) -> list[str]:
+        return [column]
+
+    def _coded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values[:, None]
+
+
+class Number(_Used):
+    """A number. It is clipped to its public range, which is then mapped onto [-1, 1]."""
+
+    kind: Literal["number"]
+    range: Annotated[list[Bound], Field(min_length=2, max_length=2)] = Field(
+        description="Smallest and largest value, as public knowledge has them."
+    )
+
+    @field_validator("range")
+    @classmethod
+    def _a_range(cls, bounds: list[float]) -> list[float]:
+        if not bounds[1] - bounds[0] >= max(_NARROWEST, _NARROWEST_SHARE * max(map(abs, bounds))):
+            raise ValueError(f"the first must be below the second, by {_NARROWEST_SHARE:g} of the larger at least")
+        return bounds
+
+    @property
+    def offset(self) -> float:
+        """What 0 stands for, in the column's unit."""
+        return self.range[0] + self.scale
+
+    @property
+    def scale(self) -> float:
+        """How many of the column's units 1 stands for."""
+        return (self.range[1] - self.range[0]) / 2
+
+    def constant(self) -> float:
+        low, high = self.range
+        if isinstance(self.missing, str | bool) or not low <= self.missing <= high:
+            raise ValueError(f"missing is {quoted(self.missing)}; {_RULE} or a number in [{low:g}, {high:g}]")
+        return float(self.missing)
+
+    def reader(self) -> Reader:
+        return number
+
+    def _coded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        with np.errstate(over="ignore"):  # ±∞ is clipped as everything outside the range is
+            return np.clip((values - self.offset) / self.scale, -1, 1)[:, None]
+
+
+class Category(_Used):
+    """One of a public list of words. Each of them is a feature: 1 for the word that stands there, 0 for the others."""
+
+    kind: Literal["category"]
+    categories: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(min_length=1, max_length=10_000)
+    ] = Field(description="The words, as public knowledge has them; as a target, classes are numbered in this order.")
+    other: bool = Field(
+        False, description="Whether a word that is not listed has a place of its own, the last; else it is an error."
+    )
+
+    @field_validator("categories")
+    @classmethod
+    def _distinct(cls, words: list[str]) -> list[str]:
+        if len(set(words)) < len(words) or any(word != word.strip() for word in words):
+            raise ValueError("each must be named once, without blanks around it")
+        return words
+
+    @property
+    def places(self) -> int:
+        return len(self.categories) + self.other
+
+    def constant(self) -> float:
+        if self.missing not in self.categories:
+            raise ValueError(
+                f"missing is {quoted(self.missing)}; it must be 'refuse', 'indicator' or one of categories"
+            )
+        return float(self.categories.index(str(self.missing)))
+
+    def reader(self) -> Reader:
+        places = {word: float(place) for place, word in enumerate(self.categories)}
+
+        def read(cell: object) -> float | None:
+            text = word(cell)
+            if text is None:
+                return None
+            place = places.get(text)
+            if place is None:
+                if text.lower() in MISSING:
+                    return None
+                if not self.other:
+                    raise Odd("is no category of it", f"the schema lists {quoted(self.categories, 100)}")
+                place = float(len(places))
+            return place
+
+        return read
+
+    def _own(self, column: str) -> list[str]:
+        return [f"{column} = {word}" for word in self.categories] + [f"{column} is another"] * self.other
+
+    def _coded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        coded: NDArray[np.float64] = (values[:, None] == np.arange(self.places)).astype(np.float64)
+        return coded
+
+
+class Flag(_Used):
+    """True or false, as 1 or 0."""
+
+    kind: Literal["flag"]
+
+    def constant(self) -> float:
+        if not isinstance(self.missing, bool):
+            raise ValueError(f"missing is {quoted(self.missing)}; {_RULE}, true or false")
+        return float(self.missing)
+
+    def reader(self) -> Reader:
+        return flag
+
+
+Column = Annotated[Number | Category | Flag | Ignore, Field(discriminator="kind")]
+KINDS: dict[str, type[BaseModel]] = {"number": Number, "category": Category, "flag": Flag, "ignore": Ignore}
+
+
+class Schema(_Section):
+    """The columns of a table, and which of them say whose a record is."""
+
+    columns: Annotated[dict[ColumnName, Column], Field(min_length=1, max_length=10_000)] = Field(
+        description="A table for each column of the file; features are in this order, whatever the file's is."
+    )
+    agent: ColumnName | None = Field(None, description="The column that names the agent who holds a record.")
+    person: ColumnName | None = Field(None, description="The column that names the person a record belongs to.")
+    split: ColumnName | None = Field(None, description="The column that tells records for training and for testing.")
+    test: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
+        "test", description="What stands in `split` for testing; every other word is for training."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Schema:
+        for key in ("agent", "person", "split"):
+            if (named := getattr(self, key)) in self.columns:
+                raise ValueError(f"data.{key} is {quoted(named)}, which is in data.columns too; take it out there")
+        if self.split is not None and self.split in (self.agent, self.person):
+            raise ValueError(f"data.split is {quoted(self.split)}; it must be a column of its own")
+        kinds = [column.kind for column in self.targets.values()]
+        if not kinds:
+            raise ValueError("no column of data.columns has target = true; mark what is to be learned")
+        if len(kinds) > 1 and set(kinds) not in ({"number"}, {"flag"}):
+            named = ", ".join(f"{name!r} ({column.kind})" for name, column in self.targets.items())
+            raise ValueError(f"the targets are {quoted(named)}; several must be all numbers or all flags")
+        if self.classes == 1:
+            raise ValueError("the target has one category; a classifier needs at least 2")
+        width = sum(column.width() for column in self.inputs.values())
+        if not 1 <= width <= _MOST_FEATURES:
+            raise ValueError(f"data.columns makes {width} features; 1 to {_MOST_FEATURES} are possible")
+        return self
+
+    @property
+    def inputs(self) -> dict[str, Number | Category | Flag]:
+        """The columns that become features."""
+        return {name: c for name, c in self.columns.items() if not isinstance(c, Ignore) and not c.target}
+
+    @property
+    def targets(self) -> dict[str, Number | Category | Flag]:
+        """The columns that are learned."""
+        return {name: c for name, c in self.columns.items() if not isinstance(c, Ignore) and c.target}
+
+    @property
+    def task(self) -> Literal["classification", "multi-label", "regression"]:
+        """What the targets ask for."""
+        several, first = len(self.targets) > 1, next(iter(self.targets.values()))
+        return "regression" if isinstance(first, Number) else "multi-label" if several else "classification"
+
+    @property
+    def classes(self) -> int | None:
+        """How many, in a classification."""
+        first = next(iter(self.targets.values()))
+        return None if self.task != "classification" else first.places if isinstance(first, Category) else 2
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(feature for name, column in self.inputs.items() for feature in column.features(name))
+
+
+def load_schema(path: Path, beside: frozenset[str] = frozenset()) -> Schema:
+    """The schema in the section [data] of a TOML file. `beside`: other keys that may stand in that section."""
+    values = toml.read(path, "a TOML file with [data.columns]").get("data")
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} has no section [data]; a schema is made of [data.columns] tables")
+    own = {key: value for key, value in values.items() if key in Schema.model_fields or key not in beside}
+    return checked(own)
+
+
+def checked(values: Mapping[str, Any]) -> Schema:
+    """The Schema of these keys; whatever is wrong with them is a ConfigError of one line."""
+    try:
+        return Schema.model_validate(dict(values))
+    except ValidationError as error:
+        said = (_told(item["type"], item["loc"], item["msg"], item.get("input")) for item in error.errors())
+        raise ConfigError("; ".join(said)) from None
+
+
+def _told(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
+    owner: type[BaseModel] = Schema
+    if location[:1] == ("columns",) and len(location) > 2 and location[2] in KINDS:
+        owner = KINDS[str(location[2])]  # pydantic says which kind a column was taken for
+        location = (*location[:2], *location[3:])
+    key = ".".join(("data", *map(str, location)))
+    if kind == "extra_forbidden":
+        return f"unknown key {quoted(key)}; allowed: {', '.join(sorted(owner.model_fields))}"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        found = given.get("kind") if isinstance(given, Mapping) else given
+        return f"{key}.kind is {quoted(found)}; it must be one of {', '.join(map(repr, KINDS))}"
+    if kind == "missing":
+        return f"{key} is missing"
+    if kind == "value_error":
+        message = message.removeprefix("Value error, ")
+        return f"{key}: {message}" if location else message
+    return f"{key} is {quoted(given)}; {message.replace('Input should be', 'it must be', 1)}"

@@ -1,0 +1,64 @@
+"""All that is wrong with a module, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.errors import ConfigError
+from fedspa.examples import Examples, Tree, count
+from fedspa.learning import forward
+from fedspa.learning.fix import fix
+from fedspa.learning.sound import Problem, layer_problems
+from fedspa.learning.tasks import Own
+from fedspa.learning.traces.watch import tensors
+from fedspa.learning.trial import trial
+
+
+def check(module: nn.Module, example: object = None) -> list[Problem]:
+    """What keeps a module from being trained privately, layer by layer; empty if nothing does.
+
+    `example` is a batch as the module takes it: a tensor for `module(x)`, a tuple for `module(*x)`, a dict for
+    `module(**x)`. The module is then also run, on a copy, with the example and with others made like it: that finds
+    what is kept from one example to the next, whatever keeps it. Without an example only kinds and modes of layers are
+    looked at. Nothing is trained and nothing is released.
+    """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
+    problems = list(layer_problems(module))
+    if example is None:
+        return problems
+    # With what is known already out of the way, the rest can be found as well.
+    rest, _ = fix(module)
+    for problem in layer_problems(rest):
+        rest.get_submodule(problem.layer or "").training = False
+    if any(layer_problems(rest)):
+        return problems
+    x = _tree(example)
+    like = Examples(x, torch.zeros(count(x)))
+    return problems + trial(rest, like, Own(_any_loss)).problems
+
+
+def _tree(example: object) -> Tree:
+    if isinstance(example, Tensor):
+        return example
+    if isinstance(example, Mapping):
+        return {str(key): _tree(part) for key, part in example.items()}
+    if isinstance(example, tuple | list):
+        return tuple(_tree(part) for part in example)
+    raise ConfigError(
+        f"the example holds a {type(example).__name__}; it must be a tensor, or a tuple or dict of tensors"
+    )
+
+
+def _any_loss(module: nn.Module, example: Tree) -> Tensor:
+    """Of every number that the module gives, each with a weight of its own."""
+    assert isinstance(example, tuple)
+    found = [values for values in tensors(forward.returned(module, example[0])) if values.requires_grad]
+    if not found:
+        raise ConfigError("what the module gives has no gradient: is it under torch.no_grad, or detached?")
+    return torch.stack(
+        [(values * torch.cos(torch.arange(values.numel()).view(values.shape))).sum() for values in found]
+    ).sum()

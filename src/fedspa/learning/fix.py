@@ -1,0 +1,65 @@
+"""A module with its unsound layers replaced."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedspa.learning.flat import copied
+from fedspa.learning.sound import iterates, keeps_statistics, mixes_batch, renormalises, replaceable
+
+_MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 4
+
+
+def fix(module: nn.Module) -> tuple[nn.Module, list[str]]:
+    """A copy of the module whose unsound layers are replaced or switched off, and a line for each that was.
+
+    BatchNorm in training mode becomes GroupNorm with the same weight and bias; its running statistics are dropped. The
+    module itself is left as it is, and what is sound stays in the copy: weights, frozen parts, modes, a BatchNorm in
+    eval mode. What this cannot mend is left for `fedspa.check` to name.
+    """
+    fixed, done = copied(module), []
+    instead: dict[nn.Module, nn.Module] = {}
+    for name, layer in fixed.named_modules():
+        named = f"{name or 'the module itself'}: {type(layer).__name__}"
+        if isinstance(layer, _BatchNorm) and mixes_batch(layer) and replaceable(layer):
+            instead[layer] = group_norm(layer)
+            groups = instead[layer].num_groups
+            kept = "weight and bias kept, " if layer.affine else ""
+            lost = "running statistics dropped" if layer.running_mean is not None else "it had no running statistics"
+            done.append(f"{named}({layer.num_features}) became GroupNorm({groups}, {layer.num_features}); {kept}{lost}")
+        elif isinstance(layer, _InstanceNorm) and keeps_statistics(layer):
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+            done.append(f"{named}({layer.num_features}) keeps no running statistics any more")
+        elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and renormalises(layer):
+            done.append(f"{named} has max_norm = None instead of {layer.max_norm:g}")
+            layer.max_norm = None
+        elif iterates(layer):
+            layer.training = False  # the layer's own mode: its children keep theirs
+            done.append(f"{named} is in eval mode: its spectral norm's estimate stays as it is")
+    # By identity: the same layer may stand in several places.
+    for parent in list(fixed.modules()):
+        for name, child in parent._modules.items():
+            if child in instead:
+                parent._modules[name] = instead[child]
+    return instead.get(fixed, fixed), done
+
+
+def group_norm(layer: _BatchNorm) -> nn.GroupNorm:
+    """Of the same channels, with the layer's weight, bias, ε, mode, place and type."""
+    channels = layer.num_features
+    # Where a channel is a single number, as in BatchNorm1d on (N, C), a group of few channels would leave nothing but
+    # signs of it: all channels together then.
+    groups = 1 if isinstance(layer, nn.BatchNorm1d) else _groups(channels)
+    norm = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
+    if layer.affine:
+        norm.weight, norm.bias = layer.weight, layer.bias
+    return norm.train(layer.training)
+
+
+def _groups(channels: int) -> int:
+    """The most that divide the channels, up to 32 and with at least four channels to each."""
+    most = max(1, min(_MOST_GROUPS, channels // _CHANNELS_PER_GROUP))
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)

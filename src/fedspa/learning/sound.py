@@ -1,0 +1,140 @@
+"""Which layers are unsound, as far as a layer's kind and mode say it.
+
+A private step clips each example's own gradient. A layer that mixes the examples of a batch leaves none of them a
+gradient of its own, and what a layer keeps of one example is in the next one's gradient, beyond any clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from fedspa.errors import ConfigError
+
+_REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_FIX = "`module = fedspa.fix(module)[0]`"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a module.
+
+    `layer` is its name in `module.named_modules()`, "" for the module itself, None for the task. `unsound` problems are
+    refused. The others are warnings: the guarantee holds, but the model trains otherwise than it evaluates.
+    """
+
+    layer: str | None
+    kind: str
+    why: str
+    mend: str
+    unsound: bool = True
+
+    def __str__(self) -> str:
+        where = f"the module's layer '{self.layer}'" if self.layer else "the module itself"
+        where = "the task" if self.layer is None else where
+        return f"{where} ({self.kind}) {self.why}; {self.mend}"
+
+
+def refuse(module: nn.Module) -> None:
+    """Raise a ConfigError for a module with a layer that is known to be unsound."""
+    problems = list(layer_problems(module))
+    if problems:
+        more = "" if len(problems) == 1 else f" ({len(problems) - 1} more: fedspa.check(module) lists all)"
+        raise ConfigError(f"{problems[0]}{more}")
+
+
+def layer_problems(module: nn.Module) -> Iterator[Problem]:
+    """What is wrong with a module, layer by layer, without running it."""
+    for name, layer in module.named_modules():
+        # A parametrization is a layer below the one that the user knows.
+        head, below, _ = f".{name}".partition(".parametrizations.")
+        known = head[1:] if below else name
+        kind = type(module.get_submodule(known)).__name__.removeprefix("Parametrized")
+        for why, mend in _of_layer(known, layer):
+            yield Problem(known, kind, why, mend)
+    lazy = any(is_lazy(values) for values in (*module.parameters(), *module.buffers()))
+    if not lazy and not any(parameter.requires_grad for parameter in module.parameters()):
+        yield Problem(
+            "",
+            type(module).__name__,
+            "has no trainable parameters, and federated training needs at least one",
+            "`module.requires_grad_(True)` trains all of them",
+        )
+
+
+def mixes_batch(layer: nn.Module) -> bool:
+    """A batch norm that uses the batch's own statistics. With frozen ones, in eval mode, it is an affine map."""
+    return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
+
+
+def replaceable(layer: nn.Module) -> bool:
+    """A batch norm of torch's own kinds, with nothing hung onto it that a replacement would lose."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return type(layer) in _REPLACED and not any(hooks) and "forward" not in vars(layer)
+
+
+def keeps_statistics(layer: nn.Module) -> bool:
+    """A layer that averages over the examples that it sees in training."""
+    tracks = layer.training and bool(getattr(layer, "track_running_stats", False))
+    return tracks and not isinstance(layer, _BatchNorm) and next(layer.buffers(recurse=False), None) is not None
+
+
+def renormalises(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None
+
+
+def iterates(layer: nn.Module) -> bool:
+    """A spectral norm whose estimate moves with each forward pass: torch's parametrization, or the hook before it."""
+    if isinstance(layer, _SpectralNorm):
+        return layer.training
+    return layer.training and any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
+
+
+def may_draw(layer: nn.Module) -> bool:
+    """A layer of torch's own kinds that draws random numbers in a forward pass, where one reaches it."""
+    if isinstance(layer, _DropoutNd):
+        return layer.training and layer.p > 0
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return layer.training and layer.dropout > 0
+    if isinstance(layer, nn.RReLU):
+        return layer.training
+    return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
+
+
+def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:
+    """Why it is unsound, and what mends it."""
+    this = f"module.get_submodule('{name}')" if name else "module"
+    own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
+    if any(is_lazy(values) for values in own):
+        yield "has no sizes yet", "`module(example)` gives it some: pass one example through it first"
+        return
+    if any(values.is_meta for values in own):
+        yield "lies on torch's device 'meta' and has no values", "build the module on another device, as on 'cpu'"
+    trained = {parameter.dtype for parameter in layer.parameters(recurse=False) if parameter.requires_grad}
+    for kind in sorted(trained - {torch.float32, torch.float64}, key=str):
+        named = str(kind).removeprefix("torch.")
+        mend = (
+            f"`{this}.float()`" if not kind.is_complex else "keep real and imaginary parts as parameters of their own"
+        )
+        yield f"trains parameters of type {named}, and updates are clipped and noised as float32", mend
+    if mixes_batch(layer):
+        always = "" if layer.training else " in eval mode too (track_running_stats=False)"
+        mend = f"{_FIX} replaces it by GroupNorm" if replaceable(layer) else "use GroupNorm or LayerNorm instead"
+        yield f"mixes the examples of a batch{always}, so that none has a gradient of its own", mend
+    if keeps_statistics(layer):
+        mend = f"{_FIX} switches them off" if isinstance(layer, _InstanceNorm) else "set track_running_stats=False"
+        yield "keeps running statistics of the examples, without noise", mend
+    if renormalises(layer):
+        why = "rescales its weights by those that an example looks up (max_norm), which the next example then sees"
+        yield why, f"`{this}.max_norm = None`, or {_FIX}"
+    if iterates(layer):
+        yield "moves its spectral norm's estimate with each example", f"`{this}.eval()` holds it fixed, or {_FIX}"

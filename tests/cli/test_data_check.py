@@ -1,0 +1,142 @@
+"""`fedspa data check`: everything that is wrong at once, for the operator's eyes; exit codes as everywhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedspa.cli import main
+
+SCHEMA = """
+[data]
+agent = "hospital"
+person = "patient"
+split = "part"
+
+[data.columns]
+age = {kind = "number", range = [0, 100], missing = 50}
+sex = {kind = "category", categories = ["f", "m"]}
+sick = {kind = "flag", target = true}
+"""
+HEADER = "hospital,patient,part,age,sex,sick\n"
+GOOD = HEADER + "north,p1,train,50,f,yes\nnorth,p1,train,,m,no\nsouth,p2,train,120,m,no\nsouth,p3,test,1,f,no\n"
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """`fedspa data check` of a table of this text, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, *words: str, schema: str = SCHEMA, name: str = "table.csv") -> tuple[int, str, str]:
+        Path(name).write_text(text)
+        Path("schema.toml").write_text(schema)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        monkeypatch.setattr(sys, "argv", ["fedspa", "data", "check", name, "--schema", "schema.toml", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def test_a_sound_table(call: Call) -> None:
+    code, out, err = call(GOOD)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "column 'age': values missing: 1; the schema says what they become",
+        "column 'age': values outside its range: 1; they are clipped to it",
+        "rows for testing: 1",
+        "agents: 2; training rows: 'south' 1, 'north' 2",
+        "persons: 2; training rows of one of them: at most 2",
+        "table.csv: sound; 4 rows, 3 features, classification",
+    ]
+
+
+def test_everything_that_is_wrong_at_once(call: Call) -> None:
+    bad = "north,p1,train,abc,x,yes\nnorth,,train,x,f,\nnorth,p1,train,1,y,no\na,b\nnorth,p9,train,y,z,maybe\n"
+    code, out, err = call(GOOD + bad)
+    assert (code, err) == (1, "")
+    for line in (
+        "column 'age': a value is no finite number ('abc', 'x', 'y'), in 3 rows, the first in line 6; write it as",
+        "column 'sex': a value is no category of it ('x', 'y', 'z'), in 3 rows, the first in line 6; the schema lists",
+        "column 'patient': a value is missing, in 1 row, the first in line 7; every record must have it",
+        "column 'sick': a value is missing, in 1 row, the first in line 7; mend it, or say in data.columns.sick",
+        "column 'sick': a value is no word for true or false ('maybe'), in 1 row, the first in line 10",
+        "a row has 2 fields, in 1 row, the first in line 9; the first line names 6 columns",
+        "table.csv: not sound; 9 rows, 3 features, classification; bad rows: 5, which count as zero at a site",
+    ):
+        assert f"\n{line}" in f"\n{out}"
+    assert "column 'sick': values missing" not in out  # they have no rule
+
+
+def test_columns_that_do_not_fit(call: Call) -> None:
+    code, out, _ = call(GOOD.replace("age", "aeg", 1))
+    assert code == 1
+    assert "column 'age': it is not there, and the schema names it" in out
+    assert "column 'aeg': the schema does not name it; kind = 'ignore' leaves it out" in out
+    assert "not sound; 4 rows" in out  # the other columns were read all the same
+    code, out, _ = call(GOOD.replace("sex", "age", 1))
+    assert code == 1
+    assert "column 'age': it is there more than once; no row was read" in out
+    code, out, _ = call("a,b\n1,2\n")
+    assert code == 1
+    assert out.count("it is not there") == 6
+
+
+def test_as_json(call: Call) -> None:
+    code, out, _ = call(GOOD, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["sound"] is True
+    assert found["rows_of_agents"] == {"north": 2, "south": 1}
+    assert (found["persons"], found["most_rows_of_a_person"], found["test_rows"]) == (2, 2, 1)
+    assert (found["missing"], found["clipped"]) == ({"age": 1}, {"age": 1})
+    code, out, _ = call(GOOD + "north,p1,train,50,x,yes\n", "--json")
+    assert code == 1
+    (problem,) = json.loads(out)["problems"]
+    assert (problem["column"], problem["rows"], problem["first"], problem["examples"]) == ("sex", 1, 6, ["'x'"])
+
+
+def test_a_runs_config_is_a_schema(call: Call) -> None:
+    code, _, err = call(
+        GOOD, schema=SCHEMA.replace("[data]", '[privacy]\nepsilon = 1.0\n[data]\nname = "table.csv"', 1)
+    )
+    assert (code, err) == (0, "")
+    code, _, err = call(GOOD, schema=SCHEMA.replace("person =", "persn =", 1))
+    assert code == 2
+    assert err == "fedspa: unknown key 'data.persn'; allowed: agent, columns, person, split, test\n"
+
+
+def test_many_agents_are_not_all_listed(call: Call) -> None:
+    rows = "".join(f"site{i},p{i},train,5,f,yes\n" * (i + 1) for i in range(12))
+    _, out, _ = call(HEADER + rows)
+    assert "agents: 12; training rows: 'site0' 1, 'site1' 2," in out
+    assert "'site9' 10 and 2 more that have no fewer" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        ("", "table.csv", "is empty"),
+        (HEADER, "table.csv", "has no records"),
+        ("x", "table.xls", "neither .csv nor .parquet"),
+        ("x", "table.parquet", "Parquet"),
+    ],
+)
+def test_what_is_no_table_is_one_line(call: Call, text: str, name: str, words: str) -> None:
+    code, out, err = call(text, name=name)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_what_a_cell_holds_cannot_steer_the_terminal(call: Call) -> None:
+    _, out, _ = call(GOOD + "\x1b[2Jnorth,p1,train,1,\x1b[31m,yes\n")
+    assert "\x1b" not in out

@@ -1,0 +1,284 @@
+"""A schema: what a column becomes, by public constants alone; every wrong schema is one line."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fedspa import toml
+from fedspa.data.cells import Odd, flag, number, word
+from fedspa.data.columns import Category, Flag, Number, Schema, checked, load_schema
+from fedspa.errors import ConfigError
+
+AGE = {"kind": "number", "range": [0, 100]}
+SICK = {"kind": "flag", "target": True}
+
+
+def schema(**columns: dict[str, Any]) -> Schema:
+    return checked({"columns": {"sick": SICK, **columns}})
+
+
+def encoded(column: Number | Category | Flag, *cells: object) -> list[list[float]]:
+    read = column.reader()
+    values = [read(cell) for cell in cells]
+    filled = [column.stand_in if value is None else value for value in values]
+    assert None not in filled
+    return column.encoded(np.array(filled, dtype=np.float64)).tolist()
+
+
+def test_a_number_is_clipped_to_its_range_and_scaled_to_one() -> None:
+    column = Number(kind="number", range=[10, 20])
+    assert encoded(column, "10", " 15 ", "20", "25", "-1e9", 12.5) == [[-1], [0], [1], [1], [-1], [-0.5]]
+    assert encoded(column, "1e308", "-1e308") == [[1], [-1]]
+    assert (column.offset, column.scale) == (15, 5)
+    assert column.features("age") == ["age"]
+
+
+@given(
+    st.tuples(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30)),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1),
+)
+def test_a_scaled_number_lies_in_minus_one_to_one(bounds: tuple[float, float], values: list[float]) -> None:
+    try:
+        column = Number(kind="number", range=sorted(bounds))
+    except ValidationError:
+        return
+    features = np.array(encoded(column, *values, *column.range))
+    assert (np.abs(features) <= 1).all()
+    assert features[-2:, 0].tolist() == pytest.approx([-1, 1], abs=1e-6)
+    inside = np.clip(values, *column.range)
+    assert features[:-2, 0] * column.scale + column.offset == pytest.approx(inside, abs=1e-6 * column.scale)
+
+
+def test_a_missing_number_is_a_constant_or_has_a_feature_of_its_own() -> None:
+    assert encoded(Number(kind="number", range=[0, 10], missing=10), "NA", "0") == [[1], [-1]]
+    column = Number(kind="number", range=[0, 10], missing="indicator")
+    assert encoded(column, "", "10") == [[0, 1], [1, 0]]
+    assert column.features("age") == ["age", "age is missing"]
+
+
+def test_categories_are_one_hot_in_the_order_of_the_schema() -> None:
+    column = Category(kind="category", categories=["b", "a"], missing="indicator")
+    assert encoded(column, "a", "b", "", " a ") == [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert column.features("c") == ["c = b", "c = a", "c is missing"]
+    assert encoded(Category(kind="category", categories=["b", "a"], missing="a"), "null") == [[0, 1]]
+
+
+def test_a_new_category_is_odd_or_has_its_own_place() -> None:
+    with pytest.raises(Odd, match="no category"):
+        Category(kind="category", categories=["a"]).reader()("z")
+    other = Category(kind="category", categories=["a"], other=True)
+    assert encoded(other, "z", "a", "A") == [[0, 1], [1, 0], [0, 1]]
+    assert other.features("c") == ["c = a", "c is another"]
+
+
+def test_a_listed_category_is_no_missing_value() -> None:
+    assert encoded(Category(kind="category", categories=["NA", "DE"]), "NA") == [[1, 0]]
+
+
+def test_flags_have_words() -> None:
+    column = Flag(kind="flag", missing=True)
+    assert encoded(column, "TRUE", "no", "1", 0, True, 0.0, "") == [[1], [0], [1], [0], [1], [0], [1]]
+    with pytest.raises(Odd):
+        column.reader()("maybe")
+
+
+@pytest.mark.parametrize("cell", ["abc", "1e400", "-1e400", "inf", "1_000", "0x10", "١", "1 2", "1,5", math.inf, True])
+def test_what_is_no_finite_number(cell: object) -> None:
+    with pytest.raises(Odd, match="finite number"):
+        number(cell)
+
+
+@pytest.mark.parametrize("cell", [10**400, Decimal("Infinity"), object(), b"1", [1], np.datetime64(5, "ns"), 1j])
+def test_what_parquet_and_pandas_have_that_is_no_number(cell: object) -> None:
+    with pytest.raises(Odd):
+        number(cell)
+
+
+def test_numbers_of_every_type() -> None:
+    cells = [1, 1.0, Decimal(1), np.int8(1), np.float32(1), "1", "+1.", "1e0", np.float64(1)]
+    assert [number(cell) for cell in cells] == [1.0] * len(cells)
+    nothing = [None, math.nan, Decimal("NaN"), Decimal("sNaN"), np.float32(math.nan), "nan", "N/A", ""]
+    assert [number(cell) for cell in nothing] == [None] * len(nothing)
+
+
+def test_a_million_digits_are_read_in_no_time() -> None:
+    with pytest.raises(Odd):
+        number("1" * 1_000_000 + "x")
+
+
+def test_whole_numbers_are_words_whatever_their_type() -> None:
+    assert [word(cell) for cell in (7, 7.0, np.int64(7), " 7 ", "7")] == ["7"] * 5
+    assert word(0.5) == "0.5"
+    assert word(None) is None
+    for cell in (b"7", 10**200, object()):
+        with pytest.raises(Odd):
+            word(cell)
+
+
+@given(st.one_of(st.text(), st.floats(), st.integers(), st.booleans(), st.none(), st.binary(), st.decimals()))
+def test_any_cell_is_a_value_nothing_or_odd(cell: object) -> None:
+    for read in (number, flag, Category(kind="category", categories=["a"], other=True).reader()):
+        try:
+            value = read(cell)
+        except Odd:
+            continue
+        assert value is None or math.isfinite(value)
+
+
+def test_targets_decide_the_task() -> None:
+    one = {"kind": "number", "range": [0, 1], "target": True}
+    words = {"kind": "category", "categories": ["a", "b", "c"], "target": True}
+    x = {"x": AGE}
+    tasks = [
+        ({**x, "y": SICK}, "classification", 2),
+        ({**x, "y": words}, "classification", 3),
+        ({**x, "y": {**words, "other": True}}, "classification", 4),
+        ({**x, "y": one}, "regression", None),
+        ({**x, "y": one, "z": one}, "regression", None),
+        ({**x, "y": SICK, "z": SICK}, "multi-label", None),
+    ]
+    for columns, task, classes in tasks:
+        made = checked({"columns": columns})
+        assert (made.task, made.classes) == (task, classes)
+        assert made.features == ("x",)
+
+
+WRONG = [
+    ({"age": {"kind": "nmber", "range": [0, 1]}}, "data.columns.age.kind is 'nmber'; it must be one of 'number'"),
+    ({"age": {"range": [0, 1]}}, "data.columns.age.kind is None"),
+    ({"age": 5}, "data.columns.age is 5"),
+    ({"age": {"kind": "number"}}, "data.columns.age.range is missing"),
+    ({"age": {"kind": "number", "range": [1, 0]}}, "data.columns.age.range: the first must be below the second"),
+    ({"age": {"kind": "number", "range": [0, 5e-324]}}, "data.columns.age.range: the first must be below the second"),
+    ({"age": {"kind": "number", "range": [1e20, 1e20 + 1e6]}}, "data.columns.age.range: the first must be below"),
+    ({"age": {"kind": "number", "range": [0]}}, "data.columns.age.range is"),
+    ({"age": {"kind": "number", "range": [0, 1e31]}}, "data.columns.age.range.1 is 1e+31"),
+    ({"age": {"kind": "number", "range": [0, math.nan]}}, "data.columns.age.range.1 is nan"),
+    ({"age": {**AGE, "rnge": 1}}, "'data.columns.age.rnge'; allowed: kind, missing, range, target"),
+    ({"age": {**AGE, "missing": 101}}, "data.columns.age: missing is 101"),
+    ({"age": {**AGE, "missing": "mean"}}, "data.columns.age: missing is 'mean'"),
+    ({"age": {**AGE, "missing": True}}, "data.columns.age: missing is True"),
+    ({"age": {**AGE, "missing": [1]}}, "data.columns.age.missing: it must be 'refuse'"),
+    ({"age": {**AGE, "missing": 10**400}}, "data.columns.age"),
+    ({"age": {**AGE, "target": "yes"}}, "data.columns.age.target is 'yes'"),
+    ({"sex": {"kind": "category", "categories": []}}, "data.columns.sex.categories is []"),
+    ({"sex": {"kind": "category", "categories": ["a", "a"]}}, "data.columns.sex.categories: each must be named once"),
+    ({"sex": {"kind": "category", "categories": [1, 2]}}, "data.columns.sex.categories.0 is 1"),
+    ({"sex": {"kind": "category", "categories": ["a"], "missing": "b"}}, "data.columns.sex: missing is 'b'"),
+    ({"ill": {"kind": "flag", "missing": 1}}, "data.columns.ill: missing is 1"),
+    ({"age": {**AGE, "target": True}}, "several must be all numbers or all flags"),
+    ({"sick": {**SICK, "missing": False}, "age": AGE}, "a target has no rule for missing values"),
+    ({"sick": {"kind": "ignore"}, "age": AGE}, "no column of data.columns has target = true"),
+    ({}, "makes 0 features"),
+]
+
+
+@pytest.mark.parametrize(("columns", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_a_wrong_column_is_one_line(columns: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        schema(**columns)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"agent": "age"}, "data.agent is 'age', which is in data.columns too"),
+        ({"split": "site", "agent": "site"}, "data.split is 'site'; it must be a column of its own"),
+        ({"persn": "id"}, "unknown key 'data.persn'"),
+        ({"person": ""}, "data.person is ''"),
+        ({"test": 1}, "data.test is 1"),
+    ],
+)
+def test_a_wrong_key_is_one_line(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked({"columns": {"age": AGE, "sick": SICK}, **keys})
+    assert words in str(caught.value)
+
+
+def test_too_many_features() -> None:
+    words = {"kind": "category", "categories": [f"w{i}" for i in range(10_000)]}
+    with pytest.raises(ConfigError, match="makes 110000 features"):
+        schema(**{f"c{i}": words for i in range(11)})
+
+
+def test_one_category_is_no_classification() -> None:
+    with pytest.raises(ConfigError, match="one category"):
+        checked({"columns": {"age": AGE, "y": {"kind": "category", "categories": ["a"], "target": True}}})
+
+
+def test_a_config_is_a_schema(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[privacy]\nepsilon = 2.0\n[data]\nname = "visits.csv"\nperson = "id"\n[data.columns]\n'
+        'age = {kind = "number", range = [0, 120]}\nsick = {kind = "flag", target = true}\n'
+    )
+    made = load_schema(path, beside=frozenset({"name"}))
+    assert made.person == "id"
+    assert list(made.columns) == ["age", "sick"]
+    with pytest.raises(ConfigError, match=r"unknown key 'data\.name'"):
+        load_schema(path)
+
+
+def test_a_schema_survives_toml_and_json() -> None:
+    first = checked(
+        {
+            "columns": {
+                "age": {**AGE, "missing": 50},
+                "sex": {"kind": "category", "categories": ["f", "true"], "missing": "true"},
+                "ill": {"kind": "flag", "missing": True},
+                "note": {"kind": "ignore"},
+                "sick": SICK,
+            },
+            "person": "id",
+        }
+    )
+    assert checked(toml.parse(tomli_w.dumps(first.model_dump(exclude_none=True)))) == first
+    assert Schema.model_validate_json(first.model_dump_json()) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "has no section"), ("data = 1", "has no section"), ("[data]", "columns is missing"), ("[data", "not TOML")],
+)
+def test_a_file_that_is_no_schema(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "schema.toml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_schema(tmp_path / "schema.toml")
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=5),
+        st.sampled_from(["number", "category", "flag", "ignore", "indicator", "refuse"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["kind", "range", "categories", "missing", "target", "other"]), inner),
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["columns", "agent", "person", "split", "test"]), VALUES), VALUES, VALUES)
+def test_any_values_are_a_schema_or_one_line(values: dict[str, Any], one: Any, two: Any) -> None:
+    for given_values in (values, {"columns": {"a": one, "b": two}}, {"columns": {"a": one, "sick": SICK}}):
+        try:
+            checked(given_values)
+        except ConfigError as error:
+            assert "\n" not in str(error)  # noqa: PT017

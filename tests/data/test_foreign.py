@@ -1,0 +1,297 @@
+"""What people bring: arrays, torch and Hugging Face datasets, partitioners, as trees with owners; or one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fedspa.data.foreign import examples, from_agents, from_partitioner
+from fedspa.errors import DataError
+
+X = np.arange(12.0).reshape(4, 3)
+Y = np.array([0, 1, 1, 0])
+TOKENS = {"input_ids": torch.arange(8).reshape(4, 2), "attention_mask": torch.ones(4, 2, dtype=torch.bool)}
+
+
+class Items(Dataset[Any]):
+    """A map-style Dataset of what a function gives."""
+
+    def __init__(self, give: Callable[[int], Any], count: int = 4) -> None:
+        self._give, self._count = give, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: int) -> Any:
+        return self._give(i)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield 1, 2
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(DataError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(equal(a, b) for a, b in zip(one, other))
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+SAME = (torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 1, 0]))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        (X, Y),
+        (X.tolist(), Y.tolist()),
+        (torch.tensor(X, dtype=torch.bfloat16), torch.tensor(Y, dtype=torch.int16)),
+        ([torch.tensor(row) for row in X], torch.tensor(Y, dtype=torch.uint8)),
+        TensorDataset(torch.tensor(X), torch.tensor(Y)),
+        Subset(TensorDataset(torch.tensor(X).repeat(2, 1), torch.tensor(Y).repeat(2)), range(4)),
+        Items(lambda i: (X[i], Y[i])),
+        Items(lambda i: [X[i].tolist(), int(Y[i])]),
+        list(zip(torch.tensor(X), Y.tolist())),
+    ],
+    ids=["numpy", "lists", "small types", "list of tensors", "TensorDataset", "Subset", "pairs", "lists of", "list"],
+)
+def test_pairs(source: Any) -> None:
+    assert equal(examples(source, "it"), SAME)
+
+
+def test_types_stay_what_they_are() -> None:
+    x, y = examples((TOKENS, X), "it")
+    assert isinstance(x, dict)
+    assert equal(x, TOKENS)
+    assert isinstance(y, Tensor)
+    assert y.dtype == torch.float32
+
+
+@pytest.mark.parametrize("key", ["labels", "label", "target"])
+def test_a_dict_has_its_target_by_name(key: str) -> None:
+    wanted = (TOKENS, torch.tensor(Y))
+    assert equal(examples({**TOKENS, key: Y}, "it"), wanted)
+    assert equal(
+        examples(Items(lambda i: {**{name: part[i] for name, part in TOKENS.items()}, key: int(Y[i])}), "it"), wanted
+    )
+
+
+def test_another_name_of_the_target() -> None:
+    assert equal(examples({"x": X, "label": Y, "price": X[:, 0]}, "it", "price")[0], {"x": SAME[0], "label": SAME[1]})
+
+
+def test_the_last_of_several_is_the_target() -> None:
+    x, y = examples(TensorDataset(torch.tensor(X), torch.tensor(Y), torch.tensor(Y)), "it")
+    assert equal((x, y), (SAME, SAME[1]))
+
+
+def test_agents_are_joined_and_owned() -> None:
+    parts = from_agents([(X, Y), TensorDataset(torch.tensor(X[:2]), torch.tensor(Y[:2]))], test=(X[:1], Y[:1]))
+    assert equal((parts.train_x, parts.train_y), tuple(torch.cat([part, part[:2]]) for part in SAME))
+    assert equal((parts.test_x, parts.test_y), (SAME[0][:1], SAME[1][:1]))
+    assert parts.owners.tolist() == [0, 0, 0, 0, 1, 1]
+    assert parts.owners.dtype == np.int64
+
+
+def test_keys_may_come_in_any_order() -> None:
+    turned = dict(reversed({**TOKENS, "labels": Y}.items()))
+    parts = from_agents([{**TOKENS, "labels": Y}, turned], test=turned)
+    assert equal(parts.test_x, TOKENS)
+    assert equal(parts.train_x, {key: torch.cat([part, part]) for key, part in TOKENS.items()})
+
+
+class Partitioner:
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts, self.num_partitions = parts, len(parts)
+
+    def load_partition(self, partition_id: int) -> Any:
+        return self._parts[partition_id]
+
+
+def test_partitions_are_agents() -> None:
+    parts = from_partitioner(Partitioner([{"x": X, "label": Y}] * 3), test={"x": X, "label": Y})
+    assert parts.owners.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert "no partitions" in refused(lambda: from_partitioner(Partitioner([]), test=(X, Y)))
+    assert "the partitioner failed (AttributeError" in refused(lambda: from_partitioner(object(), test=(X, Y)))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ((X, Y[:3]), "it: x has 4 records and y has 3"),
+        (({"a": X, "b": X[:3]}, Y), "it: x['b'] has 3 records and y has 4"),
+        ((X[:0], Y[:0]), "it has no records"),
+        (([], []), "it has no records"),
+        ((X, 5), "it: y is a single number"),
+        ((5, Y), "it: x is a single number"),
+        ((X, ["a", "b", "c", "d"]), "it: y holds text, as"),
+        ((X * 1j, Y), "it: x holds complex numbers"),
+        ((torch.tensor(X) * 1j, Y), "it: x holds torch.complex"),
+        ((np.array([None, 1]), Y), "it: x holds objects, as None"),
+        ((np.array([2**64 - 1], dtype=np.uint64), Y[:1]), "too large for int64"),
+        (([[1, 2], [3]], Y[:2]), "it: x is ragged: record 0 has shape (2,) and record 1 has (1,)"),
+        (([torch.ones(2), torch.ones(3)], Y[:2]), "it: x is ragged: record 0 has shape (2,) and record 1 has (3,)"),
+        (
+            ([torch.ones(2), torch.ones(2).long()], Y[:2]),
+            "it: x[1] holds torch.int64 and that of record 0 torch.float32",
+        ),
+        (({"a": [[1], [2, 3]], "labels": Y[:2]}), "it['a'] is ragged: record 0 has shape (1,) and record 1 has (2,)"),
+        ((torch.ones(4, 3, device="meta"), Y), "it: x is no plain tensor"),
+        (
+            (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), Y[:2]),
+            "it: x is a nested tensor",
+        ),
+        (((), Y), "it: x is an empty tuple"),
+        (({}, Y), "it: x is an empty dict"),
+        (({1: X}, Y), "it: x has the key 1; keys must be texts"),
+        ({"x": X}, "it has the keys ['x']; one of 'labels', 'label', 'target', or target= must say"),
+        ({"x": X, "label": Y, "labels": Y}, "must say which of them is learned"),
+        ({"labels": Y}, "it has nothing but 'labels'"),
+        (Items(lambda i: (X[i],)), "it: record 0 is a tuple; a pair (x, y) or a dict is needed"),
+        (Items(lambda i: X[i]), "it: record 0 is a ndarray"),
+        (Items(lambda i: (torch.ones(i + 1), 0)), "it: record 1[0] has shape (2,) and that of record 0 has (1,)"),
+        (Items(lambda i: {"t": torch.ones(i + 1), "label": 0}), "it: record 1['t'] has shape (2,)"),
+        (Items(lambda i: (1.5 if i else 1, 0)), "it: record 1[0] holds torch.float32 and that of record 0 torch.int64"),
+        (Items(lambda i: {"a" if i else "b": 1, "label": 0}), "it: record 1 is a dict of ['a', 'label']"),
+        (Items(lambda i: ("text", 0)), "it: record 0[0] holds text, as"),
+        (Items(lambda i: 1 / 0), "it: record 0 failed in its own code (ZeroDivisionError"),
+        (Items(lambda i: (1, 2), count=0), "it has no records"),
+        (Items(lambda i: (1, 2), count=-1), "cannot say how many records"),
+        (Endless(), "it is a Endless, which has no length"),
+        (X, "it is a ndarray; a pair (x, y), a dict of arrays"),
+        ("text", "it is a str"),
+        (None, "it is a NoneType"),
+        (5, "it is a int"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_what_is_wrong_is_one_line(source: Any, words: str) -> None:
+    assert words in refused(lambda: examples(source, "it"))
+
+
+def test_nested_too_deeply() -> None:
+    deep: Any = X
+    for _ in range(100_000):
+        deep = (deep,)
+    assert "nested too deeply" in refused(lambda: examples((deep, Y), "it"))
+    while isinstance(deep, tuple):  # taken apart level by level, as the interpreter's stack could not
+        (deep,) = deep
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ((X[:, :2], Y), "agent 1: x has shape (2,) and that of the first agent has (3,); pad or cut"),
+        ((X.astype(int), Y), "agent 1: x holds torch.int64 and that of the first agent torch.float32"),
+        ((X, X[:, 0]), "agent 1: y holds torch.float32 and that of the first agent torch.int64"),
+        (({"a": X}, Y), "agent 1: x is a dict of ['a'] and that of the first agent is a tensor"),
+        (((X, X), Y), "agent 1: x is a tuple of 2 and that of the first agent is a tensor"),
+        ((X[:0], Y[:0]), "agent 1 has no records"),
+    ],
+)
+def test_agents_must_agree(other: Any, words: str) -> None:
+    assert words in refused(lambda: from_agents([(X, Y), other], test=(X, Y)))
+    assert words.replace("agent 1", "test", 1) in refused(lambda: from_agents([(X, Y)], test=other))
+
+
+@pytest.mark.parametrize("agents", [[], None, "text", 5, (X for _ in range(2))])
+def test_agents_are_a_list(agents: Any) -> None:
+    assert "a list with an entry per agent is needed" in refused(lambda: from_agents(agents, test=(X, Y)))
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.just(X),
+    st.just(Y),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.tuples(inner, inner),
+        st.dictionaries(st.sampled_from(["x", "label", "labels", "target"]), inner, max_size=3),
+    ),
+    max_leaves=10,
+)
+
+
+@given(TREES)
+def test_anything_is_examples_or_one_line(source: Any) -> None:
+    try:
+        examples(source, "it")
+    except DataError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        assert len(from_agents([source], test=source).owners) > 0
+
+
+# Hugging Face
+
+
+def hugging(**columns: Any) -> Any:
+    return pytest.importorskip("datasets").Dataset.from_dict(columns)
+
+
+def test_a_datasets_dataset() -> None:
+    data = hugging(input_ids=[[1, 2], [3, 4]], weight=[0.5, 1.0], ok=[True, False], label=[0, 1])
+    x = {
+        "input_ids": torch.tensor([[1, 2], [3, 4]]),
+        "weight": torch.tensor([0.5, 1]),
+        "ok": torch.tensor([True, False]),
+    }
+    for given_data in (data, data.with_format("torch"), data.select([0, 1])):
+        assert equal(examples(given_data, "it"), (x, torch.tensor([0, 1])))
+    parts = from_agents([data.shard(2, 0), data.shard(2, 1)], test=data)
+    assert equal(parts.train_x, x)
+    assert parts.owners.tolist() == [0, 1]
+
+
+def test_a_datasets_dataset_that_makes_its_records_when_asked() -> None:
+    data = hugging(text=["ab", "cd"], label=[0, 1])
+    coded = data.with_transform(
+        lambda rows: {"ids": [list(map(ord, text)) for text in rows["text"]], "label": rows["label"]}
+    )
+    assert equal(examples(coded, "it")[0], {"ids": torch.tensor([[97, 98], [99, 100]])})
+
+
+def test_datasets_that_do_not_fit() -> None:
+    datasets = pytest.importorskip("datasets")
+    assert "it['text'] holds text, as" in refused(lambda: examples(hugging(text=["a", "b"], label=[0, 1]), "it"))
+    ragged = hugging(ids=[[1], [1, 2]], label=[0, 1])
+    assert "it['ids'] is ragged: record 0 has shape (1,) and record 1 has (2,)" in refused(
+        lambda: examples(ragged, "it")
+    )
+    both = datasets.DatasetDict(train=ragged, test=ragged)
+    assert "it['train'] is a Dataset, not an array; give one Dataset" in refused(lambda: examples(both, "it"))
+    stream = ragged.to_iterable_dataset()
+    assert "is a IterableDataset, which has no length" in refused(lambda: examples(stream, "it"))
+    assert "it has no records" in refused(lambda: examples(hugging(a=[], label=[]), "it"))
+
+
+def test_frames_want_a_schema() -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
+    assert "it is a frame; describe its columns by a schema" in refused(lambda: examples(frame, "it"))
+    assert equal(examples((frame[["a"]], frame["label"]), "it"), (torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])))

@@ -1,0 +1,263 @@
+"""All problems of a module at once, each with its layer, why, and the line that mends it."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import fedspa
+from fedspa.errors import ConfigError
+from fedspa.learning.sound import refuse
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.bn1(self.conv1(x)))
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class Drawing(nn.Module):
+    """Python's or numpy's numbers, or those of a generator of its own."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.draw()  # type: ignore[no-any-return]
+
+
+class Last(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0][:, -1]  # type: ignore[no-any-return]
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x, x)[0]  # type: ignore[no-any-return]
+
+
+def found(module: nn.Module, example: object = None) -> list[tuple[str, str, bool]]:
+    return [(problem.layer, problem.kind, problem.unsound) for problem in fedspa.check(module, example)]
+
+
+def old_spectral_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.utils.spectral_norm(nn.Linear(4, 3)))
+
+
+BY_NAME: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
+    "BatchNorm1d": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "1", "mixes", "fedspa.fix"),
+    "BatchNorm2d": (lambda: nn.Sequential(Residual(4)), "0.bn1", "mixes", "fedspa.fix"),
+    "SyncBatchNorm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), "1", "mixes", "fedspa.fix"),
+    "no statistics": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval(),
+        "1",
+        "eval mode too",
+        "fedspa.fix",
+    ),
+    "InstanceNorm": (
+        lambda: nn.Sequential(nn.Conv1d(2, 2, 1), nn.InstanceNorm1d(2, track_running_stats=True)),
+        "1",
+        "running statistics",
+        "fedspa.fix",
+    ),
+    "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "1", "no sizes yet", "`module(example)`"),
+    "lazy batch norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LazyBatchNorm1d()), "1", "no sizes yet", "module("),
+    "meta": (lambda: nn.Sequential(nn.Linear(4, 3, device="meta")), "0", "'meta'", "'cpu'"),
+    "frozen": (lambda: nn.Linear(4, 3).requires_grad_(False), "", "no trainable", "requires_grad_"),
+    "empty": (nn.Flatten, "", "no trainable", "requires_grad_"),
+    "half": (lambda: nn.Sequential(nn.Linear(4, 3).half()), "0", "float16", "get_submodule('0').float()"),
+    "bfloat16": (lambda: nn.Linear(4, 3).bfloat16(), "", "bfloat16", "`module.float()`"),
+    "complex": (lambda: nn.Linear(4, 3, dtype=torch.complex64), "", "complex64", "real and imaginary"),
+    "max_norm": (lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), "0", "max_norm", "max_norm = None"),
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4, max_norm=1.0)).eval(), "0", "max_norm", "max_norm = None"),
+    "spectral_norm": (
+        lambda: nn.Sequential(nn.Flatten(), parametrizations.spectral_norm(nn.Linear(4, 3))),
+        "1",
+        "spectral",
+        "get_submodule('1').eval()",
+    ),
+    "spectral_norm of all": (lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), "", "spectral", "module.eval()"),
+    "old spectral_norm": (old_spectral_norm, "1", "spectral", "get_submodule('1').eval()"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm")
+@pytest.mark.parametrize("name", BY_NAME)
+def test_kinds_and_modes_say_it_without_an_example(name: str) -> None:
+    make, layer, why, mend = BY_NAME[name]
+    module = make()
+    [problem] = fedspa.check(module)
+    assert problem.layer == layer
+    assert problem.unsound
+    assert why in problem.why
+    assert mend in problem.mend
+    where = f"the module's layer '{layer}' ({problem.kind})" if layer else f"the module itself ({problem.kind})"
+    assert str(problem).startswith(where)
+    with pytest.raises(ConfigError) as caught:
+        refuse(module)
+    assert str(caught.value) == str(problem)
+
+
+def test_all_are_listed_and_the_first_is_refused_with_their_number() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 8, 3), Residual(8), Residual(8), nn.Flatten(), nn.Linear(288, 4), Counting())
+    assert found(module) == [("1.bn1", "BatchNorm2d", True), ("2.bn1", "BatchNorm2d", True)]
+    with_state = [*found(module), ("5", "Counting", True)]
+    assert found(module, torch.rand(2, 1, 8, 8)) == with_state
+    with pytest.raises(ConfigError, match=r"layer '1\.bn1' \(BatchNorm2d\).*\(1 more: fedspa\.check\(module\) lists"):
+        refuse(module)
+
+
+SOUND: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "frozen statistics": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval()), torch.rand(3, 4)),
+    "frozen residual": (lambda: Residual(4).eval(), torch.rand(3, 4, 5, 5)),
+    "InstanceNorm": (lambda: nn.Sequential(nn.Conv1d(2, 2, 1), nn.InstanceNorm1d(2)), torch.rand(3, 2, 5)),
+    "frozen InstanceNorm": (
+        lambda: nn.Sequential(nn.Conv1d(2, 2, 1), nn.InstanceNorm1d(2, track_running_stats=True)).eval(),
+        torch.rand(3, 2, 5),
+    ),
+    "Dropout": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.rand(3, 4)),
+    "Dropout(0)": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0)), torch.rand(3, 4)),
+    "RReLU": (lambda: nn.Sequential(nn.Linear(4, 4), nn.RReLU()), torch.rand(3, 4)),
+    "FractionalMaxPool": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.FractionalMaxPool2d(2, output_size=3)),
+        torch.rand(3, 1, 8, 8),
+    ),
+    "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.rand(3, 5, 4)),
+    "transformer(0)": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), torch.rand(3, 5, 4)),
+    "attention": (Attending, torch.rand(3, 5, 4)),
+    "LSTM": (lambda: Last(nn.LSTM(4, 3, num_layers=2, dropout=0.4, batch_first=True)), torch.rand(3, 5, 4)),
+    "GRU": (lambda: Last(nn.GRU(4, 3, batch_first=True)), torch.rand(3, 5, 4)),
+    "weight_norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 3))), torch.rand(3, 4)),
+    "orthogonal": (lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4))), torch.rand(3, 4)),
+    "frozen spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 3)).eval(), torch.rand(3, 4)),
+    "tokens": (lambda: nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(24, 3)), torch.randint(50, (3, 6))),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_is_sound_is_passed_in_silence(name: str) -> None:
+    make, example = SOUND[name]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [str(problem) for problem in fedspa.check(make(), example)] == []
+
+
+def test_a_lazy_module_passes_once_an_example_went_through() -> None:
+    module, example = nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), torch.rand(2, 4)
+    assert found(module, example) == [("1", "LazyLinear", True)]
+    module(example)
+    assert found(module, example) == []
+
+
+class Keyword(nn.Module):
+    """As transformers' models take and give."""
+
+    def __init__(self, scale: bool = False) -> None:
+        super().__init__()
+        self.words, self.head, self.scale = nn.Embedding(40, 6), nn.Linear(6, 2), scale
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        weights = attention_mask.float()
+        if self.scale:
+            weights = weights / weights.mean()
+        return {"logits": self.head((self.words(input_ids) * weights.unsqueeze(-1)).mean(1)), "mask": weights}
+
+
+def test_dicts_and_tuples_are_given_as_the_module_takes_them() -> None:
+    tokens, mask = torch.randint(40, (3, 7)), torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 2 + [0] * 5])
+    as_dict = {"input_ids": tokens, "attention_mask": mask}
+    assert found(Keyword(), as_dict) == []
+    assert found(Keyword(), (tokens, mask.bool())) == []
+    assert found(Keyword(scale=True), as_dict) == [("", "Keyword", False)]
+    [problem] = fedspa.check(Keyword(), {"input_ids": tokens, "mask": mask})
+    assert "unexpected keyword argument 'mask'" in problem.why
+    with pytest.raises(ConfigError, match="the example holds a str"):
+        fedspa.check(Keyword(), {"input_ids": tokens, "attention_mask": "all"})
+    with pytest.raises(ConfigError, match="module is a str"):
+        fedspa.check("module")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("draw", "named"),
+    [
+        (lambda: np.random.rand(), "numpy.random"),  # noqa: NPY002
+        (lambda: random.random(), "Python's random"),
+        (np.random.default_rng(3).random, "gives an example another gradient"),
+    ],
+    ids=["numpy", "python", "own"],
+)
+def test_randomness_from_elsewhere_is_found_in_its_layer(draw: Callable[[], float], named: str) -> None:
+    module, example = nn.Sequential(nn.Linear(4, 4), Drawing(draw)), torch.rand(2, 4)
+    before = generators()
+    [problem] = fedspa.check(module, example)
+    assert problem.layer == "1"
+    assert named in problem.why
+    assert "torch's default generator" in problem.mend
+    assert generators() == before
+
+
+def generators() -> tuple[object, ...]:
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), kind, bytes(keys), *rest, bytes(torch.get_rng_state().tolist())
+
+
+def test_a_check_leaves_the_module_as_it_was() -> None:
+    module = nn.Sequential(Residual(2), nn.Flatten(), nn.Linear(50, 4), Counting())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    module[1].eval()
+    assert len(fedspa.check(module, torch.rand(2, 2, 5, 5))) == 2
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert module[3].calls == 0
+    assert [layer.training for layer in module] == [True, False, True, True]
+
+
+def test_mixing_is_a_warning_that_names_its_layer() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x - x.mean(0))  # type: ignore[no-any-return]
+
+    [problem] = fedspa.check(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), Centred()), torch.rand(3, 4))
+    assert (problem.layer, problem.kind, problem.unsound) == ("2", "Centred", False)
+    assert "trains otherwise than it evaluates" in problem.why
+    time_first = nn.TransformerEncoderLayer(4, 2, 8)  # batch_first=False: the batch is taken for time
+    assert found(time_first, torch.rand(3, 5, 4)) == [("self_attn", "MultiheadAttention", False)]
+
+
+def test_a_module_that_takes_no_such_example_is_told_so() -> None:
+    [problem] = fedspa.check(nn.Linear(4, 3), torch.rand(2, 5))
+    assert "has no gradient for an example made like (5,)" in problem.why
+    assert "RuntimeError" in problem.why

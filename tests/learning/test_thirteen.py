@@ -1,0 +1,239 @@
+"""What users of Opacus, Flower and Hugging Face bring, each by the plainest code: it runs, or is mended in one call.
+
+Noise is small and seeded here, so that a run whose examples lost their gradients does not learn and is found out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedspa
+from fedspa.running import RunResult
+
+CLASSES, WORDS, LENGTH, RECORDS = 3, 24, 6, 96
+
+
+@pytest.fixture(autouse=True)
+def _fixed() -> None:
+    torch.manual_seed(0)
+
+
+def config(out: Path, **algorithm: Any) -> dict[str, Any]:
+    return {
+        "federation": {"agents": 3, "rounds": 3, "per_round": 3},
+        "algorithm": {"compression": 0.5, "local_steps": 2, "batch": 12, "local_lr": 0.2, "server": "average"}
+        | algorithm,
+        "privacy": {"noise_multiplier": 0.3, "clip_value": 0.5, "noise": "seeded"},
+        "run": {"out": str(out)},
+    }
+
+
+def learned(result: RunResult, parameters: int, score: str = "accuracy") -> None:
+    """It trained what it should, privately, and got better at it."""
+    assert result.summary["dimension"] == parameters
+    assert result.summary["epsilon"] > 0
+    assert result.metrics[-1].loss < result.metrics[0].loss
+    assert score in result.metrics[-1].scores
+
+
+def trainable(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def images() -> fedspa.Dataset:
+    y = torch.arange(RECORDS) % CLASSES
+    x = torch.randn(RECORDS, 1, 8, 8) + 2 * torch.eye(8)[y][:, None, None, :]
+    return fedspa.from_arrays(x[:72], y[:72], x[72:], y[72:], name="images")
+
+
+def texts() -> tuple[Tensor, Tensor]:
+    """Tokens whose class stands in the first half, and the classes."""
+    y = torch.arange(RECORDS) % CLASSES
+    tokens = torch.randint(CLASSES, WORDS, (RECORDS, LENGTH))
+    tokens[:, : LENGTH // 2] = y[:, None]
+    return tokens, y
+
+
+def token_data() -> fedspa.Dataset:
+    tokens, y = texts()
+    return fedspa.from_arrays(tokens[:72], y[:72], tokens[72:], y[72:], name="tokens")
+
+
+def tokenized() -> fedspa.Dataset:
+    """As a tokenizer gives them, with padding, and with labels."""
+    tokens, y = texts()
+    mask = torch.ones_like(tokens)
+    mask[::2, LENGTH - 2 :] = 0
+    whole = {"input_ids": tokens, "attention_mask": mask, "labels": y}
+    train, test = ({key: part[rows] for key, part in whole.items()} for rows in (slice(72), slice(72, None)))
+    return fedspa.from_examples(train, test, name="tokenized")
+
+
+class Residual(nn.Module):
+    """A residual block whose normalisation is given."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), norm
+        self.head = nn.Linear(4 * 16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = (x + self.norm(self.conv(x))).relu()
+        return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
+
+
+def test_a_residual_cnn_with_groupnorm(tmp_path: Path) -> None:
+    net = Residual(nn.GroupNorm(2, 4))
+    learned(fedspa.run(config(tmp_path), data=images(), module=net), trainable(net))
+
+
+class Reader(nn.Module):
+    """Tokens through an LSTM; the last state says the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.lstm = nn.Embedding(WORDS, 8), nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(self.words(tokens))[0][:, -1])
+
+
+def test_an_lstm_on_integer_tokens(tmp_path: Path) -> None:
+    """nn.Embedding takes the tokens as they are: they stay integers."""
+    net = Reader()
+    learned(fedspa.run(config(tmp_path, local_lr=1.0), data=token_data(), module=net), trainable(net))
+
+
+def test_a_frozen_body_and_a_head(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+    net[1].requires_grad_(False)
+    body = net[1].weight.clone()
+    result = fedspa.run(config(tmp_path), data=images(), module=net)
+    learned(result, 16 * CLASSES + CLASSES)
+    assert torch.equal(result.module[1].weight, body)  # type: ignore[index]
+
+
+class Tied(nn.Module):
+    """A language model whose output matrix is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix = nn.Embedding(WORDS, 8), nn.GRU(8, 8, batch_first=True)
+        self.out = nn.Linear(8, WORDS, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.mix(self.words(tokens))[0])
+
+
+def test_tied_weights_count_once_and_stay_tied(tmp_path: Path) -> None:
+    tokens, _ = texts()
+    data = fedspa.from_arrays(tokens[:72], tokens[:72], tokens[72:], tokens[72:], name="text")
+    net = Tied()
+    result = fedspa.run(config(tmp_path, local_lr=1.0), data=data, module=net, task="next-token")
+    learned(result, WORDS * 8 + trainable(net.mix), "perplexity")
+    assert result.module.out.weight is result.module.words.weight
+
+
+class Encoder(nn.Module):
+    """torch's own transformer layer, as it comes: with dropout 0.1."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.words(tokens)).mean(dim=1))
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.0}], ids=["as it comes", "without dropout"])
+def test_a_transformer_encoder_layer(tmp_path: Path, options: dict[str, Any]) -> None:
+    net = Encoder(**options)
+    learned(fedspa.run(config(tmp_path), data=token_data(), module=net), trainable(net))
+
+
+def bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install fedspa[dev]")
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=WORDS,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=LENGTH,
+            num_labels=CLASSES,
+        )
+    )
+
+
+def test_a_hugging_face_bert_as_it_is(tmp_path: Path) -> None:
+    net = bert()
+    learned(fedspa.run(config(tmp_path), data=tokenized(), module=net), trainable(net))
+
+
+def test_a_hugging_face_bert_with_pefts_lora(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install fedspa[dev]")
+    net = peft.get_peft_model(
+        bert(), peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"], lora_dropout=0.1)
+    )
+    result = fedspa.run(config(tmp_path, local_lr=1.0), data=tokenized(), module=net)
+    learned(result, 2 * 2 * (8 + 8) + 8 * CLASSES + CLASSES)
+
+
+def test_regression(tmp_path: Path) -> None:
+    x = torch.randn(RECORDS, 5)
+    y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0]) + 0.1
+    data = fedspa.from_arrays(x[:72], y[:72], x[72:], y[72:], name="numbers")
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    learned(fedspa.run(config(tmp_path), data=data, module=net, task="regression"), trainable(net), "rmse")
+
+
+def test_multi_label(tmp_path: Path) -> None:
+    x = torch.randn(RECORDS, 5)
+    y = (x[:, :3] > 0).float()
+    data = fedspa.from_arrays(x[:72], y[:72], x[72:], y[72:], name="labels")
+    net = nn.Linear(5, 3)
+    learned(fedspa.run(config(tmp_path), data=data, module=net, task="multi-label"), trainable(net), "auc")
+
+
+def test_a_language_model(tmp_path: Path) -> None:
+    """GPT-2 with a target per position: by name, or by the loss that it has itself."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install fedspa[dev]")
+    net = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2, n_inner=16)
+    )
+    tokens, _ = texts()
+    train, test = ({"input_ids": part, "labels": part} for part in (tokens[:72], tokens[72:]))
+    data = fedspa.from_examples(train, test, name="text")
+    learned(fedspa.run(config(tmp_path), data=data, module=net, task="next-token"), trainable(net), "perplexity")
+    result = fedspa.run(config(tmp_path), data=data, module=net, task=lambda module, example: module(**example).loss)
+    assert result.metrics[-1].loss < result.metrics[0].loss
+
+
+def test_batchnorm_is_refused_in_one_line_and_mended_in_one_call(tmp_path: Path) -> None:
+    net = Residual(nn.BatchNorm2d(4))
+    with pytest.raises(fedspa.FedspaError, match=r"layer 'norm' \(BatchNorm2d\) mixes .*fedspa\.fix") as refusal:
+        fedspa.run(config(tmp_path), data=images(), module=net)
+    assert "\n" not in str(refusal.value)
+    assert not list(tmp_path.iterdir())
+    mended, done = fedspa.fix(net)
+    assert len(done) == 1
+    learned(fedspa.run(config(tmp_path), data=images(), module=mended), trainable(net))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_residual_cnn_with_groupnorm_on_a_gpu(tmp_path: Path) -> None:
+    net = Residual(nn.GroupNorm(2, 4))
+    asked = config(tmp_path)
+    asked["run"]["device"] = "cuda"
+    learned(fedspa.run(asked, data=images(), module=net), trainable(net))

@@ -1,0 +1,175 @@
+"""A zoo of models held against every engine: what would let one example into another's gradient is refused, or runs so
+that what each example adds is its own to the bit."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+import zoo
+from torch import Tensor, nn
+
+from fedspa.engine import native, stacked
+from fedspa.engine.choose import EngineName, choose
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.task import Engine
+from fedspa.errors import ConfigError, MixingWarning
+from fedspa.examples import Examples, Tree, taken
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.tasks import Classification
+
+ENGINES: list[EngineName] = ["generic", "reference"]
+RECORDS = 7
+REFUSED = {**zoo.KEEPING, **zoo.SHARING}
+EVERY = {**zoo.MIXING, **REFUSED, **zoo.DRAWING}
+# Refused by their kind, or for what they write and no gradient of the next examples shows.
+QUIET = {"counter", "hidden BatchNorm", "BatchNorm", "InstanceNorm", "max_norm", "spectral_norm"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    yield
+    forget()
+
+
+def forget() -> None:
+    """What models of the zoo keep outside of themselves."""
+    zoo.GLOBAL.clear()
+    zoo.NUMBER, zoo.ByClass.seen = 0.0, 0
+    zoo.by_default.__defaults__[0].clear()
+    os.environ.pop("FEDSPA_TEST_ZOO", None)
+
+
+def records(name: str) -> Examples:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(RECORDS, 6, 4, generator=generator)
+    return Examples(x if name != "max_norm" else (x.abs().sum(2) * 2).long() % 9, torch.arange(RECORDS) % 3)
+
+
+def made(name: str) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return EVERY[name]()
+
+
+def chosen(engine: EngineName, name: str) -> Engine:
+    x, y = records(name)
+    return choose(engine, made(name), Examples(torch.zeros_like(x[:1]), torch.zeros_like(y[:1])), "cpu", 1, exact=False)
+
+
+def rows(engine: Engine, theta: Tensor, x: Tree, y: Tensor) -> Tensor:
+    assert isinstance(engine, GenericEngine | ReferenceEngine)
+    theta = theta.double() if engine.name == "reference" else theta
+    return torch.cat(list(engine.rows(theta, x, y, None)))
+
+
+def keeps_apart(engine: Engine, name: str, x: Tree, y: Tensor) -> bool:
+    """Each record alone, and among others: in another order, in another number, twice."""
+    theta = FlatModel(made(name)).flatten() + 0.1
+    alone = torch.cat([rows(engine, theta, taken(x, slice(i, i + 1)), y[i : i + 1]) for i in range(RECORDS)])
+    assert alone.isfinite().all()
+    assert alone.abs().max() > 0
+    for order in ([*range(RECORDS)], [*range(RECORDS)][::-1], [2, 5], [3, 1, 3, 3], [6]):
+        company = torch.tensor(order)
+        together = rows(engine, theta, taken(x, company), y[company])
+        if not torch.equal(together.view(torch.uint8), alone[company].view(torch.uint8)):
+            return False
+    return True
+
+
+def test_the_zoo_is_large_enough() -> None:
+    assert len(zoo.MIXING) + len(REFUSED) >= 40
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_keeps_or_shares_is_refused_with_its_layer_and_a_mend(name: str, engine: EngineName) -> None:
+    with pytest.raises(ConfigError, match=r"^the module('s layer '[\w.]+'| itself) \(\w+\) .+; .+"):
+        chosen(engine, name)
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if name not in QUIET])
+def test_the_refused_would_have_been_unsound(name: str) -> None:
+    """Without a trial, one example's gradient depends on another's having been there, or on the time: no false
+    alarms."""
+    x, y = records(name)
+    theta = FlatModel(made(name)).flatten() + 0.1
+    found = []
+    for company in ([1], [0, 1], [6, 5, 4, 3, 2, 0, 1]):
+        forget()
+        found.append(rows(GenericEngine(made(name)), theta, x[company], y[company])[-1])
+    assert any(not torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", zoo.MIXING)
+def test_what_mixes_by_hand_is_run_one_by_one_and_named_in_a_warning(name: str, engine: EngineName) -> None:
+    with pytest.warns(MixingWarning, match=r"^the module('s layer|\s).*trains otherwise than it evaluates"):
+        runs = chosen(engine, name)
+    assert runs.separates_records
+    assert keeps_apart(runs, name, *records(name))
+
+
+@pytest.mark.parametrize("name", zoo.MIXING)
+def test_the_mixing_would_have_been_unsound_in_a_batch(name: str) -> None:
+    module, (x, _) = made(name), records(name)
+    assert not torch.allclose(module(x)[3:4], module(x[3:4]), atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", zoo.DRAWING)
+def test_what_draws_from_torch_has_randomness_of_its_own_for_each_example(name: str, engine: EngineName) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MixingWarning)
+        runs = chosen(engine, name)
+    assert isinstance(runs, GenericEngine | ReferenceEngine)
+    assert runs.draws
+    x, y = records(name)
+    seeds = torch.arange(RECORDS) * 1_000_003
+    assert keeps_apart(runs, name, (x, seeds), y)
+    theta = FlatModel(made(name)).flatten()
+    same = x[:1].expand(64, -1, -1), y[:1].expand(64)
+    drawn = rows(runs, theta, (same[0], torch.arange(64)), same[1])
+    assert len(drawn.unique(dim=0)) > 1  # other seeds, other numbers
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("engine", ["native", "stacked"])
+def test_engines_that_read_a_model_by_its_layers_take_none(name: str, engine: EngineName) -> None:
+    module, (x, _) = made(name), records(name)
+    obstacle = (native if engine == "native" else stacked).supports(module, tuple(x.shape[1:]))
+    assert obstacle is not None
+    with pytest.raises(ConfigError):
+        chosen(engine, name)
+
+
+@pytest.mark.parametrize("name", ["Dropout", "attention", "LSTM", "transformer", "RReLU", "FractionalMaxPool"])
+def test_in_eval_mode_nothing_is_drawn(name: str) -> None:
+    x, y = records(name)
+    module = made(name).eval()
+    runs = choose("generic", module, Examples(x[:1] * 0, y[:1]), "cpu", 1, exact=False)
+    assert isinstance(runs, GenericEngine)
+    assert runs.draws == (name == "FractionalMaxPool")  # which knows no modes
+
+
+def test_the_task_is_tried_along() -> None:
+    """A loss that keeps something is as unsound as a layer that does."""
+
+    class Running(Classification):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Tensor] = []
+
+        def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
+            loss = super().loss(module, x, y)
+            self.seen.append(loss.detach())
+            return loss / self.seen[0]
+
+    x, y = records("mean")
+    with pytest.raises(ConfigError, match=r"^the task \(Running\) keeps something of one example .* in 'seen"):
+        choose("generic", zoo.Net(), Examples(x[:1] * 0, y[:1]), "cpu", 1, exact=False, task=Running())

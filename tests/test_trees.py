@@ -1,0 +1,85 @@
+"""Trees of tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedspa.errors import DataError
+from fedspa.examples import (
+    Tree,
+    blanks,
+    count,
+    each_alone,
+    in_float64,
+    joined,
+    layout,
+    leaves,
+    mapped,
+    named_leaves,
+    require_aligned,
+    split,
+    taken,
+)
+
+IDS, MASK, IMAGE = torch.arange(12).view(4, 3), torch.ones(4, 3, dtype=torch.bool), torch.rand(4, 1, 2, 2)
+TREES: list[Tree] = [IMAGE, {"ids": IDS, "mask": MASK}, (IMAGE, {"text": (IDS, MASK)})]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_parts_put_together_are_the_whole(tree: Tree) -> None:
+    for size in (1, 3, 4, 9):
+        again = joined(list(split(tree, size)))
+        assert layout(again) == layout(tree)
+        assert all(map(torch.equal, leaves(again), leaves(tree)))
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_each_alone_is_a_copy_of_its_own(tree: Tree) -> None:
+    ones = list(each_alone(tree))
+    assert len(ones) == count(tree) == 4
+    for place, one in enumerate(ones):
+        for copy, whole in zip(leaves(one), leaves(tree)):
+            assert torch.equal(copy, whole[place : place + 1])
+            assert copy.untyped_storage().nbytes() == copy.nbytes  # nothing of its neighbours lies beside it
+
+
+def test_the_way_to_each_leaf_is_its_name() -> None:
+    assert [name for name, _ in named_leaves((IMAGE, {"text": (IDS, MASK)}))] == ["0", "1.text.0", "1.text.1"]
+    assert layout({"ids": IDS, "mask": MASK}) == "ids (3,) int64, mask (3,) bool"
+    assert layout(IMAGE) == "(1, 2, 2) float32"
+
+
+def test_only_floats_change_their_precision() -> None:
+    found = in_float64((IMAGE, {"text": (IDS, MASK)}))
+    assert [leaf.dtype for leaf in leaves(found)] == [torch.float64, torch.int64, torch.bool]
+
+
+def test_taking_and_blanks_keep_the_layout() -> None:
+    tree: Tree = (IMAGE, {"text": (IDS, MASK)})
+    assert layout(taken(tree, torch.tensor([2, 0]))) == layout(tree) == layout(blanks(tree, 7))
+    assert torch.equal(next(leaves(taken(tree, torch.tensor([2, 0])))), IMAGE[[2, 0]])
+    assert count(blanks(tree, 7)) == 7
+    assert not any(leaf.any() for leaf in leaves(blanks(tree)))
+
+
+def test_mapped_sees_every_leaf_once() -> None:
+    seen: list[Tensor] = []
+    mapped(lambda leaf: seen.append(leaf) or leaf, (IMAGE, {"text": (IDS, MASK)}))  # type: ignore[func-returns-value]
+    assert [id(leaf) for leaf in seen] == [id(IMAGE), id(IDS), id(MASK)]
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({}, "has no tensors in it"),
+        ({"a": torch.tensor(3.0)}, "'a' is a single number"),
+        ({"a": IDS, "b": IDS[:3]}, "'b' has 3 examples, and 4 are in 'a'"),
+        (torch.ones(2, dtype=torch.complex64), "complex"),
+    ],
+)
+def test_what_is_no_tree_of_examples(tree: Tree, said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        require_aligned(tree, "data 'mine': train features")
+    assert str(caught.value).startswith("data 'mine': train features")
