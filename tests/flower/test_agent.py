@@ -97,6 +97,21 @@ def test_asked_again_the_same_bytes_leave_and_nothing_is_paid(clinic, monkeypatc
     assert spent(clinic) == 1
 
 
+PERSONS = replace(ASKED, terms=replace(ASKED.terms, steps=replace(PLAN, unit="person")))
+
+
+def test_a_run_that_protects_persons_finds_none_at_a_site_of_records(clinic):
+    """It would train on records and state ε for persons."""
+    assert refusal(clinic, PERSONS) == "terms"
+    assert spent(clinic) == 0
+
+
+def test_a_site_may_ask_for_persons(clinic):
+    strict = replace(clinic, policy=replace(clinic.policy, unit="person"))
+    assert refusal(strict) == "unit"
+    assert spent(clinic) == 0
+
+
 def test_asked_again_with_what_was_sent_gone(clinic, tmp_path):
     participate(clinic, ASKED, THETA)
     for file in (tmp_path / "ledger.sqlite.outbox").iterdir():

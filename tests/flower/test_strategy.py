@@ -56,6 +56,7 @@ TWINS: list[dict[str, Any]] = [
     {"privacy.clip_rule": "quantile", "algorithm.coding": "f32", "run.engine": "generic", "privacy.accountant": "rdp"},
     {"privacy.clip_rule": "median", "privacy.clip": "coordinate", "data.partition": "shards", "run.threads": 1},
     {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "data.name": "digits", "model.name": "mlp"},
+    {"data.name": "small_records:visits", "data.person": "patient", "data.person_records": 3, "algorithm.batch": 10},
     CPSGD | {"algorithm.bits": 5},
     CPSGD
     | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3, "privacy.adversary": "secure-aggregation"},

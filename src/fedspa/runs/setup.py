@@ -19,6 +19,7 @@ from fedspa.data.features import Features
 from fedspa.data.participation import schedule
 from fedspa.data.partition import partition
 from fedspa.data.persons import blank_person, grouped, labels_of, owners_of
+from fedspa.data.plugin import GIVEN
 from fedspa.data.view import view, with_floats
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.task import Engine
@@ -104,6 +105,8 @@ def prepare(
 ) -> Simulated:
     """Load, deal out, build and calibrate. `data`, `module` and `task` stand in for what the config names."""
     data = data if data is not None else records_of(config)
+    if data.persons is not None and config.data.person is None:  # every file of the run is to say who is protected
+        config = config.model_copy(update={"data": config.data.model_copy(update={"person": f"{GIVEN}persons"})})
     holdings = dealt(config, data)
     job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
     data = with_targets(data, job.server.model.task)
