@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
-from fedspa.agent.limits import LIMITS
 from fedspa.algorithms import Terms
 from fedspa.flower.terms import (
     _KEYS,
+    LIMITS,
     VERSION,
     Announcement,
     TermsError,

@@ -35,7 +35,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.limits import LIMITS
 from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
 from fedspa.data.features import NAMES, Features, transform
@@ -67,6 +66,7 @@ logger = logging.getLogger("fedspa.agent")
 
 # Whoever names one of these is an agent with records of its own, whatever process it runs in.
 _NEEDED = frozenset({"agent", "data", "classes", "policy", "ledger"})
+MOST_CLASSES = 10**6
 _MOST_ENGINES = 4  # a server could ask for many kinds
 
 
@@ -218,10 +218,10 @@ def _classes(node: Mapping[str, Any], task: str) -> int | None:
         if classes is not None:
             raise ConfigError(f"node-config: classes is {classes!r}; the task {task!r} has none: leave it out")
         return None
-    if type(classes) is not int or not 2 <= classes <= LIMITS["classes"][1]:
+    if type(classes) is not int or not 2 <= classes <= MOST_CLASSES:
         raise ConfigError(
             f"node-config: classes is {'missing' if classes is None else repr(classes)}; it must be a whole number "
-            f"from 2 to {LIMITS['classes'][1]:g}, as classes=2: how many classes the run has, not how many this site "
+            f"from 2 to {MOST_CLASSES}, as classes=2: how many classes the run has, not how many this site "
             "happens to hold"
         )
     return classes

@@ -16,12 +16,12 @@ from typing import Any, Final, cast, get_args
 from flwr.app import ConfigRecord
 from pydantic import ValidationError
 
-from fedspa.agent.limits import LIMITS, MOST_LAYERS
 from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.algorithms.base import require_sendable
 from fedspa.data.features import NAMES
 from fedspa.errors import FedspaError, PayloadError, PrivacyError
-from fedspa.mechanisms.base import Clipping, ClipRule, Mechanism, NoPlan, Plan
+from fedspa.flower.site import MOST_CLASSES
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule, Mechanism, NoPlan, Plan
 from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
@@ -71,6 +71,30 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "noise": get_args(NoiseMode),
     "unit": get_args(Unit),
 }
+
+_MANY: Final = 2**31 - 1
+
+# How far the numbers may go: far beyond any use, and well within what float64, float32 and 32-bit integers can carry. A
+# number past them is a slip, or asks for an overflow. Least and most, both allowed; a mechanism's own numbers have
+# theirs in its room. What one number demands of another (k ≤ d, B ≤ m, δ < 1/m) is for the plan to say.
+LIMITS: Final[Mapping[str, tuple[float, float]]] = {
+    "number": (0, _MANY),
+    "agents": (1, _MANY),
+    "round": (0, _MANY),
+    "participations": (1, 10**6),
+    "classes": (0, MOST_CLASSES),
+    "dimension": (1, _MANY),
+    "active": (1, _MANY),
+    "records": (1, _MANY),
+    "batch": (1, _MANY),
+    "local_steps": (1, 10**6),
+    "local_lr": (1e-12, 1e6),
+    "clip_value": (SMALLEST_CLIP, LARGEST_CLIP),
+    "noise_multiplier": (1e-6, 1e6),
+    "delta": (1e-30, 1.0),
+}
+# As many parameter tensors as a model may have where a mask is drawn layer by layer.
+MOST_LAYERS: Final = 10_000
 
 
 class TermsError(FedspaError):
