@@ -235,7 +235,7 @@ NUMBERS = [
 @pytest.mark.parametrize(("announcement", "key"), NUMBERS, ids=[f"{a.algorithm}-{key}" for a, key in NUMBERS])
 def test_every_number_has_a_least_and_a_most(announcement, key):
     """From the table of keys itself: a new number without limits fails here, and in every reading."""
-    kind, (least, most) = type(to_record(announcement)[key]), LIMITS[key]
+    kind, (least, most) = type(to_record(announcement)[key]), (LIMITS | BINOMIAL.limits)[key]
     beyond = [most * 1.001 + 1, least - 1] if kind is int else [most * 1.001, least * 0.999, -least]
     extremes = [-(2**63), 2**63 - 1] if kind is int else [-1e308, 1e308, 5e-324, math.inf, -math.inf, math.nan, 0.0]
     for value in (*(kind(value) for value in beyond), *extremes):

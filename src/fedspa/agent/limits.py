@@ -13,7 +13,8 @@ from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 
 _MANY: Final = 2**31 - 1
 
-# Least and most, both allowed. What one number demands of another (k ≤ d, B ≤ m, δ < 1/m) is for the plan to say.
+# Least and most, both allowed; a mechanism's own numbers have theirs in its room. What one number demands of another
+# (k ≤ d, B ≤ m, δ < 1/m) is for the plan to say.
 LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "number": (0, _MANY),
     "agents": (1, _MANY),
@@ -29,8 +30,6 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "clip_value": (SMALLEST_CLIP, LARGEST_CLIP),
     "noise_multiplier": (1e-6, 1e6),
     "delta": (1e-30, 1.0),
-    "bits": (1, 16),
-    "trials": (1, _MANY),
 }
 # As many parameter tensors as a model may have where a mask is drawn layer by layer.
 MOST_LAYERS: Final = 10_000

@@ -52,6 +52,8 @@ _KEYS: Final[dict[str, type]] = {
     "local_lr": float,
     "private": bool,
 }
+# What an announcement says as it is.
+_OWN: Final = ("run", "number", "algorithm", "model", "classes", "features", "coding", "mask_seed")
 # What the plan says and the record says besides: where they disagree, the record is refused.
 _OF_PLAN: Final = ("dimension", "active", "sampling", "batch", "local_steps")
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -96,14 +98,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
     terms, plan = announcement.terms, announcement.terms.plan
     values: dict[str, Any] = {
         "version": VERSION,
-        "run": announcement.run,
-        "number": announcement.number,
-        "algorithm": announcement.algorithm,
-        "model": announcement.model,
-        "classes": announcement.classes,
-        "features": announcement.features,
-        "coding": announcement.coding,
-        "mask_seed": announcement.mask_seed,
+        **{key: getattr(announcement, key) for key in _OWN},
         "private": plan is not None,
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
@@ -153,12 +148,7 @@ def from_record(record: ConfigRecord) -> Announcement:
         require_sendable(terms, values["coding"], exact=values.get("noise") == "exact")
     except (PayloadError, PrivacyError) as error:
         raise TermsError(f"terms under which no update can be written: {error}") from error
-    return Announcement(
-        **{key: values[key] for key in ("run", "number", "algorithm", "model", "classes", "features")},
-        **{key: values[key] for key in ("coding", "mask_seed")},
-        noise=values.get("noise"),
-        terms=terms,
-    )
+    return Announcement(**{key: values[key] for key in _OWN}, noise=values.get("noise"), terms=terms)
 
 
 def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
