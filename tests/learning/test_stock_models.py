@@ -22,7 +22,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import outputs
 from fedspa.learning.tasks import Own, Task
 from fedspa.learning.tasks.named import resolve
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import derive_key
 
 
@@ -64,7 +64,7 @@ def one_private_round(module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
     model = FlatModel(module, task)
     theta, d = model.flatten(), model.dimension
     engine = choose("auto", module, Examples(blanks(x), blanks(y)), "cpu", 1, exact=False, task=task)
-    plan = Plan(d, d, "l2", 1.0, "fixed", COUNT, COUNT, 2, 1, 1e-3, "replace-one", 1e-3)
+    plan = GaussianPlan(d, d, "l2", 1.0, "fixed", COUNT, COUNT, 2, 1, 1e-3, "replace-one", 1e-3)
     (result,) = engine.train(theta, [LocalTask(x, y, None, 1.0, 0.05, plan, derive_key(bytes(32), "stock"))])
     assert result.zeroed == 0
     before, after = (float(model.mean_loss(at, x, y)) for at in (theta, theta + result.delta))
