@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
-from fedspa.agent.limits import LIMITS
 from fedspa.algorithms import Terms
 from fedspa.flower.terms import (
     _KEYS,
+    LIMITS,
     VERSION,
     Announcement,
     TermsError,
@@ -28,6 +28,7 @@ from fedspa.flower.terms import (
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.mechanism import BINOMIAL
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
+from fedspa.runs.config import Task
 
 SIZES = {"dimension": 650, "clip_value": 0.3, "batch": 20, "records": 100, "participations": 3}
 PLAN = replace(GAUSSIAN_PLAN, **SIZES, active=130, clip="l2", local_steps=4)
@@ -44,6 +45,7 @@ GIVEN = Announcement(
     number=1,
     algorithm="fedspa",
     model="logistic",
+    task=Task(),
     classes=10,
     features="",
     coding="int",
@@ -186,7 +188,7 @@ BAD = {
     "local_lr": [0.0, -1.0, float("nan"), float("inf"), 1],
     "algorithm": ["sgd", "fedavg"],
     "coding": ["pickle"],
-    "classes": [1, 0, -1],
+    "classes": [-1, 10**7],
     "features": ["pixels", 1],
     "model": ["x" * 201],
     "private": [False, 1],
@@ -200,6 +202,7 @@ BAD = {
     "neighbours": ["none"],
     "delta": [0.0, 1.0, 0.01, float("nan")],
     "noise": ["none", ""],
+    "task": ["", "regression", "{}x", '{"name": 3}', '{"nme": "regression"}', '{"huber": NaN}', "[" * 100_000],
 }
 
 
