@@ -52,6 +52,14 @@ def reply(question: Message, **values: Any) -> Message:
 
 TWINS: list[dict[str, Any]] = [
     {},
+    {"task.name": "regression", "task.loss": "huber", "task.huber": 0.5},
+    {"task.weights": f"[{', '.join(['0.5', '2'] * 5)}]", "task.label_smoothing": 0.1},
+    {
+        "task.name": "next-token",
+        "task.ignore_index": -1,
+        "data.name": "small_records:tokens_with_minus_one",
+        "model.name": "small_records:Tagger",
+    },
     {"algorithm.mask": "shared", "algorithm.server": "adam", "algorithm.beta2": 0.9, "algorithm.kappa": 0.01},
     {"privacy.clip_rule": "quantile", "algorithm.coding": "f32", "run.engine": "generic", "privacy.accountant": "rdp"},
     {"privacy.clip_rule": "median", "privacy.clip": "coordinate", "data.partition": "shards", "run.threads": 1},

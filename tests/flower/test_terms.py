@@ -176,7 +176,7 @@ BAD = {
     "local_lr": [0.0, -1.0, float("nan"), float("inf"), 1],
     "algorithm": ["sgd", "fedavg"],
     "coding": ["pickle"],
-    "classes": [1, 0, -1],
+    "classes": [-1, 10**7],
     "features": ["pixels", 1],
     "model": ["x" * 201],
     "private": [False, 1],

@@ -20,7 +20,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "agents": (1, _MANY),
     "round": (0, _MANY),
     "participations": (1, 10**6),
-    "classes": (2, 10**6),
+    "classes": (0, 10**6),
     "dimension": (1, _MANY),
     "active": (1, _MANY),
     "records": (1, _MANY),

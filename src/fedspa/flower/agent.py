@@ -16,7 +16,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Invitation, Refusal, message_name
 from fedspa.algorithms import ALGORITHMS, Agent
 from fedspa.engine.task import Engine
-from fedspa.examples import count
+from fedspa.examples import Examples, count
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
 from fedspa.randomness.streams import agent_key, root_key
@@ -43,7 +43,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     _refuse_another_task(site, announcement)
     x, y = site.records(number)
     exact = announcement.noise == "exact"
-    engine, dimension = site.engine(announcement.model, x, announcement.classes, exact)
+    engine, dimension = site.engine(announcement.model, Examples(x, y), exact)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan
@@ -83,7 +83,9 @@ def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine)
 
 
 def _refuse_another_task(site: Site, announcement: Announcement) -> None:
-    if announcement.classes != site.classes:
+    if announcement.task != site.task.words:
+        raise Refusal("terms", f"the run's task is {announcement.task[:200]!r}, this site's {site.task.words!r}")
+    if site.task.name == "classification" and announcement.classes != site.classes:
         raise Refusal("terms", f"the run has {announcement.classes} classes, this site {site.classes}")
     plan = announcement.terms.plan
     if plan is not None and plan.unit != site.unit:

@@ -2,7 +2,7 @@
 
 The name is written in the agent's node-config, never taken from the server. What one record holds must never show in
 whether or how the agent answers, so no record can spoil the reading: one with features that are no finite numbers, or
-with a label that is none of the site's classes, is *bad*. It stays among the records, whose number it does not change,
+with a target that the site's task cannot take, is *bad*. It stays among the records, whose number it does not change,
 and is filled with NaN, at which a gradient counts as zero. That depends on the record and on the site's own settings
 alone. Only what all records share is refused: an array that is none, other shapes, no records.
 """
@@ -27,7 +27,8 @@ from fedspa.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """x: float32, NaN in bad records. y: int64, within the site's classes, 0 in bad records. `bad`: their numbers."""
+    """x: float32, NaN in bad records. y: int64 within the site's classes, or float32 where it has none; 0 in bad
+    records. `bad`: their numbers."""
 
     x: Tensor
     y: Tensor
@@ -35,10 +36,16 @@ class Records:
 
 
 def load(
-    name: str, node: Mapping[str, Any], classes: int, transform: Callable[[Tensor], Tensor] | None = None
+    name: str,
+    node: Mapping[str, Any],
+    classes: int,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    *,
+    zero_or_one: bool = False,
 ) -> Records:
     """The site's records. A function is called with the node-config where it takes an argument, else without.
 
+    Without classes (0) a target is a number or a row of numbers, where asked for zeros and ones.
     `transform` maps all records, each by itself; of a bad one it sees zeros.
     """
     made: Any = _npz(Path(name)) if name.endswith(".npz") else _users(name, node)
@@ -47,16 +54,24 @@ def load(
     if not (isinstance(made, tuple) and len(made) == 2):
         raise DataError(f"data = {name!r} gave a {type(made).__name__}; the pair (x, y) or a Dataset is needed")
     features, labels = (_numbers(part, f"data = {name!r}: {what}") for part, what in zip(made, ("x", "y")))
-    if features.ndim < 2 or labels.shape != features.shape[:1] or not features.size:
+    row = labels.ndim == 2 and labels.size > 0 and not classes
+    if (
+        features.ndim < 2
+        or labels.shape[:1] != features.shape[:1]
+        or not (row or labels.ndim == 1)
+        or not features.size
+    ):
         raise DataError(
             f"data = {name!r} has x of shape {features.shape} and y of shape {labels.shape}; (records, ...) and "
-            "(records,) are needed, and at least one record"
+            f"(records,){'' if classes else ' or (records, numbers)'} are needed, and at least one record"
         )
     with np.errstate(over="ignore", invalid="ignore"):
         x = features.astype(np.float32)
-        good = np.isfinite(x).reshape(len(x), -1).all(axis=1) & np.isin(labels, np.arange(classes))
+        targets = labels if classes else labels.astype(np.float32)
+        known = np.isin(targets, np.arange(classes or 2)) if classes or zero_or_one else np.isfinite(targets)
+        good = np.isfinite(x).reshape(len(x), -1).all(axis=1) & known.reshape(len(x), -1).all(axis=1)
     x[~good] = 0
-    y = np.where(good, labels, 0).astype(np.int64)
+    y = np.where(good.reshape(-1, *[1] * (labels.ndim - 1)), targets, 0).astype(np.int64 if classes else np.float32)
     ready = torch.from_numpy(x) if transform is None else transform(torch.from_numpy(x))
     ready[torch.from_numpy(~good)] = torch.nan
     return Records(ready, torch.from_numpy(y), tuple(np.flatnonzero(~good).tolist()))

@@ -37,6 +37,7 @@ _KEYS: Final[dict[str, type]] = {
     "round": int,
     "algorithm": str,
     "model": str,
+    "task": str,
     "classes": int,
     "features": str,
     "dimension": int,
@@ -53,7 +54,7 @@ _KEYS: Final[dict[str, type]] = {
     "private": bool,
 }
 # What an announcement says as it is.
-_OWN: Final = ("run", "number", "algorithm", "model", "classes", "features", "coding", "mask_seed")
+_OWN: Final = ("run", "number", "algorithm", "model", "task", "classes", "features", "coding", "mask_seed")
 # What the plan says and the record says besides: where they disagree, the record is refused.
 _OF_PLAN: Final = ("dimension", "active", "sampling", "batch", "local_steps")
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -79,7 +80,8 @@ class Announcement:
 
     `run` is drawn by the server at random once per run. `number` is only used in simulations, where it says which agent
     is played; a deployed agent has a name of its own. `features` is the run's data.features, "" for none. `noise` is
-    None where nothing is private.
+    None where nothing is private. `task` are the words of the run's [task], and `classes` the model's outputs, 0 where
+    the task does not say.
     """
 
     run: str
@@ -92,6 +94,7 @@ class Announcement:
     mask_seed: bytes
     noise: NoiseMode | None
     terms: Terms
+    task: str = "classification"
 
 
 def to_record(announcement: Announcement) -> ConfigRecord:
@@ -130,8 +133,8 @@ def from_record(record: ConfigRecord) -> Announcement:
         _check(key, values[key], kind, limits)
     if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
-    if values["active"] > values["dimension"] or len(values["model"]) > 200:
-        raise TermsError("k must not exceed d, and the model's name must be short")
+    if values["active"] > values["dimension"] or len(values["model"]) > 200 or len(values["task"]) > 10**5:
+        raise TermsError("k must not exceed d, and the names of model and task must be short")
     if private is not algorithm.private:
         raise TermsError(f"algorithm {algorithm.name!r} with private = {private}")
     if algorithm.mask is not None and values["mask"] != algorithm.mask:

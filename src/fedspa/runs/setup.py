@@ -106,11 +106,8 @@ def prepare(
     data = data if data is not None else records_of(config)
     holdings = dealt(config, data)
     job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
-    learned, what = job.server.model.task, f"data {data.name!r}: train"
-    train_y = learned.targets(learned.labels(data.train_x, data.train_y), what)
-    classes = data.classes if isinstance(learned, Classification) else None
-    data = replace(data, train_y=train_y, test_y=job.server.test.y, classes=classes)
-    require_known(job.server.model, data.train_x, data.train_y, what)
+    data = with_targets(data, job.server.model.task)
+    require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
     server, plan, run = job.server, job.plan, config.run
     train = trained_on(config, data)
     like, trained = _trained(config, unit_of(config, data), data.like, server.model.task)
@@ -142,8 +139,7 @@ def prepare_server(
 ) -> Job:
     """The server's part, for agents that hold so many records, or persons, each. Of `data` it gets the held-out
     records, which stay records whoever they belong to."""
-    asked = task if task is not None else config.task.name
-    learned = resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, config.task.options)
+    learned = learned_from(config, data, task)
     like, test = (
         Examples(x, learned.targets(learned.labels(x, y), f"data {data.name!r}: test"))
         for x, y in (data.like, (data.test_x, data.test_y))
@@ -210,6 +206,22 @@ def prepare_server(
         metrics=metrics or {},
     )
     return Job(config, server, cap_of(config), data.name)
+
+
+def learned_from(config: Config, data: Dataset, task: Loss | None = None) -> Task:
+    """The task that the config names, or the function that is given, for the targets of `data`."""
+    asked = task if task is not None else config.task.name
+    return resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, config.task.options)
+
+
+def with_targets(data: Dataset, learned: Task) -> Dataset:
+    """With targets as the task takes them."""
+    train_y, test_y = (
+        learned.targets(learned.labels(x, y), f"data {data.name!r}: {split}")
+        for split, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y))
+    )
+    classes = data.classes if isinstance(learned, Classification) else None
+    return replace(data, train_y=train_y, test_y=test_y, classes=classes)
 
 
 def records_of(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Dataset:
