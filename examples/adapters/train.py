@@ -86,9 +86,11 @@ def pretrained(steps: int) -> LanguageModel:
 
 
 def with_adapters(net: LanguageModel, rank: int, *, both: bool) -> LanguageModel:
+    """Beside every linear layer."""
     net.requires_grad_(False)
-    for name in ("qkv", "out", "mlp_in", "mlp_out"):
-        setattr(net.layer, name, Adapted(getattr(net.layer, name), rank, both=both))
+    for name, linear in list(net.named_modules()):
+        if isinstance(linear, nn.Linear):
+            net.set_submodule(name, Adapted(linear, rank, both=both))
     return net
 
 

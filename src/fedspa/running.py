@@ -122,6 +122,7 @@ def simulate(
     with ThreadPoolExecutor(1) as beside:
         digests = beside.submit(digests_of, records)
         job = prepare(config, records, module, task, metrics)
+    config = job.config
     if config.private and config.privacy.noise == "seeded":
         warnings.warn(SEEDED_NOISE, SeededNoiseWarning, stacklevel=2)
     if resume is None:

@@ -52,18 +52,11 @@ def reply(question: Message, **values: Any) -> Message:
 
 TWINS: list[dict[str, Any]] = [
     {},
-    {"task.name": "regression", "task.loss": "huber", "task.huber": 0.5},
-    {"task.weights": f"[{', '.join(['0.5', '2'] * 5)}]", "task.label_smoothing": 0.1},
-    {
-        "task.name": "next-token",
-        "task.ignore_index": -1,
-        "data.name": "small_records:tokens_with_minus_one",
-        "model.name": "small_records:Tagger",
-    },
     {"algorithm.mask": "shared", "algorithm.server": "adam", "algorithm.beta2": 0.9, "algorithm.kappa": 0.01},
     {"privacy.clip_rule": "quantile", "algorithm.coding": "f32", "run.engine": "generic", "privacy.accountant": "rdp"},
     {"privacy.clip_rule": "median", "privacy.clip": "coordinate", "data.partition": "shards", "run.threads": 1},
     {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "data.name": "digits", "model.name": "mlp"},
+    {"data.name": "small_records:visits", "data.person": "patient", "data.person_records": 3, "algorithm.batch": 10},
     CPSGD | {"algorithm.bits": 5},
     CPSGD
     | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3, "privacy.adversary": "secure-aggregation"},

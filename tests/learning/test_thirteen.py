@@ -215,8 +215,10 @@ def test_a_language_model(tmp_path: Path) -> None:
     tokens, _ = texts()
     train, test = ({"input_ids": part, "labels": part} for part in (tokens[:72], tokens[72:]))
     data = fedspa.from_examples(train, test, name="text")
-    learned(fedspa.run(config(tmp_path), data=data, module=net, task="next-token"), trainable(net), "perplexity")
-    result = fedspa.run(config(tmp_path), data=data, module=net, task=lambda module, example: module(**example).loss)
+    named = config(tmp_path / "named")
+    learned(fedspa.run(named, data=data, module=net, task="next-token"), trainable(net), "perplexity")
+    own = config(tmp_path / "own")
+    result = fedspa.run(own, data=data, module=net, task=lambda module, example: module(**example).loss)
     assert result.metrics[-1].loss < result.metrics[0].loss
 
 

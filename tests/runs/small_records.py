@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,6 +20,15 @@ def mnist() -> Dataset:
 
 def cifar10() -> Dataset:
     return _few(stand_in.cifar10())
+
+
+def visits() -> Dataset:
+    """120 patients with one to six visits each."""
+    rng = np.random.default_rng(0)
+    persons = rng.permutation(np.repeat(np.arange(120), rng.integers(1, 7, 120)))
+    y = rng.integers(0, 3, len(persons))
+    x = rng.normal(size=(len(persons), 6)) + 2 * y[:, None]
+    return from_arrays(x, y, x[:60], y[:60], name="visits", persons=persons)
 
 
 def _few(data: Dataset) -> Dataset:

@@ -122,7 +122,7 @@ def show(result: RunResult, screen: Console) -> None:
     name = result.summary["score"]
     table = Table(title=f"{heading(name)} by round", box=None)
     why = "" if result.summary["private"] else f" ({_not_private(result.summary['noise'])})"
-    cost = f"ε so far{why}"
+    cost = f"ε so far{' per person' * (result.summary['unit'] == 'person')}{why}"
     columns = ("round", *([] if name == "loss" else [label(name)]), "loss", cost, "uploaded")
     for column in columns:
         table.add_column(column, justify="right")

@@ -92,7 +92,8 @@ def terms(now: Snapshot) -> str:
     if privacy.noise == "seeded":
         flaw = "NOT PRIVATE: SEEDED NOISE, "
     neighbours = relation(privacy.neighbours, privacy.sampling)
-    return f"{flaw}δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
+    unit = "record" if now.config.data.person is None else "person"
+    return f"{flaw}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
 
 
 def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:

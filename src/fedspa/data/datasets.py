@@ -201,12 +201,14 @@ def _persons(ids: Any, what: str) -> NDArray[np.int64]:
     person in two places would be protected in neither."""
     ids = ids.detach().cpu() if isinstance(ids, torch.Tensor) else ids
     try:
-        array = np.asarray(ids)
+        # numpy makes the text "nan" of a missing one among texts: so each by itself, and only then as numpy would.
+        array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(list(ids), dtype=object)
+        kinds = {type(one) for one in array.flat} if array.dtype.kind == "O" else set()
+        if any(kinds <= {kind} for kind in (str, bytes, int)):
+            array = np.asarray(array.tolist() or array)
     except Exception as cause:  # a foreign object's own conversion may raise anything
         raise DataError(f"{what} are not an array of ids ({plugin.one_line(cause)})") from cause
-    if array.dtype.kind == "O" and all(isinstance(one, str) for one in array.flat):
-        array = array.astype(str)
-    if array.dtype.kind not in "iuUS" or array.ndim != 1:
+    if array.dtype.kind not in "iuUS" or array.ndim != 1 or (array.dtype.kind in "US" and not array.all()):
         raise DataError(
             f"{what} are {array.dtype} of shape {array.shape}: one id per training record is needed, a whole number "
             "or a text, and none may be missing"

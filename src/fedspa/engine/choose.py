@@ -15,6 +15,7 @@ from fedspa.errors import ConfigError
 from fedspa.examples import Examples, layout
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, PerPerson, Task
+from fedspa.learning.tasks.person import of_records
 from fedspa.learning.trial import try_gradients
 
 EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
@@ -40,7 +41,7 @@ def choose(
     if obstacle is not None and name != "auto":
         raise ConfigError(f"run.engine = {name!r} is not possible here: {obstacle}; use 'auto' or 'generic'")
     if chosen in ("reference", "generic") or obstacle is not None:
-        draws = try_gradients(module, like, task)
+        draws = try_gradients(module, *of_records(like, task))
         kind = ReferenceEngine if chosen == "reference" else GenericEngine
         return kind(module, task, draws=draws)
     if chosen == "stacked":

@@ -51,7 +51,7 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
             )
         sections.setdefault(section, {})
         if value != "":
-            sections[section][name] = listed(key, value) if key in LISTS else value
+            sections[section][name] = _list(key, value) if key in LISTS else value
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:
@@ -103,12 +103,12 @@ def _refuse_unheeded(config: Config) -> None:
         )
 
 
-def listed(key: str, value: Any) -> Any:
+def _list(key: str, value: Any) -> Any:
     """From its text, as in "[0, 1, 0.1, 1]"."""
     try:
         found = json.loads(value)
     except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, list):
-        raise ConfigError(f'{key} is {value!r}; it must be the text of a list, as in "[0, 1, 0.1, 1]"')
+        raise ConfigError(f'run config: {key} is {value!r}; it must be the text of a list, as in "[0, 1, 0.1, 1]"')
     return found

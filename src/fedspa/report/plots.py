@@ -11,7 +11,7 @@ from fedspa.report.figures import Figure, Line, bars, by_round, plain
 from fedspa.report.promise import Promise
 from fedspa.report.read import RunRecord
 from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, heading, shown_score
-from fedspa.runs.statement import is_seeded, shown, shown_bytes
+from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
 from fedspa.wire.payload import HEADER_BYTES
 
 MOST_BARS = 200  # more than that cannot be told apart, or hit with a pointer
@@ -103,8 +103,8 @@ def largest_epsilon(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure |
         "ε of the agent that spent most",
         SIMULATED
         * any(run.config is not None and run.config.privacy.noise == "seeded" for run in runs)
-        + "Verified, each run under its own δ, sampling, neighbouring relation and accountant: see the table above "
-        "before comparing.",
+        + "Verified, each run under its own unit, δ, sampling, neighbouring relation and accountant: see the table "
+        "above before comparing.",
         _lines(runs, names, "", lambda metrics: metrics.epsilon),
         shown,
         scale="zero",
@@ -136,8 +136,8 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
         "epsilon",
         "Privacy spent: ε by round",
         f"{SIMULATED * is_seeded(facts)}"
-        f"At δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, accountant "
-        f"{facts['accountant']}. The shaded range holds all {agents} agents. The cap is ε after "
+        f"For each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, "
+        f"accountant {facts['accountant']}. The shaded range holds all {agents} agents. The cap is ε after "
         f"{promise.cap} participations, the most that the plan allows.",
         lines,
         shown,
@@ -171,7 +171,8 @@ def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure
             f"agents-{number}",
             "ε by agent, at the end",
             f"{SIMULATED * is_seeded(facts)}"
-            f"Verified, at δ = {facts['delta']:g}, {facts['neighbours']}.{some} Choose an agent to see its line in the "
+            f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}.{some} Choose an "
+            "agent to see its line in the "
             + ("ledger." if run.participations.source == "ledger" else "server's list of whom it asked."),
             values,
             ["Agent", "Participations", "ε verified", "ε published"],

@@ -57,6 +57,8 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
             _refuse_first_plan(FirstPlan(event, job.plan.participations), policy.cap)
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
+        agents = map(agent_name, range(job.config.federation.agents))
+        ledger.require_unit(dict.fromkeys(agents, job.plan.event))
         if policy is None:
             return
         for number in range(job.config.federation.agents):

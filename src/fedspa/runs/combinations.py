@@ -23,7 +23,7 @@ def check(config: Config) -> None:
             f"federation.per_round is {federation.per_round}; it must not exceed federation.agents = "
             f"{federation.agents}"
         )
-    refuse_foreign_options(config.task)
+    _refuse_foreign_options(config.task)
     known = ALGORITHMS[algorithm.name]
     mechanism = known.mechanism
     reads = () if mechanism is None else mechanism.options
@@ -55,7 +55,7 @@ def check(config: Config) -> None:
             )
 
 
-def refuse_foreign_options(task: Task) -> None:
+def _refuse_foreign_options(task: Task) -> None:
     """Raise a ValueError where an option stands beside a task that does not read it."""
     for key, names in OF.items():
         if getattr(task, key) != type(task).model_fields[key].default and task.name not in names:

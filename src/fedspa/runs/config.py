@@ -6,7 +6,6 @@ default, but a private algorithm needs exactly one of `privacy.epsilon` and `pri
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -20,7 +19,7 @@ from fedspa import toml
 from fedspa.algorithms import ALGORITHMS
 from fedspa.data.partition import ALPHA_RANGE
 from fedspa.errors import ConfigError, quoted
-from fedspa.learning.tasks.named import OF, Options
+from fedspa.learning.tasks.named import Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.runs import combinations
@@ -155,15 +154,6 @@ class Task(Section):
     ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
         -100, description="For `next-token` and `token-classification`: the label of tokens that do not count."
     )
-
-    @property
-    def words(self) -> str:
-        """By which a server and its agents know that they learn the same. A function is each one's own code, whatever
-        it is called."""
-        if ":" in self.name:
-            return "own"
-        given = {key: getattr(self, key) for key in OF if getattr(self, key) != type(self).model_fields[key].default}
-        return f"{self.name} {json.dumps(given)}" if given else self.name
 
     @property
     def options(self) -> Options:
@@ -371,18 +361,6 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
-
-
-def read_task(values: Mapping[str, Any]) -> Task:
-    """A checked [task] by itself, as an agent of a deployment has one."""
-    try:
-        task = Task.model_validate(values)
-        combinations.refuse_foreign_options(task)
-    except ValidationError as error:
-        raise ConfigError(_one_line(error)) from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return task
 
 
 def with_task(config: Config, name: str) -> Config:
