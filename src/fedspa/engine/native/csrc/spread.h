@@ -4,7 +4,7 @@
 #ifndef FEDSPA_SPREAD_H
 #define FEDSPA_SPREAD_H
 
-#include "rows.h"
+#include "weight_gradients.h"
 
 /* A pixel with deltas in some of its channels, and its window in the input's deltas. */
 struct spot {
@@ -13,49 +13,34 @@ struct spot {
     int count, below_count;
 };
 
-/* Backward walks the weights of many rows: shorter pieces where those of all rows would not fit the nearest cache. */
+/* Backward walks the weights of many output channels: shorter pieces where those of all would not fit the nearest cache. */
 #define SPREAD_PIECE 6
-#define SPREAD_ROWS 64
-/* Where they do fit, it needs one accumulator a vector only, and takes longer pieces. */
-#define LONG_PIECE 24
+#define SPREAD_OUTPUTS 64
 #define SPREAD_UNROLLED(N, I) _Pragma("GCC unroll 24") for (int I = 0; I < N; I++)
 #define NEAR_BYTES (28 << 10)
 
-INLINE int spread_near(const struct op *op) { return (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES; }
+INLINE int spread_near(const struct op *op) { return (int64_t)op->outputs * op->row_length * 4 <= NEAR_BYTES; }
 
 /* Rows whose items are walked together. */
-INLINE int spread_rows(const struct op *op) { return spread_near(op) || op->rows < SPREAD_ROWS ? op->rows : SPREAD_ROWS; }
+INLINE int spread_outputs(const struct op *op) { return spread_near(op) || op->outputs < SPREAD_OUTPUTS ? op->outputs : SPREAD_OUTPUTS; }
 
-/* Items that a pixel has room for: those of that many rows, and what is written past the last of them. */
-INLINE int spot_room(const struct op *op) { return spread_rows(op) + PAD; }
-
-/* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run it belongs to. */
-INLINE void store_window(const int paired, float *p, const int32_t *segment, int j, V v) {
-#if LEVEL == 2
-    if (paired) {
-        store_half(p + segment[2 * j], (H)_mm512_castps512_ps256((__m512)v));
-        store_half(p + segment[2 * j + 1], (H)_mm512_extractf32x8_ps((__m512)v, 1));
-        return;
-    }
-#endif
-    (void)paired;
-    store(p + segment[j], v);
-}
+/* Items that a pixel has room for: those of that many channels, and what is written past the last of them. */
+INLINE int spot_room(const struct op *op) { return spread_outputs(op) + PAD; }
 
 /* One pixel's part of backward: the deltas of its channels times their rows of weights, added to its window. */
-INLINE void spread_piece(const int n, const int paired, const float *weights, const struct spot *spot,
-                         const int32_t *segment) {
+INLINE void spread_piece(const int n, const float *weights, const struct spot *spot, const int32_t *segment) {
     const struct item *items = spot->items;
     const int count = spot->count;
     float *window = spot->window;
-    V acc[LONG_PIECE];
-    SPREAD_UNROLLED(n, j) acc[j] = load_window(paired, window, segment, j);
+    V acc[PIECE];
+    UNROLLED(n, j) acc[j] = load(window + segment[j]);
     for (int i = 0; i < count; i++) {
         const float *row = weights + items[i].at;
         V d = splat(items[i].delta);
-        SPREAD_UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
+        UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
     }
-    SPREAD_UNROLLED(n, j) store_window(paired, window, segment, j, acc[j]);
+    /* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run it belongs to. */
+    UNROLLED(n, j) store(window + segment[j], acc[j]);
 }
 
 #if LEVEL == 2
@@ -65,7 +50,7 @@ INLINE void spread_piece(const int n, const int paired, const float *weights, co
 INLINE void spread_column(const int runs, const int length, const int tail, const float *weights,
                           const struct spot *spot, int height, const int32_t *segment) {
     const int stride = length + tail; /* vectors in memory, of which the tail fills a quarter */
-    V acc[LONG_PIECE];
+    V acc[24];
     Q rest[6];
 #define COLUMN_ROWS(FROM, TO, VECTOR, QUARTER)                                                                         \
     SPREAD_UNROLLED(6, r) {                                                                                            \
@@ -108,24 +93,15 @@ INLINE void spread_column(const int runs, const int length, const int tail, cons
 typedef void (*column_function)(const float *, const struct spot *, int, const int32_t *);
 typedef void (*spread_function)(const float *, const struct spot *, const int32_t *);
 
-#define SPREAD_FUNCTION(N) SPREAD_VERSION(N, 0, )
-#define PAIRED_SPREAD_FUNCTION(N) SPREAD_VERSION(N, 1, paired_)
-#define SPREAD_VERSION(N, PAIRED, PREFIX)                                                                              \
-    static void PREFIX##spread_##N(const float *weights, const struct spot *spot, const int32_t *segment) {            \
-        spread_piece(N, PAIRED, weights, spot, segment);                                                               \
+#define SPREAD_FUNCTION(N)                                                                                             \
+    static void spread_##N(const float *weights, const struct spot *spot, const int32_t *segment) {                    \
+        spread_piece(N, weights, spot, segment);                                                                       \
     }
 #define SPREAD_ENTRY(N) spread_##N,
-#define PAIRED_SPREAD_ENTRY(N) paired_spread_##N,
-
 PIECES(SPREAD_FUNCTION)
 static const spread_function SPREADS[] = {PIECES(SPREAD_ENTRY)};
-#if LEVEL == 2
-FEW_PIECES(PAIRED_SPREAD_FUNCTION)
-static const spread_function PAIRED_SPREADS[] = {FEW_PIECES(PAIRED_SPREAD_ENTRY)};
-SPREAD_FUNCTION(16)
-SPREAD_FUNCTION(20)
-SPREAD_FUNCTION(24)
 
+#if LEVEL == 2
 #define SPREAD_COLUMN(RUNS, LENGTH, TAIL)                                                                              \
     static void spread_column_##RUNS##_##LENGTH##_##TAIL(const float *weights, const struct spot *spot, int height,    \
                                                          const int32_t *segment) {                                     \
@@ -154,29 +130,12 @@ INLINE column_function spread_column_of(const struct op *op) {
     const int length = op->run_padded / LANES, tail = length > 1 && op->run % LANES > 0 && op->run % LANES <= LANES / 4;
     if (op->pool_h != 2 || op->pool_stride_h != 2 || op->stride_h != 1) return NULL;
     if (op->pool_pad_h > 0 || op->pool_pad_w > 0) return NULL; /* padding has no window */
-    if (is_paired(op) || !spread_near(op)) return NULL;
+    if (!spread_near(op)) return NULL;
     if (op->runs == 3 && length <= 6) return THREE_RUNS[length - 1][tail];
     if (op->runs == 5 && length <= 4) return FIVE_RUNS[length - 1][tail];
 #endif
     (void)op;
     return NULL;
-}
-
-/* Backward for the next piece, of `left` vectors and at most `most`; `length` says how many it takes. */
-INLINE spread_function spread_of(const struct op *op, int left, int most, int *length) {
-#if LEVEL == 2
-    if (most == LONG_PIECE && !is_paired(op)) {
-        if (left >= 24) return *length = 24, spread_24;
-        if (left >= 20) return *length = 20, spread_20;
-        if (left >= 16) return *length = 16, spread_16;
-    }
-#endif
-    const int longest = longest_piece(op) < most ? longest_piece(op) : most;
-    *length = left < longest ? left : longest;
-#if LEVEL == 2
-    if (is_paired(op)) return PAIRED_SPREADS[*length - 1];
-#endif
-    return SPREADS[*length - 1];
 }
 
 #endif
