@@ -100,7 +100,8 @@ PHASE void add_kept(struct work *w, int i, int n) {
     for (int64_t s = 0; s < stride; s += LANES) {
         I total = load_int(sum + s);
         for (int e = 0; e < n; e++)
-            if (w->factor[e] != 0) total += to_units(splat(w->factor[e]) * load(w->kept[i] + e * stride + s), splat(w->most));
+            if (w->factor[e] != 0)
+                total += to_units(splat(w->factor[e]) * load(w->kept[i] + e * stride + s), splat(w->most));
         store_int(sum + s, total);
     }
 }

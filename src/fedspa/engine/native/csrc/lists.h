@@ -30,7 +30,8 @@ INLINE void end_example(struct work *w, int outputs, int e, struct item *const *
 PHASE void build_lists(struct work *w, int i, int first, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
-    const int outputs = op->outputs - first < LIST_BLOCK ? op->outputs - first : LIST_BLOCK, units = out->height * out->width;
+    const int outputs = op->outputs - first < LIST_BLOCK ? op->outputs - first : LIST_BLOCK;
+    const int units = out->height * out->width;
     const unsigned present = (1u << outputs) - 1;
     const int32_t *pixel = w->pixel[i];
     struct item *next[LIST_BLOCK];
@@ -46,16 +47,10 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
             const float *delta = w->delta[i + 1] + at;
             const unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
             const int32_t start = (int32_t)(e * in->example) + w->window[i][u];
-            if (outputs == LIST_BLOCK)
-                UNROLLED(LIST_BLOCK, r) {
-                    *next[r] = (struct item){start + pixel[picked(word[r], u)], delta[r]};
-                    next[r] += alive >> r & 1;
-                }
-            else
-                for (int r = 0; r < outputs; r++) {
-                    *next[r] = (struct item){start + pixel[picked(word[r], u)], delta[r]};
-                    next[r] += alive >> r & 1;
-                }
+            for (int r = 0; r < outputs; r++) {
+                *next[r] = (struct item){start + pixel[picked(word[r], u)], delta[r]};
+                next[r] += alive >> r & 1;
+            }
         }
         end_example(w, outputs, e, next);
     }

@@ -117,7 +117,8 @@ PHASE void spread(struct work *w, int i, int first, int end) {
     const int height = w->net->buffers[i + 1].height;
     const int piece = spread_near(op) ? PIECE : SPREAD_PIECE, outputs = spread_outputs(op);
     for (int from = 0; from < op->outputs; from += outputs) {
-        const int64_t spots = build_spots(w, i, from, op->outputs - from < outputs ? op->outputs : from + outputs, first, end);
+        const int to = op->outputs - from < outputs ? op->outputs : from + outputs;
+        const int64_t spots = build_spots(w, i, from, to, first, end);
         if (column) {
             for (const struct spot *spot = w->spots; spot < w->spots + spots; spot += height)
                 column(w->theta + op->weights, spot, height, w->segment[i]);

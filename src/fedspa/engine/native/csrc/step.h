@@ -184,8 +184,8 @@ static double add_batch(struct work *w, const struct fedspa_task *task, int64_t 
     return centred;
 }
 
-static int64_t SUM(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, int64_t *sum,
-                   int64_t *zeroed) {
+static int64_t sum_clipped(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task,
+                           int64_t *sum, int64_t *zeroed) {
     if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
     const int made = work_new(&w, net, task) && place_parameters(&w, task, theta);
@@ -202,7 +202,7 @@ static int64_t SUM(const struct fedspa_net *net, const float *theta, const struc
     return made ? FEDSPA_OK : FEDSPA_MEMORY;
 }
 
-static int64_t LOGITS(const struct fedspa_net *net, const float *theta, const float *x, int64_t count, float *logits) {
+static int64_t find_logits(const struct fedspa_net *net, const float *theta, const float *x, int64_t count, float *logits) {
     const struct fedspa_task task = {.x = x, .records = count, .active = net->dimension};
     const int64_t size = net->buffers[net->count].example;
     struct work w;
@@ -222,8 +222,8 @@ static int64_t LOGITS(const struct fedspa_net *net, const float *theta, const fl
     return made ? FEDSPA_OK : FEDSPA_MEMORY;
 }
 
-static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, float *delta,
-                     double *clip, int64_t *zeroed, const int32_t *stop) {
+static int64_t train_agent(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task,
+                           float *delta, double *clip, int64_t *zeroed, const int32_t *stop) {
     if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
     if (!work_new(&w, net, task) || !place_parameters(&w, task, theta)) {
@@ -254,7 +254,7 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
     return step < task->steps ? FEDSPA_STOPPED : FEDSPA_OK;
 }
 
-static void GAUSSIAN(const uint8_t *key, int64_t position, int64_t count, double *values) {
+static void draw_gaussians(const uint8_t *key, int64_t position, int64_t count, double *values) {
     struct stream stream;
     double block[GAUSS_BLOCK];
     stream_open(&stream, key, LEVEL, (uint64_t)position);

@@ -169,11 +169,11 @@ INLINE void norm_piece(const int n, const float *x, const struct list *l, const 
     }                                                                                                                  \
     static void add_scaled_##N(const float *x, const struct list *l, const struct piece *s, int32_t *sum,              \
                                const float *f, float most) {                                                           \
-        add_scaled_piece(N, x, l, s, sum, f, most);                                                                          \
+        add_scaled_piece(N, x, l, s, sum, f, most);                                                                    \
     }                                                                                                                  \
     static void scaled_products_##N(const float *x, const struct list *l, const struct piece *s, int32_t *sum,         \
                                     const float *f, float most) {                                                      \
-        add_scaled_products(N, x, l, s, sum, f, most);                                                                       \
+        add_scaled_products(N, x, l, s, sum, f, most);                                                                 \
     }                                                                                                                  \
     static void look_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active, float c,  \
                          struct look *looks) {                                                                         \
