@@ -26,8 +26,8 @@ class GenericEngine:
     def __init__(
         self, module: nn.Module, task: Task | None = None, *, draws: bool = False, memory_budget: int | None = None
     ) -> None:
-        """`draws` says that a forward pass of the module may draw randomness. `memory_budget` is in bytes of per-example
-        gradients; what the device likes without it."""
+        """`draws` says that a forward pass of the module may draw randomness. `memory_budget` is in bytes of
+        per-example gradients; what the device likes without it."""
         plain = FlatModel(module, task)
         self._model = FlatModel(module, Drawing(plain.task)) if draws else plain
         self.draws = draws
