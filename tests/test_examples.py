@@ -54,6 +54,15 @@ def test_batchnorm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_patients(tmp_path: Path) -> None:
+    out = played("patients", ["train.py", "--rounds", "6"], tmp_path)
+    assert "6886 visits of 1600 patients, up to 20 of one of them" in out
+    assert "δ = 0.0001) for each person of each agent" in out
+    assert float(out.partition("accuracy ")[2].partition("%")[0]) > 70
+    assert list((tmp_path / "patients" / "runs").glob("*/report.html"))
+
+
+@pytest.mark.slow
 def test_adapters(tmp_path: Path) -> None:
     out = played("adapters", ["train.py", "--rounds", "1", "--pretrain", "20"], tmp_path)
     assert "1408 of 15904 parameters were trained" in out

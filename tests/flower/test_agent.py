@@ -106,6 +106,43 @@ def test_a_run_that_protects_persons_finds_none_at_a_site_of_records(clinic):
     assert spent(clinic) == 0
 
 
+@pytest.fixture
+def ward(node: dict[str, Any], tmp_path: Path) -> Site:
+    """A site of 150 patients: the first has fifty records, and one more without an id."""
+    rng = np.random.default_rng(0)
+    ids = np.array([*["p0"] * 50, "", *(f"p{n}" for n in range(1, 150))])
+    x, y = rng.normal(size=(200, 1, 8, 8)), rng.integers(0, 10, 200)
+    np.savez(tmp_path / "records.npz", x=x, y=y, patient=ids)
+    return read_site({**node, "person": "patient", "person-records": 4}, {})
+
+
+def test_a_site_protects_its_persons(ward):
+    assert ward.unit == "person"
+    assert refusal(ward) == "terms"  # a run of records, whose ε is no person's
+    people = ward.held(0).examples
+    assert (people.x["count"] == 4).sum() == 1
+    assert len(people.x["count"]) == 151
+    assert participate(ward, PERSONS, THETA).startswith(b"FSPA")
+    with Ledger.open(ward.ledger, create=False) as ledger:
+        assert {event.unit for event in ledger.spent("clinic")} == {"person"}
+
+
+def test_a_record_without_an_id_counts_for_nobody(ward):
+    """It may be somebody's who is there already, and would then count twice."""
+    assert ward.own_records().bad == (50,)
+    people = ward.held(0).examples
+    broken = people.x["records"].isnan().flatten(1).any(dim=1)
+    assert broken.sum() == 1
+    assert people.x["count"][broken].tolist() == [1]
+
+
+@pytest.mark.parametrize("ids", [["a", float("nan"), "b"], ["a", None, "b"], [1.0, float("nan"), 2.0], ["a", "", "b"]])
+def test_what_is_no_id(ids):
+    persons, named = records._persons(ids, 3, "data")
+    assert named.tolist() == [True, False, True]
+    assert len(set(persons.tolist())) == 3
+
+
 def test_a_site_may_ask_for_persons(clinic):
     strict = replace(clinic, policy=replace(clinic.policy, unit="person"))
     assert refusal(strict) == "unit"

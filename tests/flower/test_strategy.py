@@ -184,6 +184,12 @@ def test_a_deployments_summary_names_no_engine_of_the_servers(deployment, train)
     assert train(deployment)["engine"] == "each agent's own"
 
 
+def test_sites_of_records_refuse_a_run_that_protects_persons(deployment, train):
+    """The server has no ids: it says that its agents protect persons, and m counts those."""
+    with pytest.raises(FedspaError, match=r"4 of 4 agents refuse this run \(terms\)"):
+        train(deployment, data__person="patient")
+
+
 def test_a_reply_is_the_payload_and_nothing_else(deployment, train):
     train(deployment)
     assert len(deployment.replies) == 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch.nn import functional
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, in_float64, taken
+from fedspa.examples import Examples, Tree, in_float64, moved, taken
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import (
@@ -238,6 +239,21 @@ def test_a_target_outside_the_outputs_costs_its_example_the_gradient(name: str, 
     if name != "classification":  # whose strange labels an engine takes out before it maps
         together = model.per_example_gradients()(theta, case.x, y)
         assert together.isfinite().all(dim=1).tolist() == [i != 2 for i in range(N)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("module", "own")])
+def test_on_a_gpu_a_strange_target_costs_no_process(name: str) -> None:
+    case = CASES[name]
+    y = case.y.clone()
+    y[2:3] = torch.nan if y.is_floating_point() else 10**6
+    module = copy.deepcopy(case.module).cuda()
+    theta = FlatModel(module, case.task).flatten()
+    x = moved(case.x, "cuda")
+    rows = torch.cat(list(GenericEngine(module, case.task).rows(theta, x, y.cuda(), None))).cpu()
+    good = torch.arange(N) != 2
+    assert name == "mae" or not rows[2].isfinite().all()
+    assert torch.allclose(rows[good].double(), true_gradients(case)[good], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ def choose(
     if chosen in ("reference", "generic") or obstacle is not None:
         draws = try_gradients(module, *of_records(like, task))
         kind = ReferenceEngine if chosen == "reference" else GenericEngine
-        return kind(module, task, draws=draws)
+        # On a CPU every example has a seed of its own, whatever the trial saw: a model may draw for rare examples only.
+        return kind(module, task, draws=draws or torch.device(device).type == "cpu")
     if chosen == "stacked":
         return stacked.StackedEngine(module, device, tf32=tf32)
     return native.NativeEngine(module, threads)

@@ -1,11 +1,11 @@
 """An agent's own records: a table by its schema, an `.npz` with the arrays x and y, or `package.module:function`.
 
 The name is written in the agent's node-config, never taken from the server. What one record holds must never show in
-whether or how the agent answers, so no record can spoil the reading: one with numbers that are not finite, or with a
-label that is none of the site's classes, is *bad*. It stays among the records, whose number it does not change, and is
-filled with what no model takes: NaN, and whole numbers below any token or label. Its gradient then counts as zero. That
-depends on the record and on the site's own settings alone. Only what all records share is refused: an array that is
-none, other shapes, no records.
+whether or how the agent answers, so no record can spoil the reading. One with numbers that are not finite, with a label
+that is none of the site's classes, or without an id where others say whose they are, is *bad*. It stays among the
+records, whose number it does not change, and is filled with what no model takes: NaN, and whole numbers below any token
+or label. Its gradient then counts as zero. That depends on the record and on the site's own settings alone. Only what
+all records share is refused: an array that is none, other shapes, no records.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def load(
     made: Any = _npz(Path(name), person) if name.endswith(".npz") else _users(name, node)
     what = f"data = {name!r}"
     if isinstance(made, Dataset):
-        made = made.train_x, made.train_y, made.persons if person is not None else None
+        made = made.train_x, made.train_y, made.persons
     inputs, targets, ids, key = _parts(made, what)
     x = _tree(inputs, f"{what}: x", integers)
     y = torch.zeros(count(x), 0) if targets is None else _tree(targets, f"{what}: y", True, lists=True)
@@ -80,14 +81,15 @@ def load(
         )
     if classes is not None and not (isinstance(y, Tensor) and y.ndim == 1):
         raise DataError(f"{what}: y must be one label per record; node-config: task names what else is learned")
-    good = _finite(x) & _finite(y)
+    persons, named = _persons(ids, count(x), what)
+    good = _finite(x) & _finite(y) & named
     if classes is not None:
         assert isinstance(y, Tensor)
         good &= torch.from_numpy(np.isin(y.numpy(), np.arange(classes)))
         y = y.where(good, 0).to(torch.int64)
     if transform is not None:
         x = _mapped(transform, x, good, what)
-    return Records(_spoilt(x, good), y, tuple((~good).nonzero().flatten().tolist()), key, _persons(ids, count(x), what))
+    return Records(_spoilt(x, good), y, tuple((~good).nonzero().flatten().tolist()), key, persons)
 
 
 def _table(path: Path, node: Mapping[str, Any]) -> Records:
@@ -188,19 +190,25 @@ def _mapped(transform: Callable[[Tensor], Tensor], x: Tree, good: Tensor, what: 
     return transform(x.masked_fill(~good.view(-1, *[1] * (x.ndim - 1)), 0))
 
 
-def _persons(ids: Any, records: int, what: str) -> NDArray[np.int64] | None:
-    """Whose each record is. One without an id is a person of its own: an error would tell of it."""
+def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | None, Tensor]:
+    """Whose each record is, and which of them have an id. One without is bad, since its person may be among the others
+    and would count twice; it stands as a person of its own: an error would tell of it."""
     if ids is None:
-        return None
-    array = np.asarray(ids.detach().cpu() if isinstance(ids, Tensor) else ids)
+        return None, torch.ones(records, dtype=torch.bool)
+    ids = ids.detach().cpu() if isinstance(ids, Tensor) else ids
+    # numpy would make the text "nan" of a missing one among texts.
+    array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(ids, dtype=object)
     if array.shape != (records,):
         raise DataError(f"{what} has persons of shape {array.shape}; one id per record is needed, for {records}")
-    known = [str(cell) if _is_id(cell) else f"\0{row}" for row, cell in enumerate(array.tolist())]
-    return numbered(np.unique(np.array(known), return_inverse=True)[1].astype(np.int64))
+    named = [_is_id(cell) for cell in array.tolist()]
+    known = [str(cell) if there else f"\0{row}" for row, (cell, there) in enumerate(zip(array.tolist(), named))]
+    return numbered(np.unique(np.array(known), return_inverse=True)[1].astype(np.int64)), torch.tensor(named)
 
 
 def _is_id(cell: Any) -> bool:
-    return cell is not None and cell != "" and cell == cell  # NaN is not itself
+    if isinstance(cell, str | bytes):
+        return bool(cell)
+    return isinstance(cell, Real) and cell == cell  # NaN is not itself
 
 
 def _numbers(values: Any, what: str) -> NDArray[Any]:

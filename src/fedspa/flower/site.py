@@ -274,8 +274,8 @@ def _bad_records(own: Records, classes: int | None) -> str:
     first = ", ".join(map(str, own.bad[:10])) + (", …" if len(own.bad) > 10 else "")
     label = "" if classes is None else f", or a label outside 0 to {classes - 1}"
     return (
-        f"{len(own.bad)} of {count(own.y)} records are bad (a number that is missing or not finite{label}) and count "
-        f"as zero in training: number {first} from 0 on; mend them"
+        f"{len(own.bad)} of {count(own.y)} records are bad (a number or a person's id that is missing, a number "
+        f"that is not finite{label}) and count as zero in training: number {first} from 0 on; mend them"
     )
 
 
