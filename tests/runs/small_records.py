@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 from fedspa.paper import stand_in
 
 

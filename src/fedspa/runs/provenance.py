@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedspa import __version__
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 from fedspa.data.plugin import GIVEN
 from fedspa.engine.native import library
 from fedspa.errors import ConfigError, printable

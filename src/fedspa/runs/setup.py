@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedspa.algorithms import ALGORITHMS, Terms
-from fedspa.data.datasets import Dataset, load
+from fedspa.data.dataset import Dataset
+from fedspa.data.datasets import load
 from fedspa.data.features import Features
 from fedspa.data.participation import schedule
 from fedspa.data.partition import partition
