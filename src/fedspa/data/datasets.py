@@ -17,7 +17,6 @@ from fedspa.data import cifar, idx, npz, plugin
 from fedspa.data.columns import Schema
 from fedspa.data.dataset import Dataset
 from fedspa.data.given import from_arrays, from_table
-from fedspa.data.table import is_table
 from fedspa.errors import DataError
 
 NAMES = ("digits", "mnist", "cifar10")
@@ -43,9 +42,7 @@ def load(name: str, directory: Path | None, person: str | None = None, schema: S
     ``schema`` is a table's. ``person`` names what says whose a training record is (data.person), where other data has
     it beside the records.
     """
-    if is_table(name):
-        if schema is None:
-            raise DataError(f"data.name = {name!r} is a table, which needs a schema: [data.columns] (docs/data.md)")
+    if schema is not None:
         return from_table(_placed(name, directory), schema, name=name)
     if name.endswith(".npz") and not name.startswith(plugin.GIVEN):
         return _npz(name, directory, person)
@@ -59,8 +56,8 @@ def load(name: str, directory: Path | None, person: str | None = None, schema: S
         case "cifar10":
             return _cifar10(directory)
     raise DataError(
-        f"data.name = {name!r} is unknown: choose {', '.join(NAMES)}, a path that ends in .csv, .parquet or .npz, "
-        "or 'package.module:function'"
+        f"data.name = {name!r} is unknown: choose {', '.join(NAMES)}, a path that ends in .npz, one that ends in "
+        ".csv or .parquet with [data.columns], or 'package.module:function'"
     )
 
 

@@ -68,8 +68,8 @@ def from_agents(
     for i, agent in enumerate(agents):
         key = entries[0].key if entries and entries[0].key is not None else target
         entries.append(examples(agent, f"{what}, agent {i}", key))
-        for part, first, other in zip("xy", entries[0], entries[-1]):
-            require_alike(first, other, f"{what}, agent {i}: {part}", "agent 0")
+        require_alike(entries[0].x, entries[-1].x, f"{what}, agent {i}: x", "agent 0")
+        require_alike(entries[0].y, entries[-1].y, f"{what}, agent {i}: y", "agent 0")
     counts = [count(entry.y) for entry in entries]
     owners = np.repeat(np.arange(len(entries), dtype=np.int64), counts)
     whose = None if persons is None else _of_agents(persons, counts, f"{what}: persons")
@@ -104,9 +104,12 @@ def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, n
     else:
         found, name = from_frame(table, schema), "table" if name is None else name
     test = np.zeros(len(found.y), dtype=np.bool_) if found.test is None else found.test
-    parts = [taken(tree, torch.from_numpy(rows)) for rows in (~test, test) for tree in (found.x, found.y)]
+    train, held_out = torch.from_numpy(~test), torch.from_numpy(test)
     return Dataset(
-        *parts,
+        found.x[train],
+        found.y[train],
+        found.x[held_out],
+        found.y[held_out],
         classes=schema.classes,
         name=name,
         owners=None if found.owners is None else found.owners[~test],
@@ -133,19 +136,28 @@ def _dataset(
 ) -> Dataset:
     first, what = entries[0], f"data {name!r}, test"
     held_out = examples(test, what, target if first.key is None else first.key)
-    train = [joined([entry[part] for entry in entries]) for part in (0, 1)]
-    for y, where in ((train[1], "train"), (held_out.y, "test")):  # a NaN makes floats of whole numbers: first of all
+    train_x, train_y = joined([entry.x for entry in entries]), joined([entry.y for entry in entries])
+    for y, where in ((train_y, "train"), (held_out.y, "test")):  # a NaN makes floats of whole numbers: first of all
         require_finite(y, f"data {name!r}: {where} labels")
-    ys = _classes_as_whole([train[1], held_out.y])
-    for part, mine, other in (("x", train[0], held_out.x), ("y", *ys)):
+    train_y, test_y = _classes_as_whole(train_y, held_out.y)
+    for part, mine, other in (("x", train_x, held_out.x), ("y", train_y, test_y)):
         require_alike(mine, other, f"{what}: {part}", versus)
-    # Behind none of the first ones, keys are in the order of these.
-    test_x, test_y = (
-        joined([taken(mine, slice(0)), other]) for mine, other in ((train[0], held_out.x), (ys[0], ys[1]))
-    )
     return Dataset(
-        train[0], ys[0], test_x, test_y, classes=_classes(ys), name=name, key=first.key, owners=owners, persons=persons
+        train_x,
+        train_y,
+        _in_order_of(train_x, held_out.x),
+        _in_order_of(train_y, test_y),
+        classes=_classes([train_y, test_y]),
+        name=name,
+        key=first.key,
+        owners=owners,
+        persons=persons,
     )
+
+
+def _in_order_of(first: Tree, other: Tree) -> Tree:
+    """The same tree, with its keys in that order."""
+    return joined([taken(first, slice(0)), other])
 
 
 def _of_agents(persons: Any, counts: list[int], what: str) -> Numbers:
@@ -186,9 +198,9 @@ def _ids(ids: Any, what: str) -> NDArray[Any]:
     return array
 
 
-def _classes_as_whole(ys: list[Tree]) -> list[Tree]:
+def _classes_as_whole(*ys: Tree) -> list[Tree]:
     """As int64 where each target is one whole number."""
-    return [mapped(lambda leaf: leaf.to(torch.int64), y) for y in ys] if all(map(_whole, ys)) else ys
+    return [mapped(lambda leaf: leaf.to(torch.int64), y) for y in ys] if all(map(_whole, ys)) else [*ys]
 
 
 def _whole(y: Tree) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +105,16 @@ def refuse_other_noise(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    return {
-        f"{section}.{key}": value
-        for section, values in config.model_dump(exclude_none=True).items()
-        for key, value in values.items()
-    }
+    """Every key with its whole name, as in `data.columns.age.range`."""
+    return dict(_named("", config.model_dump(exclude_none=True)))
+
+
+def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _named(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _shown(value: object) -> str:
