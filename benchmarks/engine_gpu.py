@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedspa.engine.describe import describe
 from fedspa.engine.layers import Weighted
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked.batches import draw_batches
-from fedspa.engine.stacked.describe import describe
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build

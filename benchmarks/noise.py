@@ -24,7 +24,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.grid import make_grid
-from fedspa.mechanisms.gaussian.noise import add_noise
+from fedspa.mechanisms.gaussian.release import add_noise
 from fedspa.randomness.streams import Stream, derive_key, root_key
 
 VALUES = 1 << 20

@@ -83,6 +83,32 @@ def test_own_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_batchnorm(tmp_path: Path) -> None:
+    out = played("batchnorm", ["train.py", "--rounds", "1"], tmp_path)
+    assert out.count("(BatchNorm2d) mixes the examples of a batch") == 3
+    assert out.count("became GroupNorm(2, 8)") == 3
+    assert "at ε = 4.00" in out
+    assert list((tmp_path / "batchnorm" / "runs").glob("*/report.html"))
+
+
+@pytest.mark.slow
+def test_patients(tmp_path: Path) -> None:
+    out = played("patients", ["train.py", "--rounds", "6"], tmp_path)
+    assert "6886 visits of 1600 patients, up to 20 of one of them" in out
+    assert "δ = 0.0001) for each person of each agent" in out
+    assert float(out.partition("accuracy ")[2].partition("%")[0]) > 70
+    assert list((tmp_path / "patients" / "runs").glob("*/report.html"))
+
+
+@pytest.mark.slow
+def test_adapters(tmp_path: Path) -> None:
+    out = played("adapters", ["train.py", "--rounds", "1", "--pretrain", "20"], tmp_path)
+    assert "896 of 15232 parameters were trained" in out
+    assert "at ε = 4.00" in out
+    assert list((tmp_path / "adapters" / "runs").glob("*/report.html"))
+
+
+@pytest.mark.slow
 def test_non_iid_study(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     played("non-iid", ["study.py", "--quick"], tmp_path)

@@ -41,18 +41,21 @@ def replace_tensors(path: Path, write: Callable[[Path], None]) -> None:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
+def replace_bytes(path: Path, content: bytes) -> None:
+    def write(draft: Path) -> None:
+        draft.write_bytes(content)
+
+    replace(path, write)
+
+
 def replace_text(path: Path, text: str) -> None:
-    replace(path, lambda draft: _write_text(draft, text))
+    replace_bytes(path, text.encode("utf-8"))
 
 
 def force_folder(folder: Path) -> None:
     """Names live in the folder: a file's own fsync does not keep them."""
     if os.name == "posix":
         force(folder)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, "utf-8")
 
 
 def force(path: Path) -> None:

@@ -6,6 +6,9 @@ anything else that escapes is a bug, and cli/failure.py keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class FedspaError(Exception):
     """Base of every error that fedspa raises on purpose."""
@@ -65,6 +68,15 @@ class LedgerError(FedspaError):
 
 class BudgetError(FedspaError):
     """A participation would pass an agent's own cap: refused before any data is touched."""
+
+
+@contextmanager
+def worded(kind: type[FedspaError], words: Callable[[str], str]) -> Iterator[None]:
+    """Within it, an error of the operating system becomes a `kind`, in `words` that are given its reason."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(words(str(error.strerror or error))) from None
 
 
 def printable(text: str) -> str:

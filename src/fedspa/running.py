@@ -104,6 +104,9 @@ def simulate(
         raise ConfigError(f"task is {quoted(task)}; give a name, or a function loss(module, example)")
     if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
         raise ConfigError(f"metrics is {quoted(metrics)}; give functions of outputs and targets by name, as a dict")
+    for name in metrics or ():
+        if not isinstance(name, str) or not name.isprintable() or name in RoundMetrics.__slots__:
+            raise ConfigError(f"a metric is called {quoted(name)}; give it a name that no other figure of a round has")
     for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
         if called is not None and not callable(called):
             raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")
@@ -119,6 +122,7 @@ def simulate(
     with ThreadPoolExecutor(1) as beside:
         digests = beside.submit(digests_of, records)
         job = prepare(config, records, module, task, metrics)
+    config = job.config
     if config.private and config.privacy.noise == "seeded":
         warnings.warn(SEEDED_NOISE, SeededNoiseWarning, stacklevel=2)
     if resume is None:

@@ -153,7 +153,7 @@ def test_a_round_that_was_half_recorded_is_completed(path: Path) -> None:
 
 
 def test_what_a_round_shares_is_read_once(path: Path) -> None:
-    """Event, head and witness once for all agents of a simulated round; beside them one look-up an agent each way."""
+    """Events, head and witness once for all agents of a simulated round; beside them one look-up an agent each way."""
     said: list[str] = []
     with Ledger.open(path) as ledger:
         agents = [f"agent-{number}" for number in range(10)]
@@ -161,7 +161,7 @@ def test_what_a_round_shares_is_read_once(path: Path) -> None:
         ledger._connection.set_trace_callback(said.append)
         ledger.reserve_many(dict.fromkeys(agents, EVENT), "run", "1")
         ledger.release_many(dict.fromkeys(agents, "x"), "run", "1")
-    assert sum(statement.startswith("SELECT") for statement in said) == 2 + 2 * 3 + 2 * len(agents)
+    assert sum(statement.startswith("SELECT") for statement in said) == 3 + 2 * 3 + 2 * len(agents)
     assert (said.count("BEGIN IMMEDIATE"), said.count("COMMIT")) == (2, 2)
 
 

@@ -48,6 +48,8 @@ def test_parse() -> None:
     assert POLICY.clip_rules == ("given", "quantile")
     assert POLICY.cap == Cap(1.5, 1e-3, "add-remove")
     assert Policy.parse(TEXT + 'clip_rules = ["given"]').clip_rules == ("given",)
+    assert POLICY.unit is None
+    assert Policy.parse(TEXT + 'unit = "person"').unit == "person"
 
 
 def test_the_example_in_the_documentation_is_a_policy() -> None:
@@ -113,6 +115,8 @@ def test_load(tmp_path: Path) -> None:
 
 LAXER: list[tuple[Code, Policy, GaussianPlan]] = [
     ("not-private", POLICY, replace(PLAN, clip_rule="median")),
+    ("unit", replace(POLICY, unit="person"), PLAN),
+    ("unit", replace(POLICY, unit="record"), replace(PLAN, unit="person")),
     ("relation", replace(POLICY, neighbours="replace-one"), PLAN),
     ("relation", POLICY, replace(PLAN, sampling="fixed", neighbours="replace-one")),
     ("delta", replace(POLICY, delta=9e-4), PLAN),
@@ -140,6 +144,8 @@ def test_every_code_is_met() -> None:
 
 def test_equal_or_stricter_plans_pass() -> None:
     POLICY.check(PLAN)
+    POLICY.check(replace(PLAN, unit="person"))
+    replace(POLICY, unit="person").check(replace(PLAN, unit="person"))
     POLICY.check(replace(PLAN, neighbours="replace-one", delta=1e-5, clip_rule="quantile", local_steps=1))
     replace(POLICY, neighbours="replace-one").check(replace(PLAN, sampling="fixed", neighbours="replace-one"))
     exact = replace(POLICY, min_noise_multiplier=8.20, max_compression=0.05)

@@ -81,7 +81,7 @@ def test_the_native_engine_sends_what_generic_sends(clip: Clipping, rotation: bo
             next(CPSGD.respond(theta, terms, [agent(key=key)], engine))
             for engine in (GenericEngine(module), NativeEngine(module, 1))
         ]
-        numbers = [answer.numbers for answer in answers if isinstance(answer, IntegerUpdate)]
+        numbers = [answer.values for answer in answers]
         assert np.abs(numbers[0] - numbers[1]).max() <= 1
         others += int((numbers[0] != numbers[1]).sum())
     assert others <= 1
@@ -95,7 +95,7 @@ def test_threads_change_no_bit_and_no_order() -> None:
     for one, other in zip(*found, strict=True):
         assert isinstance(one, IntegerUpdate)
         assert isinstance(other, IntegerUpdate)
-        assert np.array_equal(one.numbers, other.numbers)
+        assert np.array_equal(one.values, other.values)
 
 
 def clipped_mean(who: Agent) -> Tensor:

@@ -13,6 +13,7 @@ from fedspa.algorithms import Terms
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
+from fedspa.runs.config import Task
 
 RUN = "0123456789abcdef" * 2
 # One bias of a logistic model of 8 × 8 images and ten classes: a server may cut θ into "layers" as it likes.
@@ -59,5 +60,5 @@ def question(local_lr: float, **changes: Any) -> Announcement:
     """What asks for that bias alone, of nearly all records, at the least noise that the policy allows."""
     plan = GaussianPlan(650, 1, "l2", 1.0, "poisson", 99, 100, 1, 3, 0.8, "add-remove", 1e-5)
     terms = Terms(0, "fixed", bytes(16), local_lr, plan, ONE_BIAS)
-    asked = Announcement(RUN, 0, "fedspa", "logistic", 10, "", "f32", bytes(16), "secure", terms)
+    asked = Announcement(RUN, 0, "fedspa", "logistic", Task(), 10, "", "f32", bytes(16), "secure", terms)
     return Announcement(**{field: changes.get(field, getattr(asked, field)) for field in asked.__slots__})

@@ -119,8 +119,8 @@ def test_one_record_never_decides_whether_there_is_an_answer(tmp_path, monkeypat
 @pytest.mark.parametrize("features", [{}, {"features": "orientations"}], ids=["plain", "features"])
 @pytest.mark.parametrize("content", BAD)
 def test_a_bad_record_keeps_its_place_and_changes_no_other(tmp_path, monkeypatch, content, features):
-    x, y = holder(tmp_path / "bad", BAD[content], monkeypatch, **features).records(0)
-    clean_x, clean_y = holder(tmp_path / "clean", ODD["clean"], monkeypatch, **features).records(0)
+    x, y = holder(tmp_path / "bad", BAD[content], monkeypatch, **features).held(0).examples
+    clean_x, clean_y = holder(tmp_path / "clean", ODD["clean"], monkeypatch, **features).held(0).examples
     assert torch.equal(x[OTHERS], clean_x[OTHERS])
     assert torch.equal(y[OTHERS], clean_y[OTHERS])
     assert x[RECORD].isnan().all()

@@ -27,7 +27,7 @@ def contribution(train: Train, theta: Tensor, x: Tensor, clip_value: float, mask
     step = 2.0**24 * max(float(theta.abs().max()), 1.0) / clip_value
     deltas = []
     # GaussianPlan refuses the smallest of these clips; the engine must hold them all the same.
-    with patch("fedspa.mechanisms.gaussian.plan.SMALLEST_CLIP", 0.0):
+    with patch("fedspa.mechanisms.base.SMALLEST_CLIP", 0.0):
         plan = GaussianPlan(d, k, "l2", clip_value, "fixed", 1, 1, 1, 1, 1e-9, "replace-one", 1e-3)
         for record in (x, torch.full_like(x, math.nan)):
             task = LocalTask(record, torch.zeros(1, dtype=torch.int64), mask, 1.0, step, plan, bytes(32))

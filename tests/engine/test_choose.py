@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from fedspa.engine import native
 from fedspa.engine.choose import EngineName, choose, reason
+from fedspa.engine.local import Gradients
 from fedspa.engine.native import library
 from fedspa.engine.stacked import StackedEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import blank
+from fedspa.learning.flat import FlatModel
 
 PLAIN = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
 EXOTIC = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2))
@@ -104,15 +106,49 @@ class Shaken(nn.Module):
         return self.layer(x.flatten(1) + torch.rand(()))
 
 
-@pytest.mark.parametrize("module", [Buffered, Remembering, Shaken])
+@pytest.mark.parametrize("module", [Buffered, Remembering])
 @pytest.mark.parametrize("engine", ["auto", "generic", "reference"])
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_model_that_keeps_state_or_draws_randomness_is_refused(
-    module: type[nn.Module], engine: EngineName, exact: bool
-) -> None:
+def test_a_model_that_keeps_state_is_refused(module: type[nn.Module], engine: EngineName, exact: bool) -> None:
     """One example would be in the next one's gradient, and no clip bounds it."""
-    with pytest.raises(ConfigError, match="no randomness and change no state"):
+    with pytest.raises(ConfigError, match="keeps something of one example for the next"):
         choose(engine, module(), blank((1, 2, 2)), "cpu", 1, exact)
+
+
+class RarelyShaken(nn.Module):
+    """Draws where a record has a value that none of the trial's has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.layer(x + torch.rand(()) if bool((x == 12.34375).any()) else x)
+
+
+@pytest.mark.parametrize("module", [Shaken, RarelyShaken])
+@pytest.mark.parametrize("name", ["generic", "reference"])
+def test_what_is_drawn_for_a_record_is_its_own(module: type[nn.Module], name: EngineName) -> None:
+    """Whoever else is in the batch, whatever they draw, and where the global generator stands."""
+    torch.manual_seed(0)
+    made = module()
+    engine = choose(name, made, blank((4,)), "cpu", 1, exact=False)
+    assert isinstance(engine, Gradients)
+    assert engine.draws
+    theta, x, y = FlatModel(made).flatten(), torch.full((3, 4), 12.34375), torch.zeros(3, dtype=torch.int64)
+    seeds = torch.tensor([5, 6, 5])
+    rows = torch.cat(list(engine.rows(theta, (x, seeds), y, None)))
+    before = torch.get_rng_state()
+    torch.rand(7)
+    alone = torch.cat(list(engine.rows(theta, (x[2:], seeds[2:]), y[2:], None)))
+    assert torch.equal(rows[2:], alone)
+    assert torch.equal(rows[0], rows[2])
+    assert not torch.equal(rows[0], rows[1])
+    assert not torch.equal(before, torch.get_rng_state())  # moved by torch.rand above, and by nothing else
+    torch.set_rng_state(before)
+    list(engine.rows(theta, (x, seeds), y, None))
+    assert torch.equal(before, torch.get_rng_state())
 
 
 class Standardising(nn.Module):

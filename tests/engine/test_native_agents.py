@@ -61,7 +61,7 @@ def test_memory_of_earlier_agents_changes_no_bit(level: library.Level) -> None:
 
 @pytest.mark.parametrize("channels", [9, 10])
 def test_picks_of_earlier_chunks_change_no_bit(channels: int) -> None:
-    """Words of picks are made bit by bit (narrow.h): what an earlier chunk picked must not be in them."""
+    """What an earlier chunk picked must not be in the words of picks of a later one."""
     module = nn.Sequential(
         *(nn.Conv2d(1, channels, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()), nn.Linear(16 * channels, 5)
     )

@@ -15,16 +15,17 @@ from plain import plain, unprotected
 from torch import nn
 
 from fedspa.engine.generic import GenericEngine
-from fedspa.engine.layers import Activation, Pool, Weighted
 from fedspa.engine.local import Gradients
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine, device_obstacle, supports
 from fedspa.engine.stacked.batches import Draws, draw_batches
 from fedspa.engine.stacked.buffers import Shape, room
 from fedspa.engine.stacked.chacha import GROUP, ChaChaNoise, block_words
-from fedspa.engine.stacked.describe import describe
 from fedspa.engine.stacked.engine import LayerGradients
-from fedspa.engine.stacked.units import Unit, fuse, tiles
+from fedspa.engine.stacked.layers import describe, fuse
+from fedspa.engine.stacked.layers.activation import Activation
+from fedspa.engine.stacked.layers.pool import Pool
+from fedspa.engine.stacked.layers.weighted import Weighted
 from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.learning.flat import FlatModel
@@ -238,14 +239,14 @@ def test_an_agents_bits_do_not_depend_on_its_company() -> None:
 
 
 def test_records_among_those_of_others_are_the_same_records() -> None:
-    """Kernels know of no rows: what is not the agent's must be gone before them."""
+    """Kernels know of no record numbers: what is not the agent's must be gone before them."""
     net = small_net()
     task = make_task(net, (1, 7, 7), 20, "l2")
-    rows = torch.randperm(100, generator=torch.Generator().manual_seed(1))[: len(task.y)]
+    numbers = torch.randperm(100, generator=torch.Generator().manual_seed(1))[: len(task.y)]
     x, y = torch.full((100, 1, 7, 7), math.nan), torch.full((100,), 99)
-    x[rows], y[rows] = task.x.float(), task.y
+    x[numbers], y[numbers] = task.x.float(), task.y
     theta, engine = FlatModel(net).flatten(), StackedEngine(net, "cpu", tf32=False)
-    scattered = replace(task, x=x, y=y, rows=rows)
+    scattered = replace(task, x=x, y=y, rows=numbers)
     assert torch.equal(engine.train(theta, [scattered])[0].delta, engine.train(theta, [task])[0].delta)
 
 
@@ -425,14 +426,14 @@ def test_a_stack_has_room_for_larger_batches() -> None:
     """A rebuilt stack costs seconds of compiling: what fits must be seen to fit."""
     shape = Shape(10, 22, 600, 300, 100, 5, masked=True, clip="l2", quantile=False)
     built = shape.with_room()
-    assert (built.rows, built.records) == (32, 608)
-    for rows in (0, 22, 23, 32):
-        assert built.covers(replace(shape, rows=rows))
-    assert not built.covers(replace(shape, rows=33))
+    assert (built.capacity, built.records) == (32, 608)
+    for capacity in (0, 22, 23, 32):
+        assert built.covers(replace(shape, capacity=capacity))
+    assert not built.covers(replace(shape, capacity=33))
     assert not built.covers(replace(shape, active=6))
     assert built.covers(replace(shape, records=608, steps=299))
     assert not built.covers(replace(shape, steps=301))
-    assert all(room(rows) >= rows and room(rows) % 16 == 0 for rows in range(300))
+    assert all(room(batch) >= batch and room(batch) % 16 == 0 for batch in range(300))
 
 
 def test_layers_are_fused_where_one_kernel_can_run_them() -> None:
@@ -441,15 +442,12 @@ def test_layers_are_fused_where_one_kernel_can_run_them() -> None:
         *(nn.Flatten(), nn.Linear(16, 3), nn.ReLU()),
     )
     units = fuse(describe(net, (1, 12, 12)))
-    assert [type(unit) for unit in units] == [Unit, Unit, Pool, Unit, Activation]
-    first, second, _, third, _ = units
-    assert isinstance(first, Unit) and first.pooled and first.activation == Activation("relu")  # noqa: PT018
-    assert isinstance(second, Unit) and not second.pooled  # noqa: PT018
-    assert second.activation == Activation("tanh")
-    assert isinstance(third, Unit) and third.activation is None  # noqa: PT018
+    assert [type(unit) for unit in units] == [Weighted, Weighted, Pool, Weighted, Activation]
+    first, second, third = (unit for unit in units if isinstance(unit, Weighted))
+    assert [unit.pooled for unit in (first, second, third)] == [True, False, False]
+    kinds = [unit.activation and unit.activation.kind for unit in (first, second, third)]
+    assert kinds == ["relu", "tanh", None]
     assert (first.outputs, first.positions) == (4 * 5 * 5, 100)
-    assert tiles(first).programs >= 1
-    assert isinstance(first.weighted, Weighted)
 
 
 def test_chacha_gives_rfc_8439s_block() -> None:

@@ -142,8 +142,9 @@ def test_a_record_does_not_change_how_others_are_rounded(runner: str, clip: Clip
     assert (deltas[0] - deltas[1]).abs().tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["kernels", "sum_kernels", "layer_kernels", "step_kernels"])
-def test_no_kernel_subtracts_a_number_from_itself(name: str) -> None:
+def test_no_kernel_subtracts_a_number_from_itself() -> None:
     """As a test for NaN and infinity it is wrong where it is contracted (`kernels.finite`)."""
-    text = Path(stacked.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    assert re.findall(r"\b([a-z]\w*) - \1\b(?!\()", text) == []
+    files = [path for path in Path(stacked.__file__).parent.rglob("*.py") if "@triton.jit" in path.read_text("utf-8")]
+    assert len(files) >= 7
+    for path in files:
+        assert re.findall(r"\b([a-z]\w*) - \1\b(?!\()", path.read_text("utf-8")) == [], path.name

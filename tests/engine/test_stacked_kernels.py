@@ -221,7 +221,7 @@ def test_an_agents_bits_do_not_depend_on_its_company(clip: Any) -> None:
 def test_a_later_round_draws_while_it_runs_and_begins_again_where_a_batch_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Buffers have 16 rows after a round with small batches. One agent's first batch fits in them, a later one not."""
+    """Buffers have room for 16 examples after a round of small batches. A first batch fits in them, a later one not."""
     monkeypatch.setattr(rounds_module, "STRETCH", 1)
     net = make_net("mlp")
     gradients, theta = LayerGradients(net), FlatModel(net).flatten().to(DEVICE)
@@ -242,7 +242,7 @@ def test_a_later_round_draws_while_it_runs_and_begins_again_where_a_batch_does_n
     rounds = Rounds(gradients, DEVICE, tf32=False)
     rounds.train(theta, small)
     ((shape, kept),) = rounds._stacks.values()
-    assert shape.rows == 16
+    assert shape.capacity == 16
     for tasks, same in ((fitting, True), (large, False), (small, False)):
         got = rounds.train(theta, tasks)
         ((_, now),) = rounds._stacks.values()

@@ -16,7 +16,8 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: nothing 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET=1 replaces the compiler", allow_module_level=True)
 
-from fedspa.engine.stacked import layer_kernels, sum_kernels  # noqa: E402
+from fedspa.engine.stacked import sum_kernels  # noqa: E402
+from fedspa.engine.stacked.layers import embedding_kernels, norm_kernels, weighted_kernels  # noqa: E402
 
 compiler, targets = (pytest.importorskip(f"triton.{name}") for name in ("compiler", "backends.compiler"))
 NAN = "0f7FC00000"
@@ -24,20 +25,20 @@ ARGUMENTS = {
     **dict.fromkeys(("delta", "x", "normal", "factors"), "*fp32"),
     **dict.fromkeys(("sums", "clips", "first", "second"), "*fp64"),
     **dict.fromkeys(("counts", "step"), "*i32"),
-    **dict.fromkeys(("agents", "rows", "dimension", "weight", "tile", "tiles"), "i32"),
+    **dict.fromkeys(("agents", "capacity", "dimension", "weight", "tile", "tiles"), "i32"),
     "masks": "*u8",
 }
 CONV = {"C": 2, "H": 8, "W": 8, "N": 16, "KH": 3, "KW": 3, "SH": 1, "SW": 1, "PH": 1, "PW": 1, "OH": 8, "OW": 8}
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "linear": (sum_kernels.linear_sums, {"C": 100, "N": 10, "BIAS": 1, "BO": 8, "BJ": 32}),
-    "linear, no bias": (sum_kernels.linear_sums, {"C": 16, "N": 3, "BIAS": 0, "BO": 8, "BJ": 32}),
-    "conv": (sum_kernels.conv_sums, {**CONV, "BIAS": 1, "PRECISION": "ieee", "BO": 16, "BJ": 32, "BQ": 16}),
-    "conv, tf32": (sum_kernels.conv_sums, {**CONV, "BIAS": 1, "PRECISION": "tf32", "BO": 16, "BJ": 32, "BQ": 16}),
+    "linear": (weighted_kernels.linear_sums, {"C": 100, "N": 10, "BIAS": 1, "BO": 8, "BJ": 32}),
+    "linear, no bias": (weighted_kernels.linear_sums, {"C": 16, "N": 3, "BIAS": 0, "BO": 8, "BJ": 32}),
+    "conv": (weighted_kernels.conv_sums, {**CONV, "BIAS": 1, "PRECISION": "ieee", "BO": 16, "BJ": 32, "BQ": 16}),
+    "conv, tf32": (weighted_kernels.conv_sums, {**CONV, "BIAS": 1, "PRECISION": "tf32", "BO": 16, "BJ": 32, "BQ": 16}),
     "norm": (
-        layer_kernels.norm_sums,
+        norm_kernels.norm_sums,
         {"OUTER": 1, "PARAMETERS": 16, "INNER": 1, "WEIGHT": True, "KINDS": 2, "BO": 16, "BQ": 16},
     ),
-    "embedding": (layer_kernels.embedding_sums, {"WORDS": 50, "WIDTH": 16, "TOKENS": 1, "BO": 32, "BJ": 16}),
+    "embedding": (embedding_kernels.embedding_sums, {"WORDS": 50, "WIDTH": 16, "TOKENS": 1, "BO": 32, "BJ": 16}),
 }
 
 Instructions = list[tuple[str, str, list[str]]]

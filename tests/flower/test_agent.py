@@ -97,6 +97,58 @@ def test_asked_again_the_same_bytes_leave_and_nothing_is_paid(clinic, monkeypatc
     assert spent(clinic) == 1
 
 
+PERSONS = replace(ASKED, terms=replace(ASKED.terms, steps=replace(PLAN, unit="person")))
+
+
+def test_a_run_that_protects_persons_finds_none_at_a_site_of_records(clinic):
+    """It would train on records and state ε for persons."""
+    assert refusal(clinic, PERSONS) == "terms"
+    assert spent(clinic) == 0
+
+
+@pytest.fixture
+def ward(node: dict[str, Any], tmp_path: Path) -> Site:
+    """A site of 150 patients: the first has fifty records, and one more without an id."""
+    rng = np.random.default_rng(0)
+    ids = np.array([*["p0"] * 50, "", *(f"p{n}" for n in range(1, 150))])
+    x, y = rng.normal(size=(200, 1, 8, 8)), rng.integers(0, 10, 200)
+    np.savez(tmp_path / "records.npz", x=x, y=y, patient=ids)
+    return read_site({**node, "person": "patient", "person-records": 4}, {})
+
+
+def test_a_site_protects_its_persons(ward):
+    assert ward.unit == "person"
+    assert refusal(ward) == "terms"  # a run of records, whose ε is no person's
+    people = ward.held(0).examples
+    assert (people.x["count"] == 4).sum() == 1
+    assert len(people.x["count"]) == 151
+    assert participate(ward, PERSONS, THETA).startswith(b"FSPA")
+    with Ledger.open(ward.ledger, create=False) as ledger:
+        assert {event.unit for event in ledger.spent("clinic")} == {"person"}
+
+
+def test_a_record_without_an_id_counts_for_nobody(ward):
+    """It may be somebody's who is there already, and would then count twice."""
+    assert ward.own_records().bad == (50,)
+    people = ward.held(0).examples
+    broken = people.x["records"].isnan().flatten(1).any(dim=1)
+    assert broken.sum() == 1
+    assert people.x["count"][broken].tolist() == [1]
+
+
+@pytest.mark.parametrize("ids", [["a", float("nan"), "b"], ["a", None, "b"], [1.0, float("nan"), 2.0], ["a", "", "b"]])
+def test_what_is_no_id(ids):
+    persons, named = records._persons(ids, 3, "data")
+    assert named.tolist() == [True, False, True]
+    assert len(set(persons.tolist())) == 3
+
+
+def test_a_site_may_ask_for_persons(clinic):
+    strict = replace(clinic, policy=replace(clinic.policy, unit="person"))
+    assert refusal(strict) == "unit"
+    assert spent(clinic) == 0
+
+
 def test_asked_again_with_what_was_sent_gone(clinic, tmp_path):
     participate(clinic, ASKED, THETA)
     for file in (tmp_path / "ledger.sqlite.outbox").iterdir():
@@ -233,7 +285,7 @@ def test_a_label_beyond_the_sites_own_number_costs_its_record_alone(node, caplog
     assert participate(beyond, ASKED, THETA).startswith(b"FSPA")
     assert "1 of 201 records are bad" in caplog.text
     assert refusal(beyond, replace(ASKED, classes=11)) == "terms"
-    x, y = beyond.records(0)
+    x, y = beyond.held(0).examples
     assert x[200].isnan().all()
     assert (len(y), int(y[200])) == (201, 0)
 
@@ -244,7 +296,7 @@ def test_a_delta_that_promises_nothing_serves_nobody(clinic):
     for delta in (6e-3, 4e-3, 1e-5):
         assert refusal(lax, replace(ASKED, terms=replace(TERMS, steps=replace(PLAN, delta=delta)))) == "data"
     with pytest.raises(DataError, match="below 1/200"):
-        lax.records(0)
+        lax.held(0)
     assert spent(clinic) == 0
 
 
@@ -423,12 +475,12 @@ def test_records_from_a_function(tmp_path, monkeypatch):
         "def triple(): return 1, 2, 3\n"
         "def broken(): raise ValueError('row 17')\n"
     )
-    own = records.load("clinic_records:all", {}, 2)
+    own = records.load({"data": "clinic_records:all"}, 2)
     assert (own.x.dtype, own.y.tolist(), own.bad) == (torch.float32, [0, 1, 0, 1, 1], ())
-    assert len(records.load("clinic_records:mine", {"size": 8}, 2).y) == 8
+    assert len(records.load({"data": "clinic_records:mine", "size": 8}, 2).y) == 8
     for name in ("triple", "broken", "missing"):
         with pytest.raises(DataError):
-            records.load(f"clinic_records:{name}", {}, 2)
+            records.load({"data": f"clinic_records:{name}"}, 2)
 
 
 WRONG = {
@@ -448,14 +500,14 @@ def test_what_is_wrong_with_all_records_is_refused(tmp_path, arrays):
     np.savez(tmp_path / "wrong.npz", **arrays)
     for name in ("wrong", "absent"):
         with pytest.raises(DataError) as caught:
-            records.load(str(tmp_path / f"{name}.npz"), {}, 3)
+            records.load({"data": str(tmp_path / f"{name}.npz")}, 3)
         assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int16, torch.bool])
 def test_tensors_of_any_type_are_records(tmp_path, monkeypatch, dtype):
     monkeypatch.setattr(records, "_users", lambda *_: (torch.ones(3, 2).to(dtype), torch.tensor([0, 1, 1]).to(dtype)))
-    own = records.load("a:b", {}, 2)
+    own = records.load({"data": "a:b"}, 2)
     assert (own.x.dtype, own.x.tolist(), own.y.tolist()) == (torch.float32, [[1, 1]] * 3, [0, 1, 1])
 
 
@@ -527,11 +579,11 @@ def test_the_operator_makes_the_ledger_once(node, capsys):
 
 
 def test_a_site_makes_the_runs_features_from_its_own_records(clinic):
-    plain, _ = clinic.records(0)
-    mapped, _ = read_site({**clinic.node, "features": "orientations"}, {}).records(0)
+    plain, _ = clinic.held(0).examples
+    mapped, _ = read_site({**clinic.node, "features": "orientations"}, {}).held(0).examples
     assert torch.equal(mapped, transform("orientations", plain, alone=True))
     with pytest.raises(ConfigError, match="features is 'pixels'; allowed: aligned"):
-        read_site({**clinic.node, "features": "pixels"}, {}).records(0)
+        read_site({**clinic.node, "features": "pixels"}, {}).held(0)
 
 
 def test_other_features_than_the_runs_are_refused_before_anything_is_paid(clinic):

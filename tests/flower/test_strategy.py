@@ -56,6 +56,7 @@ TWINS: list[dict[str, Any]] = [
     {"privacy.clip_rule": "quantile", "algorithm.coding": "f32", "run.engine": "generic", "privacy.accountant": "rdp"},
     {"privacy.clip_rule": "median", "privacy.clip": "coordinate", "data.partition": "shards", "run.threads": 1},
     {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "data.name": "digits", "model.name": "mlp"},
+    {"data.name": "small_records:visits", "data.person": "patient", "data.person_records": 3, "algorithm.batch": 10},
     CPSGD | {"algorithm.bits": 5},
     CPSGD
     | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3, "privacy.adversary": "secure-aggregation"},
@@ -181,6 +182,12 @@ def test_a_ledger_of_both_samplings_ends_in_a_summary(simulation, train, tmp_pat
 
 def test_a_deployments_summary_names_no_engine_of_the_servers(deployment, train):
     assert train(deployment)["engine"] == "each agent's own"
+
+
+def test_sites_of_records_refuse_a_run_that_protects_persons(deployment, train):
+    """The server has no ids: it says that its agents protect persons, and m counts those."""
+    with pytest.raises(FedspaError, match=r"4 of 4 agents refuse this run \(terms\)"):
+        train(deployment, data__person="patient")
 
 
 def test_a_reply_is_the_payload_and_nothing_else(deployment, train):

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
-from fedspa.agent.limits import LIMITS
 from fedspa.algorithms import Terms
 from fedspa.flower.terms import (
     _KEYS,
+    LIMITS,
     VERSION,
     Announcement,
     TermsError,
@@ -28,6 +28,7 @@ from fedspa.flower.terms import (
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.mechanism import BINOMIAL
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
+from fedspa.runs.config import Task
 
 SIZES = {"dimension": 650, "clip_value": 0.3, "batch": 20, "records": 100, "participations": 3}
 PLAN = replace(GAUSSIAN_PLAN, **SIZES, active=130, clip="l2", local_steps=4)
@@ -44,6 +45,7 @@ GIVEN = Announcement(
     number=1,
     algorithm="fedspa",
     model="logistic",
+    task=Task(),
     classes=10,
     features="",
     coding="int",
@@ -55,6 +57,16 @@ GIVEN = Announcement(
 
 def test_there_and_back():
     assert from_record(to_record(GIVEN)) == GIVEN
+
+
+@pytest.mark.parametrize("given", ["GIVEN", "CPSGD"])
+def test_terms_say_what_they_protect(given):
+    announced = globals()[given]
+    persons = replace(announced, terms=replace(announced.terms, steps=replace(announced.terms.steps, unit="person")))
+    assert from_record(to_record(persons)) == persons
+    for unit in ("", "people", 1, b"person"):
+        with pytest.raises(TermsError, match=r"^unit is"):
+            from_record(ConfigRecord(dict(to_record(announced)) | {"unit": unit}))
 
 
 CPSGD_PLAN = replace(BINOMIAL_PLAN, **SIZES, bits=4, trials=9000, rotation=True, agents=10)
@@ -160,7 +172,7 @@ def test_there_and_back_without_privacy():
 
 # One wrong value at a time; each must be refused, with the key or its rule named.
 BAD = {
-    "version": [1, 0, 3],
+    "version": [1, 0, 2, 4],
     "run": ["", "0" * 31, "g" * 32, "../../etc/passwd", "0" * 33],
     "number": [-1, True, 1.0],
     "round": [-1, 2**31, 2**62, 1.0, "2"],
@@ -176,10 +188,11 @@ BAD = {
     "local_lr": [0.0, -1.0, float("nan"), float("inf"), 1],
     "algorithm": ["sgd", "fedavg"],
     "coding": ["pickle"],
-    "classes": [1, 0, -1],
+    "classes": [-1, 10**7],
     "features": ["pixels", 1],
     "model": ["x" * 201],
     "private": [False, 1],
+    "unit": ["", "people", 1],
     "records": [0, 19, -1],
     "participations": [0, -1],
     "clip": ["none"],
@@ -189,6 +202,7 @@ BAD = {
     "neighbours": ["none"],
     "delta": [0.0, 1.0, 0.01, float("nan")],
     "noise": ["none", ""],
+    "task": ["", "regression", "{}x", '{"name": 3}', '{"nme": "regression"}', '{"huber": NaN}', "[" * 100_000],
 }
 
 
@@ -221,7 +235,7 @@ def test_terms_of_another_fedspa_are_told_by_their_version():
 def test_other_keys_are_another_version():
     """Whoever changes the keys changes the version, and then this number."""
     keys = sorted({*to_record(GIVEN), *(f"cpsgd: {key}" for key in to_record(CPSGD))})
-    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (2, "f4a78540")
+    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (3, "0de76681")
 
 
 NUMBERS = [
@@ -235,7 +249,7 @@ NUMBERS = [
 @pytest.mark.parametrize(("announcement", "key"), NUMBERS, ids=[f"{a.algorithm}-{key}" for a, key in NUMBERS])
 def test_every_number_has_a_least_and_a_most(announcement, key):
     """From the table of keys itself: a new number without limits fails here, and in every reading."""
-    kind, (least, most) = type(to_record(announcement)[key]), LIMITS[key]
+    kind, (least, most) = type(to_record(announcement)[key]), (LIMITS | BINOMIAL.limits)[key]
     beyond = [most * 1.001 + 1, least - 1] if kind is int else [most * 1.001, least * 0.999, -least]
     extremes = [-(2**63), 2**63 - 1] if kind is int else [-1e308, 1e308, 5e-324, math.inf, -math.inf, math.nan, 0.0]
     for value in (*(kind(value) for value in beyond), *extremes):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import zoo
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -255,6 +256,12 @@ def test_mixing_is_a_warning_that_names_its_layer() -> None:
     assert "trains otherwise than it evaluates" in problem.why
     time_first = nn.TransformerEncoderLayer(4, 2, 8)  # batch_first=False: the batch is taken for time
     assert found(time_first, torch.rand(3, 5, 4)) == [("self_attn", "MultiheadAttention", False)]
+
+
+def test_dropout_hides_no_mixing_in_training_mode() -> None:
+    module = nn.Sequential(nn.Dropout(0.2), zoo.TrainedByBatch())
+    assert found(module, torch.rand(3, 6, 4)) == [("1", "TrainedByBatch", False)]
+    assert found(module.eval(), torch.rand(3, 6, 4)) == []
 
 
 def test_a_module_that_takes_no_such_example_is_told_so() -> None:

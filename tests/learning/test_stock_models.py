@@ -22,7 +22,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import outputs
 from fedspa.learning.tasks import Own, Task
 from fedspa.learning.tasks.named import resolve
-from fedspa.mechanisms.gaussian.plan import Plan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import derive_key
 
 
@@ -64,7 +64,7 @@ def one_private_round(module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
     model = FlatModel(module, task)
     theta, d = model.flatten(), model.dimension
     engine = choose("auto", module, Examples(blanks(x), blanks(y)), "cpu", 1, exact=False, task=task)
-    plan = Plan(d, d, "l2", 1.0, "fixed", COUNT, COUNT, 2, 1, 1e-3, "replace-one", 1e-3)
+    plan = GaussianPlan(d, d, "l2", 1.0, "fixed", COUNT, COUNT, 2, 1, 1e-3, "replace-one", 1e-3)
     (result,) = engine.train(theta, [LocalTask(x, y, None, 1.0, 0.05, plan, derive_key(bytes(32), "stock"))])
     assert result.zeroed == 0
     before, after = (float(model.mean_loss(at, x, y)) for at in (theta, theta + result.delta))
@@ -152,7 +152,7 @@ def test_a_lazy_module_is_refused_in_one_line_and_taken_once_a_record_went_throu
         "privacy": {"epsilon": 8.0, "delta": 1e-3},
         "run": {"out": str(tmp_path)},
     }
-    with pytest.raises(ConfigError, match=r"'0' is a LazyConv2d whose size is not known yet; pass a record") as refusal:
+    with pytest.raises(ConfigError, match=r"'0' \(LazyConv2d\) has no sizes yet; .module\(example\)") as refusal:
         fedspa.run(config, data=data, module=net)
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())

@@ -215,14 +215,16 @@ def test_a_language_model(tmp_path: Path) -> None:
     tokens, _ = texts()
     train, test = ({"input_ids": part, "labels": part} for part in (tokens[:72], tokens[72:]))
     data = fedspa.from_examples(train, test, name="text")
-    learned(fedspa.run(config(tmp_path), data=data, module=net, task="next-token"), trainable(net), "perplexity")
-    result = fedspa.run(config(tmp_path), data=data, module=net, task=lambda module, example: module(**example).loss)
+    named = config(tmp_path / "named")
+    learned(fedspa.run(named, data=data, module=net, task="next-token"), trainable(net), "perplexity")
+    own = config(tmp_path / "own")
+    result = fedspa.run(own, data=data, module=net, task=lambda module, example: module(**example).loss)
     assert result.metrics[-1].loss < result.metrics[0].loss
 
 
 def test_batchnorm_is_refused_in_one_line_and_mended_in_one_call(tmp_path: Path) -> None:
     net = Residual(nn.BatchNorm2d(4))
-    with pytest.raises(fedspa.FedspaError, match=r"'norm' is a BatchNorm2d.*fedspa\.fix") as refusal:
+    with pytest.raises(fedspa.FedspaError, match=r"layer 'norm' \(BatchNorm2d\) mixes .*fedspa\.fix") as refusal:
         fedspa.run(config(tmp_path), data=images(), module=net)
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())

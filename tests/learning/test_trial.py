@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,6 +121,37 @@ def test_what_draws_from_torch_is_told() -> None:
     assert try_gradients(dropout, blank((4,)))
     assert not try_gradients(dropout.eval(), blank((4,)))
     assert not try_gradients(nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.0)), blank((4,)))
+
+    class Seldom(nn.Module):
+        """Its Dropout is for examples of which none is made up."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.drop = nn.Linear(4, 2), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.drop(x) if float(x.sum()) == 17 else x)  # type: ignore[no-any-return]
+
+    assert try_gradients(Seldom(), blank((4,)))
+    assert not try_gradients(Seldom().eval(), blank((4,)))
+
+
+@pytest.mark.parametrize(
+    "generator", [torch.Generator(), random.Random(3), np.random.default_rng(3), np.random.RandomState(3)]
+)
+def test_a_generator_of_the_modules_own_is_named(generator: Any) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.generator = nn.Linear(4, 2), generator
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = self.generator
+            drawn = torch.rand(1, generator=own) if isinstance(own, torch.Generator) else own.random()
+            return self.layer(x) * drawn  # type: ignore[no-any-return]
+
+    with pytest.raises(ConfigError, match=r"^the module's layer '0' \(Own\) draws from a .* own, 'generator'"):
+        try_gradients(nn.Sequential(Own()), blank((4,)))
 
 
 def test_tokens_masks_and_targets_of_every_kind_are_tried() -> None:

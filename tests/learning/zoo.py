@@ -228,17 +228,16 @@ class Decaying(Net):
         return x
 
 
-class Gated(Kept):
-    """Behind a weight of zero: at the first θ nothing of its state shows."""
+class Gated(Net):
+    """Behind weights of zero, and where no trial looks: at the first θ nothing of what it keeps shows."""
 
     def __init__(self) -> None:
-        super().__init__([], lambda seen, x: (seen, x))
-        self.gate, self.helper = nn.Parameter(torch.zeros(8)), [0.0]
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(8))
 
     def between(self, x: Tensor) -> Tensor:
-        memory = os.environ  # somewhere that no trial looks
-        last, memory["FEDSPA_TEST_ZOO"] = float(memory.get("FEDSPA_TEST_ZOO", 0)), str(float(x.detach().mean()))
-        return x + self.gate * self.gate * last
+        last, os.environ["FEDSPA_TEST_ZOO"] = float(os.environ.get("FEDSPA_TEST_ZOO", 0)), str(float(x.detach().mean()))
+        return x + self.gate * last if self.gate.detach().any() else x
 
 
 class Tied(nn.Module):

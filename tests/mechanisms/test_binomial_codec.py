@@ -37,7 +37,7 @@ def test_there_and_back_near_the_entropy(trials: int, levels: int) -> None:
     update = drawn(4096, trials, levels)
     payload = encode_integers(update, trials, levels)
     back = decode_integers(payload, expected(4096), trials, levels)
-    assert np.array_equal(back.numbers, update.numbers)
+    assert np.array_equal(back.values, update.values)
     assert (back.round, back.dimension, back.seed) == (3, 700, SEED)
     bits = 8 * (len(payload) - HEADER_BYTES) / 4096
     # A Gaussian of this variance has the largest entropy; the table and few values cost some.
@@ -53,7 +53,7 @@ def test_any_numbers_in_range_come_back(data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.integers(0, trials + levels - 1), min_size=1, max_size=50))
     update = IntegerUpdate(3, 700, SEED, np.array(numbers, dtype=np.int64))
     payload = encode_integers(update, trials, levels)
-    assert decode_integers(payload, expected(len(numbers)), trials, levels).numbers.tolist() == numbers
+    assert decode_integers(payload, expected(len(numbers)), trials, levels).values.tolist() == numbers
 
 
 @given(st.integers(1, 70), st.sampled_from([1, 10**4, 10**5, 10**6, 10**7, 10**8, 2**31 - 2]), st.integers(0, 2**32))
@@ -112,8 +112,8 @@ def test_any_bytes_are_an_update_or_an_error(data: bytes, headed: bool, trials: 
         update = decode_integers(data, expected(20), trials, 4)
     except PayloadError:
         return
-    assert 0 <= update.numbers.min() <= update.numbers.max() <= trials + 3
-    assert len(update.numbers) == 20
+    assert 0 <= update.values.min() <= update.values.max() <= trials + 3
+    assert len(update.values) == 20
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedspa.mechanisms.gaussian.noise import add_noise
+from fedspa.mechanisms.gaussian.release import add_noise
 from fedspa.randomness.streams import Stream, agent_key, derive_key, root_key
 
 KEY = agent_key(root_key("seeded", 11), 0, 0)

@@ -24,7 +24,7 @@ from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
 from fedspa.mechanisms import MECHANISMS, Plan, event_of
 from fedspa.privacy import accounting
 from fedspa.privacy.cap import BY_FILTER_SO_FAR, FirstPlan, total
-from fedspa.runs.config import load
+from fedspa.runs.config import Task, load
 from fedspa.runs.setup import prepare
 
 PLAN = toy.LaplacePlan(650, 0.01, 10, 200, 2, 4.0, 1e-3)
@@ -114,7 +114,9 @@ def test_its_events_compose_with_others_and_keep_to_a_cap(tmp_path: Path) -> Non
 def announced(**changes: Any) -> Announcement:
     seed = bytes(range(16))
     terms = Terms(0, "shared", seed, 0.01, PLAN)
-    return replace(Announcement("0" * 32, 0, "laplace", "logistic", 10, "", "int", seed, "secure", terms), **changes)
+    return replace(
+        Announcement("0" * 32, 0, "laplace", "logistic", Task(), 10, "", "int", seed, "secure", terms), **changes
+    )
 
 
 def test_its_terms_travel_and_parts_that_disagree_are_refused() -> None:

@@ -30,7 +30,7 @@ from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Clipping, ClipRule, Mechanism
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step
+from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
@@ -43,6 +43,7 @@ class LaplaceEvent(Event):
     steps: int
     scale: float
     noise: NoiseMode | None = None
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         self._make_whole("batch", "records", "steps")
@@ -92,6 +93,7 @@ class LaplacePlan:
     participations: int
     scale: float
     delta: float
+    unit: Unit = "record"
 
     @property
     def active(self) -> int:
@@ -116,7 +118,7 @@ class LaplacePlan:
 
     @property
     def event(self) -> LaplaceEvent:
-        return LaplaceEvent(self.batch, self.records, 1, self.scale)
+        return LaplaceEvent(self.batch, self.records, 1, self.scale, unit=self.unit)
 
     @property
     def stated_event(self) -> LaplaceEvent:
@@ -152,20 +154,27 @@ def check(config: Mapping[str, Any]) -> None:
 
 def calibrated(asked: Asked) -> LaplacePlan:
     scale = asked.options["privacy.noise_multiplier"]
-    return of_event(LaplaceEvent(asked.batch, asked.records, 1, scale), asked)
+    return of_event(LaplaceEvent(asked.batch, asked.records, 1, scale, unit=asked.unit), asked)
 
 
 def of_event(event: Event, asked: Asked) -> LaplacePlan:
     assert isinstance(event, LaplaceEvent)
     steps = event.batch, event.records, asked.participations
-    return LaplacePlan(asked.dimension, asked.clip_value, *steps, event.scale, asked.delta)
+    return LaplacePlan(asked.dimension, asked.clip_value, *steps, event.scale, asked.delta, event.unit)
 
 
 def of_record(values: Mapping[str, Any]) -> LaplacePlan:
     return LaplacePlan(**{key: values[key] for key in ("dimension", "batch", *RECORD)})
 
 
-RECORD = {"clip_value": float, "records": int, "participations": int, "scale": float, "delta": float}
+RECORD = {
+    "clip_value": float,
+    "records": int,
+    "participations": int,
+    "scale": float,
+    "delta": float,
+    "unit": str,
+}
 LAPLACE = Mechanism(
     name="laplace",
     events={"laplace": LaplaceEvent},

@@ -67,6 +67,12 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     list(sweep([planned(tmp_path, "a", "run.threads=2", "data.dir=elsewhere")], 1, never))
 
 
+def test_a_task_without_accuracy_is_refused_before_anything_trains(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task.name is 'regression'; a sweep compares accuracies"):
+        list(sweep([planned(tmp_path), planned(tmp_path, "b", "task.name=regression")], 1, never))
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_run_that_diverges_is_an_outcome_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     huge = ["algorithm.local_lr=1e10", "algorithm.server_lr=1e10", "privacy.clip_value=1e10"]
     wild = planned(tmp_path, "wild", *huge, "privacy.noise_multiplier=1e8", "algorithm.server=average")

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.privacy.accounting import epsilon
+from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.5)
 TEXT = '{"batch":10,"kind":"gaussian","noise_multiplier":1.5,"records":600,"sampling":"poisson","steps":300}'
@@ -47,6 +49,30 @@ def test_a_clip_read_off_the_data_is_said() -> None:
     assert "NOT PRIVATE" not in str(EVENT)
     with pytest.raises(PrivacyError):  # one text for an event, not two
         event_of(TEXT.replace('"kind"', '"clip_from_data":true,"kind"'))
+
+
+def test_the_unit_is_said_where_it_is_a_person() -> None:
+    persons = replace(EVENT, unit="person")
+    assert persons.to_json() == TEXT[:-1] + ',"unit":"person"}'
+    assert event_of(persons.to_json()) == persons != EVENT
+    assert "poisson 10/600 persons" in str(persons)
+    assert event_of(TEXT).unit == "record"
+    for unit in ('"record"', '"people"', "1", "null"):  # one text for an event, not two
+        with pytest.raises(PrivacyError):
+            event_of(TEXT[:-1] + f',"unit":{unit}}}')
+
+
+def test_units_cost_the_same_and_do_not_add_up() -> None:
+    persons = replace(EVENT, unit="person")
+    assert epsilon({persons: 2}, 1e-5, neighbours="add-remove") == epsilon({EVENT: 2}, 1e-5, neighbours="add-remove")
+    both = {EVENT: 1, persons: 1}
+    with pytest.raises(PrivacyError, match="do not add up"):
+        epsilon(both, 1e-5, neighbours="add-remove")
+    with pytest.raises(PrivacyError, match="do not add up"):
+        total(both, 1e-5, "add-remove", None)
+    for first, spent in ((FirstPlan(EVENT, 3), persons), (FirstPlan(persons, 3), EVENT)):
+        with pytest.raises(PrivacyError, match="do not add up"):
+            admits({spent: 1}, Cap(100.0, 1e-5, "add-remove"), first)
 
 
 def test_rate() -> None:

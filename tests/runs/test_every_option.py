@@ -19,6 +19,7 @@ from small_runs import ALGORITHMS, outcome, small
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
 from fedspa.algorithms import ALGORITHMS as REGISTRY
+from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.runs.config import Privacy, load
 
 Sections = dict[str, dict[str, Any]]
@@ -55,7 +56,14 @@ VALUES: dict[str, list[Any]] = {
     "data.test": ["held"],
     "data.holdout": [0.25],
     "data.alpha": [5.0],
+    "data.person": ["patient"],
+    "data.person_records": [2],
     "model.name": ["mlp"],
+    "task.name": [*(name for name in TASKS if name != "classification"), "small_records:own_loss"],
+    "task.weights": [[1.0, 3.0]],
+    "task.label_smoothing": [0.2],
+    "task.huber": [0.5],
+    "task.ignore_index": [-1],
     "algorithm.name": list(REGISTRY),
     "algorithm.compression": [0.5],
     "algorithm.layer_shares": [[0.5, 1.0]],
@@ -84,7 +92,20 @@ VALUES: dict[str, list[Any]] = {
 }
 # What an option needs beside it to be allowed, or to change anything.
 _CPSGD, _IMAGES = ALGORITHMS["cpsgd"], {"data": {"name": "small_records:mnist"}}
+_TOKENS = {"data": {"name": "small_records:tokens"}, "model": {"name": "small_records:Tagger"}}
+_PARITY = {"data": {"name": "small_records:parity"}}
 COMPANIONS: dict[str, Sections] = {
+    "task.name=binary": _PARITY,
+    "task.name=multi-label": {"data": {"name": "small_records:bits"}},
+    **{f"task.name={name}": _TOKENS for name in ("next-token", "token-classification", "module")},
+    "task.weights": _PARITY,
+    "task.loss": {"task": {"name": "regression"}},
+    "task.huber": {"task": {"name": "regression", "loss": "huber"}},
+    "task.ignore_index": {
+        **_TOKENS,
+        "data": {"name": "small_records:tokens_with_minus_one"},
+        "task": {"name": "next-token"},
+    },
     "federation.cap": {"federation": {"participation": "uniform"}},
     "data.columns": table(),
     "data.agent": table(agent="clinic"),
@@ -92,6 +113,8 @@ COMPANIONS: dict[str, Sections] = {
     "data.test": table(split="part", holdout=0.0),
     "data.features": {"data": {"name": "small_records:mnist"}},
     "data.alpha": {"data": {"partition": "dirichlet"}, "algorithm": {"batch": 2}},
+    "data.person": {"data": {"name": "small_records:visits"}},
+    "data.person_records": {"data": {"name": "small_records:visits"}},
     "data.partition=dirichlet": {"algorithm": {"batch": 2}},
     "model.init=oriented": {**_IMAGES, "model": {"name": "small-cnn"}, "run": {"engine": "native"}},
     "algorithm.layer_shares": {"algorithm": {"mask": "fixed", "compression": 1.0}},

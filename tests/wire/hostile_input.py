@@ -69,5 +69,5 @@ def _check_values(data: bytes) -> None:
 
 def _check_integers(data: bytes) -> None:
     update = decode_integers(data, EXPECTED_INTEGERS, TRIALS, LEVELS)
-    if update.numbers.shape != (K,) or update.numbers.min() < 0 or update.numbers.max() > TRIALS + LEVELS - 1:
+    if update.values.shape != (K,) or update.values.min() < 0 or update.values.max() > TRIALS + LEVELS - 1:
         raise RuntimeError(f"decoded to {update}")

@@ -11,12 +11,12 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedspa import durable
-from fedspa.errors import LedgerError
+from fedspa.errors import LedgerError, worded
 
 _HEADER = struct.Struct("<4sI")
 _MAGIC = b"FSPO"
@@ -70,22 +70,11 @@ class Outbox:
 
     def put(self, run: str, sent: Sent) -> None:
         """Durable on return, and whole or absent whatever happens in between. Only inside `alone`."""
-        data = _HEADER.pack(_MAGIC, sent.round) + sent.payload
-
-        def write(draft: Path) -> None:
-            draft.write_bytes(data)
-
         with self._one_line_errors("write"):
-            durable.replace(self._path(run), write)
+            durable.replace_bytes(self._path(run), _HEADER.pack(_MAGIC, sent.round) + sent.payload)
 
-    @contextmanager
-    def _one_line_errors(self, do: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise LedgerError(
-                f"cannot {do} {error.filename or self._folder}: {error.strerror or error}; make room or mend rights"
-            ) from error
+    def _one_line_errors(self, do: str) -> AbstractContextManager[None]:
+        return worded(LedgerError, lambda why: f"cannot {do} {self._folder}: {why}; make room or mend rights")
 
     def _path(self, run: str) -> Path:
         return self._folder / f"{self._agent}-{run}.payload"

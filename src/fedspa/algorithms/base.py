@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from fedspa.errors import PayloadError
 from fedspa.examples import Examples, Tree, count, taken
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.randomness import sparsify
 from fedspa.randomness.mask import active_coordinates, layered_coordinates
 from fedspa.randomness.sparsify import MaskMode
@@ -119,7 +118,11 @@ class Agent:
         return Examples(taken(self.x, index), taken(self.y, index))
 
 
-Answer = Update | IntegerUpdate
+class Answer(Protocol):
+    """What an agent releases in a round, before it is encoded. Each mechanism has its own."""
+
+    @property
+    def values(self) -> NDArray[Any]: ...
 
 
 def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
@@ -134,7 +137,7 @@ def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
 
 def finite(answer: Answer) -> Answer:
     """The answer, or a PayloadError: for simulations, where nothing leaves and divergence must be noticed."""
-    if isinstance(answer, Update) and not np.isfinite(answer.values).all():
+    if not np.isfinite(answer.values).all():
         raise PayloadError("not-finite", "a value is NaN or infinite")
     return answer
 

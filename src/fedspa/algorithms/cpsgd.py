@@ -36,7 +36,7 @@ from fedspa.wire.payload import Coding, Expected, Update
 logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says
 
 
-def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
+def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[IntegerUpdate]:
     """The answers of all agents of a round, made ahead in as many threads as the engine has: few are held at a time."""
     threads = engine.threads if isinstance(engine, ClippedSums) else 1
     with ThreadPoolExecutor(threads) as pool:
@@ -101,7 +101,7 @@ def decode(payload: bytes, terms: Terms, coding: Coding, seed: bytes | None, see
         seen=seen,
     )
     update = decode_integers(payload, expected, plan.trials, plan.levels)
-    values = -terms.local_lr * dequantized(update.numbers, plan, update.seed)
+    values = -terms.local_lr * dequantized(update.values, plan, update.seed)
     return Update(update.round, update.dimension, update.seed, values.astype(np.float32))
 
 

@@ -185,7 +185,7 @@ def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None  # JSON has no infinity
 
 
-_COLUMNS = ("agent", "protects each", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
+_COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
 
 
 def _cells(agent: AgentSummary) -> list[str]:

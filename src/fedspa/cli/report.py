@@ -15,7 +15,7 @@ def report(
         typer.Option(help="The page (report.html in the run's folder; for several runs, in the current folder)."),
     ] = None,
 ) -> None:
-    """Write a self-contained HTML page: accuracy, ε by agent, bytes, the guarantee in plain words, the plan.
+    """Write a self-contained HTML page: scores, ε by agent, bytes, the guarantee in plain words, the plan.
 
     Example: fedspa report runs/my-run runs/another --out comparison.html
     """

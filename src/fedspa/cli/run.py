@@ -116,20 +116,21 @@ def show(result: RunResult, screen: Console) -> None:
     """The end of a run in a screenful."""
     from rich.table import Table
 
-    from fedspa.runs.metrics import shown_score
+    from fedspa.runs.metrics import heading, label, shown_score
     from fedspa.runs.statement import shown, shown_bytes, statement
 
     name = result.summary["score"]
-    table = Table(title=f"{name.capitalize()} by round", box=None)
+    table = Table(title=f"{heading(name)} by round", box=None)
     why = "" if result.summary["private"] else f" ({_not_private(result.summary['noise'])})"
-    cost = f"ε so far{why}"
-    for column in ("round", name, "loss", cost, "uploaded"):
+    cost = f"ε so far{' per person' * (result.summary['unit'] == 'person')}{why}"
+    columns = ("round", *([] if name == "loss" else [label(name)]), "loss", cost, "uploaded")
+    for column in columns:
         table.add_column(column, justify="right")
     for metrics in _thinned(result.metrics):
         spent = "–" if metrics.epsilon is None else shown(metrics.epsilon)
         table.add_row(
             str(metrics.round + 1),
-            shown_score(name, metrics.score),
+            *([] if name == "loss" else [shown_score(name, metrics.score)]),
             f"{metrics.loss:.3f}",
             spent,
             shown_bytes(metrics.uplink_bytes),
@@ -137,14 +138,20 @@ def show(result: RunResult, screen: Console) -> None:
     screen.print(table)
     summary = result.summary
     screen.print(
-        f"{name.capitalize():<11} [bold]{shown_score(name, summary['score_last'])}[/bold] at the end, "
+        f"{heading(name):<11} [bold]{shown_score(name, summary['score_last'])}[/bold] at the end, "
         f"{shown_score(name, summary['score_best'])} at best, "
         f"on held-out records"
     )
+    if summary["baseline_answer"] is not None:
+        without = shown_score(name, summary["baseline"])
+        screen.print(f"Baseline    {without} by {summary['baseline_answer']} of the same records, without a model")
+    others = [f"{label(other)} {shown_score(other, value)}" for other, value in summary["scores"].items()]
+    if len(others) > 1:
+        screen.print(f"Also        {', '.join(others[1:])}")
     screen.print(f"Guarantee   {statement(summary)}", highlight=False)
     screen.print(
         f"Uploads     {shown_bytes(summary['uplink_bytes'])} per agent in the whole run, "
-        f"{shown_bytes(summary['payload_bytes'])} per upload ({summary['coding']}, {_size(summary)})",
+        f"{shown_bytes(summary['payload_bytes'])} per upload ({summary['coding']}, {_upload(summary)})",
         highlight=False,
     )
     screen.print(
@@ -161,10 +168,12 @@ def _not_private(noise: str | None) -> str:
     return "SEEDED NOISE: not private" if noise == "seeded" else "not private"
 
 
-def _size(summary: Mapping[str, Any]) -> str:
-    if summary["trials"] is None:
-        return f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates"
-    return f"p = {summary['compression']:.3g}: {2 ** summary['bits']} levels + Binomial({summary['trials']:,}, 1/2)"
+def _upload(summary: Mapping[str, Any]) -> str:
+    from fedspa.algorithms import ALGORITHMS
+    from fedspa.mechanisms.base import upload
+
+    mechanism = ALGORITHMS[summary["algorithm"]].mechanism
+    return upload(summary) if mechanism is None else mechanism.upload(summary)
 
 
 def _thinned(metrics: list[Any], most: int = 12) -> list[Any]:

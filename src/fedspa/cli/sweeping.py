@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -45,12 +44,12 @@ def machine_overrides(device: str, jobs: int) -> list[str]:
     """The keys of [run] for this machine: a GPU if there is one, and the cores shared out among the jobs."""
     import torch
 
+    from fedspa.paper.provenance import cores
     from fedspa.runs.config import MOST_THREADS
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return [f"run.device={json.dumps(device)}", f"run.threads={min(max(1, cores // jobs), MOST_THREADS)}"]
+    return [f"run.device={json.dumps(device)}", f"run.threads={min(max(1, cores() // jobs), MOST_THREADS)}"]
 
 
 def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list[str]:

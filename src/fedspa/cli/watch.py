@@ -23,7 +23,7 @@ def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Follow a run until it ends: rounds, accuracy, ε, bytes, time left. Ctrl-C stops watching, not the run.
+    """Follow a run until it ends: rounds, score, ε, bytes, time left. Ctrl-C stops watching, not the run.
 
     Exit code 0: the run is finished; 1: nobody runs it any more.
 
@@ -59,7 +59,7 @@ def watch(
 def _follow(folder: Path, every: float) -> None:
     """One line per round, for what is no terminal."""
     from fedspa.report.progress import snapshot
-    from fedspa.runs.metrics import shown_score
+    from fedspa.runs.metrics import label, shown_score
     from fedspa.runs.statement import shown, shown_bytes
 
     seen = 0
@@ -67,7 +67,7 @@ def _follow(folder: Path, every: float) -> None:
         now = snapshot(folder)
         for metrics in now.metrics[seen:]:
             spent = "" if metrics.epsilon is None else f", ε {shown(metrics.epsilon)} ({terms(now)})"
-            score = f"{metrics.headline} {shown_score(metrics.headline, metrics.score)}"
+            score = f"{label(metrics.headline)} {shown_score(metrics.headline, metrics.score)}"
             print(
                 f"round {metrics.round + 1} of {now.config.federation.rounds}: {score}{spent}, "
                 f"{shown_bytes(metrics.uplink_bytes)}",
@@ -92,7 +92,8 @@ def terms(now: Snapshot) -> str:
     if privacy.noise == "seeded":
         flaw = "NOT PRIVATE: SEEDED NOISE, "
     neighbours = relation(privacy.neighbours, privacy.sampling)
-    return f"{flaw}δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
+    unit = "record" if now.config.data.person is None else "person"
+    return f"{flaw}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
 
 
 def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
@@ -104,7 +105,7 @@ def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     from rich.text import Text
 
     from fedspa.report.progress import sparkline
-    from fedspa.runs.metrics import shown_score
+    from fedspa.runs.metrics import label, shown_score
     from fedspa.runs.statement import shown, shown_bytes, warnings
 
     rounds, done = now.config.federation.rounds, len(now.metrics)
@@ -119,7 +120,8 @@ def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
         last = now.metrics[-1]
         name, best = last.headline, now.best
         table.add_row(
-            name, f"{shown_score(name, last.score)}, best {shown_score(name, best.score)} in round {best.round + 1}"
+            label(name),
+            f"{shown_score(name, last.score)}, best {shown_score(name, best.score)} in round {best.round + 1}",
         )
         table.add_row("", sparkline([metrics.score for metrics in now.metrics], 50))
         table.add_row("loss", f"{last.loss:.4f}")

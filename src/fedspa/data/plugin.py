@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from fedspa.errors import FedspaError
 
-# Before a name in the files of a run whose records or module were given in Python: it names nothing that can be loaded.
+# Before a name in the files of a run whose records, persons or module were given in Python: it names nothing that can
+# be loaded.
 GIVEN = "given:"
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")

@@ -26,8 +26,8 @@ class GenericEngine:
     def __init__(
         self, module: nn.Module, task: Task | None = None, *, draws: bool = False, memory_budget: int | None = None
     ) -> None:
-        """`draws` says that a forward pass of the module draws randomness. `memory_budget` is in bytes of per-example
-        gradients; what the device likes without it."""
+        """`draws` says that a forward pass of the module may draw randomness. `memory_budget` is in bytes of
+        per-example gradients; what the device likes without it."""
         plain = FlatModel(module, task)
         self._model = FlatModel(module, Drawing(plain.task)) if draws else plain
         self.draws = draws
@@ -46,11 +46,13 @@ class GenericEngine:
         microbatch = rows_at_once(theta, self._budget)
         gradients_of = self._model.gradients_alone if theta.device.type == "cpu" else self._on_gpu
         for x_part, y_part in zip(split(x, microbatch), split(y, microbatch)):
-            gradients = gradients_of(theta, x_part, y_part)
+            with torch.random.fork_rng(devices=[], enabled=self.draws):
+                gradients = gradients_of(theta, x_part, y_part)
             yield gradients if coordinates is None else gradients[:, coordinates]
 
     def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
-        return self._model.gradient(theta, x, y)
+        with torch.random.fork_rng(devices=[], enabled=self.draws):
+            return self._model.gradient(theta, x, y)
 
     def _on_gpu(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         """There a target that the outputs have no place for would end the process: it is looked for first, and costs

@@ -44,4 +44,5 @@ class ReferenceEngine:
 
     def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         x, y = (in_float64(moved(tree, "cpu")) for tree in (x, y))
-        return self._model.gradient(theta.to("cpu", torch.float64), x, y)
+        with torch.random.fork_rng(devices=[], enabled=self.draws):
+            return self._model.gradient(theta.to("cpu", torch.float64), x, y)

@@ -41,9 +41,9 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     )
     room.judge(invitation, site.policy, simulated=site.simulated)
     _refuse_another_task(site, announcement)
-    x, y = site.records(number)
-    exact = announcement.noise == "exact"
-    engine, dimension = site.engine(announcement.model, x, announcement.classes, exact)
+    held = site.held(number)
+    x, y = held.examples
+    engine, dimension = site.training(announcement, held)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan
@@ -59,7 +59,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
         y=y,
         mask_seed=announcement.mask_seed,
         key=agent_key(_root(site, announcement), terms.round, number),
-        exact=exact,
+        exact=announcement.noise == "exact",
     )
     if site.simulated:
         return _simulated(site, invitation, agent, engine)
@@ -83,8 +83,8 @@ def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine)
 
 
 def _refuse_another_task(site: Site, announcement: Announcement) -> None:
-    if announcement.classes != site.classes:
-        raise Refusal("terms", f"the run has {announcement.classes} classes, this site {site.classes}")
+    if site.own_classes is not None and announcement.classes != site.own_classes:
+        raise Refusal("terms", f"the run has {announcement.classes} classes, this site {site.own_classes}")
     plan = announcement.terms.plan
     if plan is not None and plan.unit != site.unit:
         raise Refusal("terms", f"the run protects each {plan.unit}, and an example of this site is a {site.unit}")

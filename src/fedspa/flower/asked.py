@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fedspa import durable
-from fedspa.errors import FedspaError
+from fedspa.errors import FedspaError, worded
 
 
 class AskedRounds:
@@ -85,14 +85,8 @@ class AskedRounds:
         if torn:  # cut short by a crash: what it would have announced was never sent
             durable.replace_text(self._path, (whole + end).decode())
 
-    @contextmanager
-    def _one_line_errors(self, done: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise FedspaError(
-                f"{self._path} cannot be {done}: {error.strerror or error}; mend that, then resume"
-            ) from error
+    def _one_line_errors(self, done: str) -> AbstractContextManager[None]:
+        return worded(FedspaError, lambda why: f"{self._path} cannot be {done}: {why}; mend that, then resume")
 
 
 def _whole(value: object) -> int:

@@ -1,17 +1,20 @@
-"""An agent's own records: from `package.module:function`, or from an `.npz` with the arrays x and y.
+"""An agent's own records: a table by its schema, an `.npz` with the arrays x and y, or `package.module:function`.
 
 The name is written in the agent's node-config, never taken from the server. What one record holds must never show in
-whether or how the agent answers, so no record can spoil the reading: one with features that are no finite numbers, or
-with a label that is none of the site's classes, is *bad*. It stays among the records, whose number it does not change,
-and is filled with NaN, at which a gradient counts as zero. That depends on the record and on the site's own settings
-alone. Only what all records share is refused: an array that is none, other shapes, no records.
+whether or how the agent answers, so no record can spoil the reading. One with numbers that are not finite, with a label
+that is none of the site's classes, or without an id where others say whose they are, is *bad*. It stays among the
+records, whose number it does not change, and is filled with what no model takes: NaN, and whole numbers below any token
+or label. Its gradient then counts as zero. That depends on the record and on the site's own settings alone. Only what
+all records share is refused: an array that is none, other shapes, no records.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -21,45 +24,189 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data import plugin
-from fedspa.data.datasets import Dataset
-from fedspa.errors import DataError
+from fedspa.data.columns import load_schema
+from fedspa.data.dataset import Dataset
+from fedspa.data.persons import numbered
+from fedspa.data.table import is_table, read_table
+from fedspa.errors import ConfigError, DataError
+from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
+from fedspa.learning.tasks import Task
+from fedspa.runs.config import Data
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """x: float32, NaN in bad records. y: int64, within the site's classes, 0 in bad records. `bad`: their numbers."""
+    """Inputs and targets: float32, int64 or bool. `bad` are the numbers of the bad ones. `key` says where the targets
+    lay in a dict that held all. `persons` says whose each is, by numbers from 0, where the site names them."""
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     bad: tuple[int, ...]
+    key: str | None = None
+    persons: NDArray[np.int64] | None = None
 
 
 def load(
-    name: str, node: Mapping[str, Any], classes: int, transform: Callable[[Tensor], Tensor] | None = None
+    node: Mapping[str, Any],
+    classes: int | None,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    *,
+    integers: bool = False,
 ) -> Records:
-    """The site's records. A function is called with the node-config where it takes an argument, else without.
+    """The records that a node-config names. A function is called with it where it takes an argument, else without.
 
-    `transform` maps all records, each by itself; of a bad one it sees zeros.
+    With `classes`, a target is a label. `transform` maps all inputs, each by itself; of a bad one it sees zeros.
+    Whole numbers among the inputs become float32, as the models that come with fedspa take them, unless `integers`.
     """
-    made: Any = _npz(Path(name)) if name.endswith(".npz") else _users(name, node)
+    name, person = str(node["data"]), node.get("person")
+    if is_table(name):
+        return _table(Path(name), node)
+    made: Any = _npz(Path(name), person) if name.endswith(".npz") else _users(name, node)
+    what = f"data = {name!r}"
     if isinstance(made, Dataset):
-        made = made.train_x, made.train_y
-    if not (isinstance(made, tuple) and len(made) == 2):
-        raise DataError(f"data = {name!r} gave a {type(made).__name__}; the pair (x, y) or a Dataset is needed")
-    features, labels = (_numbers(part, f"data = {name!r}: {what}") for part, what in zip(made, ("x", "y")))
-    if features.ndim < 2 or labels.shape != features.shape[:1] or not features.size:
+        made = made.train_x, made.train_y, made.persons
+    inputs, targets, ids, key = _parts(made, what)
+    x = _tree(inputs, f"{what}: x", integers)
+    y = torch.zeros(count(x), 0) if targets is None else _tree(targets, f"{what}: y", True, lists=True)
+    for tree, part in ((x, "x"), (y, "y")):
+        require_aligned(tree, f"{what}: {part}")
+    first = next(leaves(x))
+    if count(x) != count(y) or not first.numel() or (first.ndim < 2 and not integers):
+        shapes = (tuple(next(leaves(tree)).shape) for tree in (x, y))
         raise DataError(
-            f"data = {name!r} has x of shape {features.shape} and y of shape {labels.shape}; (records, ...) and "
-            "(records,) are needed, and at least one record"
+            "{} has x of shape {} and y of shape {}; (records, ...) and as many targets are needed, and at least one "
+            "record".format(what, *shapes)
         )
+    if classes is not None and not (isinstance(y, Tensor) and y.ndim == 1):
+        raise DataError(f"{what}: y must be one label per record; node-config: task names what else is learned")
+    persons, named = _persons(ids, count(x), what)
+    good = _finite(x) & _finite(y) & named
+    if classes is not None:
+        assert isinstance(y, Tensor)
+        good &= torch.from_numpy(np.isin(y.numpy(), np.arange(classes)))
+        y = y.where(good, 0).to(torch.int64)
+    if transform is not None:
+        x = _mapped(transform, x, good, what)
+    return Records(_spoilt(x, good), y, tuple((~good).nonzero().flatten().tolist()), key, persons)
+
+
+def _table(path: Path, node: Mapping[str, Any]) -> Records:
+    schema = node.get("schema")
+    if not isinstance(schema, str) or not schema:
+        raise ConfigError(f"node-config: data is '{path}'; schema=\"schema.toml\" must say what its columns are")
+    found = read_table(path, load_schema(Path(schema), beside=frozenset(Data.model_fields)), strict=False)
+    kept = np.flatnonzero(~found.test) if found.test is not None else np.arange(len(found.y))
+    if not len(kept):
+        raise DataError(f"data = '{path}' has no records for training")
+    place = {row: number for number, row in enumerate(kept.tolist())}
+    index = torch.from_numpy(kept)
+    return Records(
+        found.x[index],
+        found.y[index],
+        tuple(place[row] for row in found.bad if row in place),
+        None,
+        None if found.persons is None else numbered(found.persons[kept]),
+    )
+
+
+def _parts(made: Any, what: str) -> tuple[Any, Any, Any, str | None]:
+    """Inputs, targets, persons, and the key of targets in a dict."""
+    if isinstance(made, tuple) and len(made) in (2, 3):
+        return made[0], made[1], made[2] if len(made) == 3 else None, None
+    found = [key for key in TARGETS if key in made] if isinstance(made, Mapping) else []
+    if isinstance(made, Mapping) and made and len(found) < 2:
+        key = found[0] if found else ""  # texts whose next token is learned have no targets beside them
+        inputs = {name: part for name, part in made.items() if name != key}
+        return inputs, made[key] if key else None, None, key
+    raise DataError(
+        f"{what} gave a {type(made).__name__}; the pair (x, y), the three (x, y, persons), a dict with labels in it or "
+        "a Dataset is needed"
+    )
+
+
+def settled(records: Records, task: Task, what: str) -> Records:
+    """With targets as the task takes them. A record whose target it does not take is bad; where it would not take the
+    kind of target at all, that is an error."""
+    targets = partial(task.targets, what=what)
+    y = task.labels(records.x, records.y)
+    try:
+        return replace(records, y=targets(y))
+    except DataError:
+        blank = targets(blanks(y))  # refused for all
+    ready, bad = [], set(records.bad)
+    for number, one in enumerate(split(y, 1)):
+        try:
+            ready.append(targets(one))
+        except DataError:
+            ready.append(blank)
+            bad.add(number)
+    good = torch.ones(count(y), dtype=torch.bool)
+    good[sorted(bad)] = False
+    return replace(records, x=_spoilt(records.x, good), y=joined(ready), bad=tuple(sorted(bad)))
+
+
+def _tree(value: Any, what: str, integers: bool, *, lists: bool = False) -> Tree:
+    if isinstance(value, Mapping):
+        return {str(key): _tree(part, f"{what} {key!r}", integers) for key, part in value.items()}
+    if isinstance(value, tuple) and any(hasattr(part, "shape") or isinstance(part, Mapping) for part in value):
+        return tuple(_tree(part, f"{what} {place}", integers) for place, part in enumerate(value))
+    array = _numbers(value, what)
+    if integers and array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64))
+    if integers and not lists and not hasattr(value, "dtype"):
+        raise DataError(f"{what} is a {type(value).__name__}; give an array or tensor, whose type says what it holds")
+    if integers and array.dtype.kind == "b":
+        return torch.from_numpy(array.copy())
     with np.errstate(over="ignore", invalid="ignore"):
-        x = features.astype(np.float32)
-        good = np.isfinite(x).reshape(len(x), -1).all(axis=1) & np.isin(labels, np.arange(classes))
-    x[~good] = 0
-    y = np.where(good, labels, 0).astype(np.int64)
-    ready = torch.from_numpy(x) if transform is None else transform(torch.from_numpy(x))
-    ready[torch.from_numpy(~good)] = torch.nan
-    return Records(ready, torch.from_numpy(y), tuple(np.flatnonzero(~good).tolist()))
+        return torch.from_numpy(array.astype(np.float32))
+
+
+def _finite(tree: Tree) -> Tensor:
+    """Which records have nothing but finite numbers."""
+    good = torch.ones(count(tree), dtype=torch.bool)
+    for leaf in leaves(tree):
+        if leaf.is_floating_point():
+            good &= leaf.isfinite().reshape(len(leaf), -1).all(dim=1)
+    return good
+
+
+def _spoilt(tree: Tree, good: Tensor) -> Tree:
+    """With what no model takes in place of bad records."""
+
+    def spoil(leaf: Tensor) -> Tensor:
+        if leaf.dtype == torch.bool or bool(good.all()):
+            return leaf
+        nothing = torch.nan if leaf.is_floating_point() else torch.iinfo(leaf.dtype).min
+        return leaf.masked_fill(~good.view(-1, *[1] * (leaf.ndim - 1)), nothing)
+
+    return mapped(spoil, tree)
+
+
+def _mapped(transform: Callable[[Tensor], Tensor], x: Tree, good: Tensor, what: str) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise DataError(f"{what}: features are of images, one tensor each; this has several")
+    return transform(x.masked_fill(~good.view(-1, *[1] * (x.ndim - 1)), 0))
+
+
+def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | None, Tensor]:
+    """Whose each record is, and which of them have an id. One without is bad, since its person may be among the others
+    and would count twice; it stands as a person of its own: an error would tell of it."""
+    if ids is None:
+        return None, torch.ones(records, dtype=torch.bool)
+    ids = ids.detach().cpu() if isinstance(ids, Tensor) else ids
+    # numpy would make the text "nan" of a missing one among texts.
+    array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(ids, dtype=object)
+    if array.shape != (records,):
+        raise DataError(f"{what} has persons of shape {array.shape}; one id per record is needed, for {records}")
+    named = [_is_id(cell) for cell in array.tolist()]
+    known = [str(cell) if there else f"\0{row}" for row, (cell, there) in enumerate(zip(array.tolist(), named))]
+    return numbered(np.unique(np.array(known), return_inverse=True)[1].astype(np.int64)), torch.tensor(named)
+
+
+def _is_id(cell: Any) -> bool:
+    if isinstance(cell, str | bytes):
+        return bool(cell)
+    return isinstance(cell, Real) and cell == cell  # NaN is not itself
 
 
 def _numbers(values: Any, what: str) -> NDArray[Any]:
@@ -88,12 +235,14 @@ def _number(cell: Any) -> float:
         return np.nan
 
 
-def _npz(path: Path) -> tuple[Any, Any]:
+def _npz(path: Path, person: object) -> tuple[Any, ...]:
+    members = ("x", "y") if person is None else ("x", "y", str(person))
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return arrays["x"], arrays["y"]
+            return tuple(arrays[member] for member in members)
     except KeyError as error:
-        raise DataError(f"data = '{path}' lacks {error}; an agent's .npz has the arrays x and y") from error
+        needed = ", ".join(members)
+        raise DataError(f"data = '{path}' lacks {error}; an agent's .npz has the arrays {needed}") from error
     except Exception as error:  # numpy and zipfile raise a dozen kinds on what is no .npz
         raise DataError(f"data = '{path}' cannot be read ({plugin.one_line(error)})") from error
 

@@ -20,7 +20,7 @@ from fedspa.runs.config import Config, Many, Section
 
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 
-LISTS: Final = frozenset({"algorithm.layer_shares"})
+LISTS: Final = frozenset({"algorithm.layer_shares", "task.weights"})
 
 
 class FlowerSettings(Section):

@@ -1,8 +1,13 @@
 """An agent's own side: who it is, its records, its model, its policy and its ledger, from its node-config.
 
     agent="clinic-a"               its name in the ledger; names the data, never changes
-    data="clinic.npz"              or "package.module:function"
+    data="clinic.npz"              or "clinic.csv" with a schema, or "package.module:function"
+    schema="schema.toml"           what the columns of a table are (docs/data.md)
     classes=2                      how many classes its labels may name: a public number, by which it reads its records
+    task="regression"              what is learned where it is not classes, or "package.module:function", its own loss
+    person="patient_id"            the array of an .npz that says whose each record is; a schema and a function say it
+                                   themselves: each person is then protected, and not each record
+    person-records=8               the most records of a person that count
     policy="policy.toml"           its limits (docs/ledger.md)
     ledger="ledger.sqlite"         made once, by `python -m fedspa.flower.site --create-ledger '<node-config>'`
     model="package.module:build"   needed where the model is not one of fedspa's own
@@ -22,59 +27,73 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
-from fedspa.data.datasets import Dataset
 from fedspa.data.features import NAMES, Features, transform
-from fedspa.data.persons import blank_person
+from fedspa.data.persons import blank_person, grouped
+from fedspa.data.plugin import is_plugin
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, blank, count, layout, leaves, taken
-from fedspa.flower.records import Records, load
+from fedspa.examples import Examples, blanks, count, layout, leaves, taken
+from fedspa.flower.records import Records, load, settled
 from fedspa.flower.settings import read_config
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, PerPerson
+from fedspa.learning.tasks import Own, PerPerson, Task
+from fedspa.learning.tasks.named import NAMES as TASKS
+from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import Unit, noise_modes, seeded_words
-from fedspa.runs.config import Config
-from fedspa.runs.setup import dealt, records_of, trained_on
+from fedspa.randomness.streams import Stream, derive_key, root_key
+from fedspa.runs.config import Config, Data
+from fedspa.runs.config import Task as TaskSection
+from fedspa.runs.setup import dealt, records_of, task_of, trained_on, with_targets
 from fedspa.runs.statement import shown
+
+if TYPE_CHECKING:
+    from fedspa.flower.terms import Announcement
 
 logger = logging.getLogger("fedspa.agent")
 
 # Whoever names one of these is an agent with records of its own, whatever process it runs in.
 _NEEDED = frozenset({"agent", "data", "classes", "policy", "ledger"})
+MOST_CLASSES = 10**6
+_MOST_ENGINES = 4  # a server could ask for many kinds
+
+
+class Held(NamedTuple):
+    """What an agent trains on: records or persons. `key` says where in a dict the targets lay, `record` is the layout
+    of one record and its target, made of zeros."""
+
+    examples: Examples
+    record: Examples
+    key: str | None
 
 
 @dataclass(frozen=True)
 class Site:
-    """A node's configuration, read and checked. `config` is the simulated run's; None in a deployment."""
+    """A node's configuration, read and checked. `config` is the simulated run's; None in a deployment.
+
+    `classes` is the public number of classes where the site's task is classification, else None.
+    """
 
     agent: str
-    data: str
     model: str | None
+    task: str
     policy: Policy | None
     ledger: Path | None
     config: Config | None
     node: Mapping[str, Any]
     own_classes: int | None
-
-    @property
-    def classes(self) -> int:
-        """The public number of classes: the node-config's, in a simulation that of its data."""
-        if self.own_classes is not None:
-            return self.own_classes
-        assert self.config is not None
-        return _federation(self.config.model_dump_json())[0].classes or 0
 
     @property
     def features(self) -> str:
@@ -87,51 +106,74 @@ class Site:
 
     @property
     def unit(self) -> Unit:
-        """What its examples are: records; in a simulation persons, where its data says whose the records are."""
-        if self.config is None:
-            return "record"
-        return "record" if _federation(self.config.model_dump_json())[0].persons is None else "person"
+        """What its examples are: persons, where its data says whose the records are."""
+        if self.config is not None:
+            return "record" if _federation(self.config.model_dump_json()).persons is None else "person"
+        return "record" if self.own_records().persons is None else "person"
 
-    def records(self, number: int) -> tuple[Tree, Tree]:
-        """The agent's x and y; in a simulation those of agent `number`."""
+    def held(self, number: int) -> Held:
+        """The agent's examples; in a simulation those of agent `number`."""
         if self.config is not None:
             return _share(self.config.model_dump_json(), number)
         assert self.policy is not None
-        own = self.own_records()
-        x, y = own.x, own.y
-        if self.policy.delta * len(y) >= 1:
+        own = self._persons() if self.unit == "person" else self._records()
+        examples = count(own.examples.y)
+        if self.policy.delta * examples >= 1:
             raise DataError(
-                f"the policy's δ = {self.policy.delta:g} promises nothing to {len(y)} records; "
-                f"set it below 1/{len(y)} = {1 / len(y):.3g}"
+                f"the policy's δ = {self.policy.delta:g} promises nothing to {examples} {self.unit}s; "
+                f"set it below 1/{examples} = {1 / examples:.3g}"
             )
-        return x, y
+        return own
 
     def own_records(self) -> Records:
         """A deployed agent's records, bad ones marked."""
-        return _own_records(self.data, tuple(sorted(self.node.items())), self.classes)
+        return _own_records(tuple(sorted(self.node.items())), self.own_classes)
+
+    def _records(self) -> Held:
+        own = self.own_records()
+        return Held(Examples(own.x, own.y), Examples(blanks(own.x), blanks(own.y)), own.key)
+
+    def _persons(self) -> Held:
+        """Which records of a person count is drawn afresh by each process, from the operating system's entropy."""
+        return self._records()._replace(examples=_grouped(tuple(sorted(self.node.items())), self.own_classes))
 
     def name(self, number: int) -> str:
         return agent_name(number) if self.simulated else self.agent
 
-    def engine(self, model: str, x: Tree, classes: int, exact: bool) -> tuple[Engine, int]:
-        """What trains the model on examples like x, and its number of parameters. The server may name fedspa's own
-        models only."""
+    def training(self, announced: Announcement, held: Held) -> tuple[Engine, int]:
+        """What trains the announced model for the task, and its number of parameters. The server may name fedspa's own
+        models and tasks only; what is a site's own is named in its node-config."""
+        model, exact = announced.model, announced.noise == "exact"
         if self.model is None and self.config is None and model not in models.NAMES:
             raise ConfigError(
                 f"the server trains the model {model[:100]!r}, which is its own code; review it, install it here and "
                 'name it in the node-config: model="package.module:function"'
             )
+        task = self._task(announced.task, held)
+        if not isinstance(task, Own) and (task.width or 0) != announced.classes:
+            raise ConfigError(f"the run wants {announced.classes} outputs per example, this site {task.width or 0}")
         run = self.config.run if self.config is not None else None
-        first = next(leaves(x))
         return _engine(
             self.model or model,
-            tuple(first.shape[1:]),
-            self.unit,
-            classes,
+            held.record,
+            task,
+            None if self.unit == "record" else next(leaves(held.examples.y)).shape[1],
             run.engine if run is not None else "auto",
             run.threads if run is not None else 1,
             exact,
         )
+
+    def _task(self, asked: TaskSection, held: Held) -> Task:
+        if self.config is not None:
+            asked, classes = self.config.task, _federation(self.config.model_dump_json()).classes
+            return resolve(asked.name, held.record.y, classes, held.key, asked.options)
+        if is_plugin(self.task):
+            return resolve(self.task, held.record.y, None, held.key)
+        if asked.name != self.task:
+            raise ConfigError(
+                f"the run learns {asked.name[:100]!r}, this site {self.task!r}: set task in the node-config"
+            )
+        return resolve(self.task, held.record.y, self.own_classes, held.key, asked.options)
 
 
 def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
@@ -142,8 +184,8 @@ def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
         ledger = node.get("ledger", config.run.ledger)
         return Site(
             agent="",
-            data=config.data.name,
             model=config.model.name,
+            task=config.task.name,
             policy=None if policy is None else Policy.load(str(policy)),
             ledger=None if ledger is None else Path(str(ledger)),
             config=config,
@@ -153,19 +195,43 @@ def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
     for key in ("agent", "data", "policy", "ledger"):
         if not isinstance(node.get(key), str) or not node[key]:
             raise ConfigError(
-                f'node-config: {key} is missing; an agent needs agent, data, classes, policy and ledger, as {key}="…"'
+                f'node-config: {key} is missing; an agent needs agent, data, policy and ledger, as {key}="…", and '
+                "classes where it learns classes"
             )
+    for key, form in (("model", "package.module:function"), ("task", "regression"), ("person", "patient_id")):
+        if key in node and (not isinstance(node[key], str) or not node[key]):
+            raise ConfigError(f'node-config: {key} is {node[key]!r}; it must be a text, as {key}="{form}"')
+    task = node.get("task", "classification")
+    if not is_plugin(task) and task not in TASKS:
+        raise ConfigError(
+            f"node-config: task is {task!r}; it must be one of {', '.join(TASKS)}, or package.module:function"
+        )
+    _person_records(node)
+    policy, ledger = Policy.load(node["policy"]), Path(node["ledger"])
+    return Site(node["agent"], node.get("model"), task, policy, ledger, None, dict(node), _classes(node, task))
+
+
+def _classes(node: Mapping[str, Any], task: str) -> int | None:
+    """The node-config's, where its task has classes."""
     classes = node.get("classes")
-    if type(classes) is not int or classes < 2:
+    if task != "classification":
+        if classes is not None:
+            raise ConfigError(f"node-config: classes is {classes!r}; the task {task!r} has none: leave it out")
+        return None
+    if type(classes) is not int or not 2 <= classes <= MOST_CLASSES:
         raise ConfigError(
             f"node-config: classes is {'missing' if classes is None else repr(classes)}; it must be a whole number "
-            "from 2 on, as classes=2: how many classes the run has, not how many this site happens to hold"
+            f"from 2 to {MOST_CLASSES}, as classes=2: how many classes the run has, not how many this site "
+            "happens to hold"
         )
-    model = node.get("model")
-    if model is not None and not isinstance(model, str):
-        raise ConfigError(f'node-config: model is {model!r}; it must be a text, as model="package.module:function"')
-    policy, ledger = Policy.load(node["policy"]), Path(node["ledger"])
-    return Site(node["agent"], node["data"], model, policy, ledger, None, dict(node), classes)
+    return classes
+
+
+def _person_records(node: Mapping[str, Any]) -> int:
+    most = node.get("person-records", Data.model_fields["person_records"].default)
+    if type(most) is not int or not 1 <= most <= 100_000:
+        raise ConfigError(f"node-config: person-records is {most!r}; it must be a whole number from 1 to 100000")
+    return most
 
 
 def in_simulation_engine() -> bool:
@@ -183,56 +249,89 @@ def _features(name: object) -> Features:
 
 # Processes that serve several messages load records and build models once.
 @lru_cache(maxsize=4)
-def _own_records(name: str, node: tuple[tuple[str, Any], ...], classes: int) -> Records:
-    features = dict(node).get("features")
+def _own_records(node: tuple[tuple[str, Any], ...], classes: int | None) -> Records:
+    values = dict(node)
+    features = values.get("features")
     map_ = None if features is None else partial(transform, _features(features), alone=True)
-    own = load(name, dict(node), classes, map_)
+    own = load(values, classes, map_, integers="model" in values)
+    name = values.get("task", "classification")
+    own = settled(own, resolve(name, blanks(own.y), classes, own.key), f"data = {values['data']!r}")
     if own.bad:
         logger.warning("%s", _bad_records(own, classes))
     return own
 
 
-def _bad_records(own: Records, classes: int) -> str:
+@lru_cache(maxsize=4)
+def _grouped(node: tuple[tuple[str, Any], ...], classes: int | None) -> Examples:
+    own = _own_records(node, classes)
+    assert own.persons is not None
+    draws = Stream(derive_key(root_key("secure", 0), "records of persons")).uint64(len(own.persons))
+    return grouped(own.x, own.y, own.persons, _person_records(dict(node)), draws)
+
+
+def _bad_records(own: Records, classes: int | None) -> str:
     """For the operator's eyes: it tells of records."""
     first = ", ".join(map(str, own.bad[:10])) + (", …" if len(own.bad) > 10 else "")
+    label = "" if classes is None else f", or a label outside 0 to {classes - 1}"
     return (
-        f"{len(own.bad)} of {len(own.y)} records are bad (features that are not finite, or a label outside 0 to "
-        f"{classes - 1}) and count as zero in training: number {first} from 0 on; mend them"
+        f"{len(own.bad)} of {count(own.y)} records are bad (a number or a person's id that is missing, a number "
+        f"that is not finite{label}) and count as zero in training: number {first} from 0 on; mend them"
     )
 
 
+class _Federation(NamedTuple):
+    """A simulation's agents and what they hold."""
+
+    train: Examples
+    record: Examples
+    holdings: list[NDArray[np.int64]]
+    persons: NDArray[np.int64] | None
+    classes: int | None
+    key: str | None
+
+
 @lru_cache(maxsize=2)
-def _federation(config_json: str) -> tuple[Dataset, Examples, list[NDArray[np.int64]]]:
+def _federation(config_json: str) -> _Federation:
     config = Config.model_validate_json(config_json)
     data = records_of(config)
-    return data, trained_on(config, data), dealt(config, data)
+    ready = with_targets(data, task_of(config, data))
+    return _Federation(trained_on(config, ready), ready.like, dealt(config, data), data.persons, data.classes, data.key)
 
 
-def _share(config_json: str, number: int) -> Examples:
-    _, train, holdings = _federation(config_json)
+def _share(config_json: str, number: int) -> Held:
+    train, record, holdings, _, _, key = _federation(config_json)
     if not 0 <= number < len(holdings):
         raise DataError(f"agent {number} of a federation of {len(holdings)}; the server's config is another one")
     held = torch.from_numpy(holdings[number])
-    return Examples(taken(train.x, held), taken(train.y, held))
+    return Held(Examples(taken(train.x, held), taken(train.y, held)), record, key)
 
 
-@lru_cache(maxsize=4)
+_ENGINES: dict[tuple[object, ...], tuple[Engine, int]] = {}
+
+
 def _engine(
-    name: str, shape: tuple[int, ...], unit: Unit, classes: int, engine: EngineName, threads: int, exact: bool
+    name: str, record: Examples, task: Task, most: int | None, engine: EngineName, threads: int, exact: bool
 ) -> tuple[Engine, int]:
-    """`shape` is that of an example: of a person, it begins with how many records count at most."""
-    record = shape if unit == "record" else shape[1:]
-    module = models.build(name, record, classes, seed=0)  # θ comes from the server: the initial values are not used
-    like, task = blank(record), Classification(classes)
-    require_fit(FlatModel(module, task), like, f"model.name = {name!r}")
-    if unit == "record":
-        chosen = choose(engine, module, like, "cpu", threads, exact)
-    else:
-        person = blank_person(like, shape[0])
-        chosen = choose(engine, module, person, "cpu", threads, exact, task=PerPerson(task))
-    if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
-        raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
-    return chosen, FlatModel(module).dimension
+    """Made once for each model, task and kind of examples. `most` is how many records of a person count; None where an
+    example is a record."""
+    known = (name, layout(record.x), layout(record.y), _told(task), most, engine, threads, exact)
+    if known not in _ENGINES:
+        shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None
+        module = models.build(name, shape, task.width, seed=0)  # θ comes from the server: these values are not used
+        require_fit(FlatModel(module, task), record, f"model.name = {name!r}")
+        like, learned = (record, task) if most is None else (blank_person(record, most), PerPerson(task))
+        chosen = choose(engine, module, like, "cpu", threads, exact, task=learned)
+        if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
+            raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
+        if len(_ENGINES) >= _MOST_ENGINES:
+            _ENGINES.clear()
+        _ENGINES[known] = chosen, FlatModel(module).dimension
+    return _ENGINES[known]
+
+
+def _told(task: Task) -> str:
+    """A task by what it was made of."""
+    return f"{task.name} {sorted((key, repr(value)) for key, value in vars(task).items())}"
 
 
 def main(arguments: list[str]) -> int:
@@ -245,16 +344,19 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m fedspa.flower.site [--create-ledger] '<node-config>'", file=sys.stderr)
         return 2
     site = read_site(parse_config_args(texts), {})
-    x, y = site.records(0)
+    held = site.held(0)
     assert site.ledger is not None
     assert site.policy is not None
     with Ledger.open(site.ledger, create=create) as ledger:
         spent = ledger.total(site.agent, site.policy.delta, site.policy.neighbours)
         words = seeded_words(noise_modes(ledger.spent(site.agent)))
     if (own := site.own_records()).bad:
-        print(f"fedspa: {_bad_records(own, site.classes)}", file=sys.stderr)
+        print(f"fedspa: {_bad_records(own, site.own_classes)}", file=sys.stderr)
     print(f"agent    {site.agent}")
-    print(f"records  {count(y)} of shape {layout(x)}, classes 0 to {site.classes - 1}")
+    learned = f"classes 0 to {site.own_classes - 1}" if site.own_classes is not None else f"task {site.task}"
+    print(f"records  {count(own.y)} of shape {layout(held.record.x)}, {learned}")
+    if site.unit == "person":
+        print(f"persons  {count(held.examples.y)}, of each at most {next(leaves(held.examples.y)).shape[1]} records")
     terms = f"δ = {site.policy.delta:g}, {site.policy.neighbours}, {spent.by}"
     print(f"ledger   {site.ledger}: ε = {shown(spent.epsilon)} spent of {site.policy.epsilon:g} ({terms})")
     if words is not None:  # a simulation's ledger

@@ -203,6 +203,7 @@ class FedSpa(Strategy):
                 number=number,
                 algorithm=config.algorithm.name,
                 model=config.model.name,
+                task=config.task,
                 classes=self.job.server.model.task.width or 0,
                 features=config.data.features or "",
                 coding=self.job.server.coding,

@@ -14,20 +14,23 @@ from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
 from flwr.app import ConfigRecord
+from pydantic import ValidationError
 
-from fedspa.agent.limits import LIMITS, MOST_LAYERS
 from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.algorithms.base import require_sendable
 from fedspa.data.features import NAMES
 from fedspa.errors import FedspaError, PayloadError, PrivacyError
-from fedspa.mechanisms.base import Clipping, ClipRule, Mechanism, NoPlan, Plan
+from fedspa.flower.site import MOST_CLASSES
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule, Mechanism, NoPlan, Plan
 from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
+from fedspa.runs.config import Task
 from fedspa.wire.payload import Coding
 
 VERSION: Final = 3  # one more with every change of the keys below: else an agent of before calls them unknown
+_LONGEST_TASK = 300_000  # its weights are as many as there are classes
 _RUN = re.compile(r"[0-9a-f]{32}")
 # Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
 _KEYS: Final[dict[str, type]] = {
@@ -37,6 +40,7 @@ _KEYS: Final[dict[str, type]] = {
     "round": int,
     "algorithm": str,
     "model": str,
+    "task": str,
     "classes": int,
     "features": str,
     "dimension": int,
@@ -52,6 +56,8 @@ _KEYS: Final[dict[str, type]] = {
     "local_lr": float,
     "private": bool,
 }
+# What an announcement says as it is.
+_OWN: Final = ("run", "number", "algorithm", "model", "classes", "features", "coding", "mask_seed")
 # What the plan says and the record says besides: where they disagree, the record is refused.
 _OF_PLAN: Final = ("dimension", "active", "sampling", "batch", "local_steps")
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -66,6 +72,30 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "unit": get_args(Unit),
 }
 
+_MANY: Final = 2**31 - 1
+
+# How far the numbers may go: far beyond any use, and well within what float64, float32 and 32-bit integers can carry. A
+# number past them is a slip, or asks for an overflow. Least and most, both allowed; a mechanism's own numbers have
+# theirs in its room. What one number demands of another (k ≤ d, B ≤ m, δ < 1/m) is for the plan to say.
+LIMITS: Final[Mapping[str, tuple[float, float]]] = {
+    "number": (0, _MANY),
+    "agents": (1, _MANY),
+    "round": (0, _MANY),
+    "participations": (1, 10**6),
+    "classes": (0, MOST_CLASSES),
+    "dimension": (1, _MANY),
+    "active": (1, _MANY),
+    "records": (1, _MANY),
+    "batch": (1, _MANY),
+    "local_steps": (1, 10**6),
+    "local_lr": (1e-12, 1e6),
+    "clip_value": (SMALLEST_CLIP, LARGEST_CLIP),
+    "noise_multiplier": (1e-6, 1e6),
+    "delta": (1e-30, 1.0),
+}
+# As many parameter tensors as a model may have where a mask is drawn layer by layer.
+MOST_LAYERS: Final = 10_000
+
 
 class TermsError(FedspaError):
     """A record that claims to be a round's terms is not one."""
@@ -76,14 +106,16 @@ class Announcement:
     """`terms` for all, and what is this agent's alone: its mask seed, and its number in the federation.
 
     `run` is drawn by the server at random once per run. `number` is only used in simulations, where it says which agent
-    is played; a deployed agent has a name of its own. `features` is the run's data.features, "" for none. `noise` is
-    None where nothing is private.
+    is played; a deployed agent has a name of its own. `task` is the run's section [task], in the record as JSON;
+    `classes` is how many outputs it wants of an example, 0 where that is the model's affair. `features` is the run's
+    data.features, "" for none. `noise` is None where nothing is private.
     """
 
     run: str
     number: int
     algorithm: str
     model: str
+    task: Task
     classes: int
     features: str
     coding: Coding
@@ -96,14 +128,8 @@ def to_record(announcement: Announcement) -> ConfigRecord:
     terms, plan = announcement.terms, announcement.terms.plan
     values: dict[str, Any] = {
         "version": VERSION,
-        "run": announcement.run,
-        "number": announcement.number,
-        "algorithm": announcement.algorithm,
-        "model": announcement.model,
-        "classes": announcement.classes,
-        "features": announcement.features,
-        "coding": announcement.coding,
-        "mask_seed": announcement.mask_seed,
+        **{key: getattr(announcement, key) for key in _OWN},
+        "task": announcement.task.model_dump_json(),
         "private": plan is not None,
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
@@ -137,6 +163,8 @@ def from_record(record: ConfigRecord) -> Announcement:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
     if values["active"] > values["dimension"] or len(values["model"]) > 200:
         raise TermsError("k must not exceed d, and the model's name must be short")
+    if len(values["task"]) > _LONGEST_TASK:
+        raise TermsError(f"a task of {len(values['task'])} letters; at most {_LONGEST_TASK} are read")
     if private is not algorithm.private:
         raise TermsError(f"algorithm {algorithm.name!r} with private = {private}")
     if algorithm.mask is not None and values["mask"] != algorithm.mask:
@@ -153,12 +181,15 @@ def from_record(record: ConfigRecord) -> Announcement:
         require_sendable(terms, values["coding"], exact=values.get("noise") == "exact")
     except (PayloadError, PrivacyError) as error:
         raise TermsError(f"terms under which no update can be written: {error}") from error
-    return Announcement(
-        **{key: values[key] for key in ("run", "number", "algorithm", "model", "classes", "features")},
-        **{key: values[key] for key in ("coding", "mask_seed")},
-        noise=values.get("noise"),
-        terms=terms,
-    )
+    own = {key: values[key] for key in _OWN}
+    return Announcement(**own, task=_task(values["task"]), noise=values.get("noise"), terms=terms)
+
+
+def _task(text: str) -> Task:
+    try:
+        return Task.model_validate_json(text)
+    except ValidationError:
+        raise TermsError("the task is none that this fedspa knows") from None
 
 
 def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:

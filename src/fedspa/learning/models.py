@@ -103,7 +103,7 @@ def _built_in(name: str, shape: tuple[int, ...] | None, width: int | None) -> nn
         allowed = ", ".join(NAMES)
         raise ConfigError(f"model.name = {name!r} is unknown: choose one of {allowed}, or 'package.module:function'")
     if shape is None or width is None:
-        lacking = "examples of several tensors" if shape is None else "a task of your own"
+        lacking = "examples of several tensors" if shape is None else "such a task"
         raise ConfigError(f"model.name = {name!r} is not made for {lacking}: name a model of your own")
     side = _SMALLEST_SIDE.get(name)
     if side is not None and (len(shape) != 3 or min(shape[1:]) < side):

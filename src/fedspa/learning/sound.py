@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
@@ -96,6 +97,17 @@ def iterates(layer: nn.Module) -> bool:
     if isinstance(layer, _SpectralNorm):
         return layer.training
     return layer.training and any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
+
+
+def may_draw(layer: nn.Module) -> bool:
+    """A layer of torch's own kinds that draws random numbers in a forward pass, where one reaches it."""
+    if isinstance(layer, _DropoutNd):
+        return layer.training and layer.p > 0
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return layer.training and layer.dropout > 0
+    if isinstance(layer, nn.RReLU):
+        return layer.training
+    return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
 
 
 def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:

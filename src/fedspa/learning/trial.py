@@ -22,11 +22,11 @@ from fedspa.examples import Examples, layout, mapped
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.made_up import made_up
 from fedspa.learning.mixing import mixing
-from fedspa.learning.sound import Problem
+from fedspa.learning.sound import Problem, may_draw
 from fedspa.learning.tasks import Task
 from fedspa.learning.threads import one_example_a_time
 from fedspa.learning.traces.outside import Outside
-from fedspa.learning.traces.state import State, Where, changed, of_task, same_bits, within
+from fedspa.learning.traces.state import Drawn, State, Where, changed, of_task, same_bits, within
 from fedspa.learning.traces.watch import first_difference, foreign_generators, watched
 
 _SEED = 20
@@ -80,7 +80,8 @@ class _Trying:
     def __init__(self, module: nn.Module, task: Task | None) -> None:
         self._module, self._task = module, task
         self.outside = Outside(module, task)
-        self.draws = False
+        # By its kind too: Dropout may stand where none of the examples comes by.
+        self.draws = any(may_draw(layer) for layer in module.modules())
         self._found: dict[tuple[str | None, str], Problem] = {}
 
     def problems(self, examples: list[Examples]) -> list[Problem]:
@@ -140,7 +141,7 @@ class _Trying:
                 again, now = self._asked(model, theta, asked)
                 places = changed(held, now)
                 for place in places:
-                    self._add_kept(place)
+                    self._add_kept(place, now.get(place))
                 differs |= bool(places) or first is None or again is None or not same_bits(first, again)
         return differs
 
@@ -158,13 +159,19 @@ class _Trying:
         gradient = model.gradient(given, x, y)
         self.draws |= not torch.equal(seeded, torch.get_rng_state())
         if not same_bits(given, theta):
-            self._add_kept(_parameter(model.module, given != theta))
+            self._add_kept(_parameter(model.module, given != theta), given)
         for which in (name for name, state in foreign_generators().items() if state != foreign[name]):
             self._add_drawing(which, theta, example)
         return gradient
 
-    def _add_kept(self, place: Where) -> None:
-        self._add(place[0], f"keeps something of one example for the next, in '{place[1]}'", _KEEP_NOTHING)
+    def _add_kept(self, place: Where, value: object) -> None:
+        layer, variable, _ = place
+        if isinstance(value, Drawn):
+            self._add(
+                layer, f"draws from a generator of its own, '{variable}', which all examples share", _DRAW_FROM_TORCH
+            )
+        else:
+            self._add(layer, f"keeps something of one example for the next, in '{variable}'", _KEEP_NOTHING)
 
     def _add_drawing(self, which: str, theta: Tensor, example: Examples) -> None:
         model = self._fresh()
@@ -201,8 +208,8 @@ def _parameter(module: nn.Module, where: Tensor) -> Where:
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     for (name, _), part in zip(trained, torch.split(where, [parameter.numel() for _, parameter in trained])):
         if part.any():
-            return name.rpartition(".")[0], name.rpartition(".")[2]
-    return "", "its parameters"
+            return Where(name.rpartition(".")[0], name.rpartition(".")[2])
+    return Where("", "its parameters")
 
 
 def _said(error: Exception) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
+from fedspa.errors import PrivacyError
 from fedspa.privacy.event import Event, Neighbours, Sampling, Unit
 
 Clipping = Literal["coordinate", "l2"]
@@ -15,6 +16,13 @@ ClipRule = Literal["given", "quantile", "median"]
 # Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
 # "norm 0" would pass any clip. A malicious server would ask for such a clip.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+
+
+def check_clip(clip: Clipping, clip_value: float) -> None:
+    if clip not in get_args(Clipping):
+        raise PrivacyError(f"clip is {clip!r}; allowed: {', '.join(get_args(Clipping))}")
+    if not SMALLEST_CLIP <= clip_value <= LARGEST_CLIP:
+        raise PrivacyError(f"clip value is {clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}")
 
 
 class Plan(Protocol):
@@ -183,6 +191,11 @@ class Caveat:
     observer: str | None = None
 
 
+def upload(summary: Mapping[str, Any]) -> str:
+    """What an upload holds: the values of the active coordinates, unless a mechanism has it otherwise."""
+    return f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates"
+
+
 @dataclass(frozen=True, slots=True)
 class Mechanism:
     """A room.
@@ -198,7 +211,8 @@ class Mechanism:
     `options`: keys of a config that others do not read.
     `caveats`: cases in which its stated ε is no guarantee.
     `notes`: what a reader of ε must know of a config, beside what the plan says.
-    `published_note`: what its published noise and ε are worth, for the reader of the paper's tables.
+    `published_by`: whose its published ε is; `published_note`: what noise and ε are worth that were published for it.
+    `upload`: what an upload holds, from a run's summary.
     """
 
     name: str
@@ -213,7 +227,9 @@ class Mechanism:
     options: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     notes: Callable[[Mapping[str, Any]], list[str]] = lambda config: []
+    published_by: str = ""
     published_note: str | None = None
+    upload: Callable[[Mapping[str, Any]], str] = upload
 
 
 def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:

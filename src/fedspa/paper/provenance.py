@@ -26,10 +26,14 @@ def commit() -> str | None:
     return head and (f"{head}-dirty" if changes else head)
 
 
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def hardware(device: str) -> str:
     """The processor and how many of its cores this process may use; the accelerator if one is used."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    words = f"{cores} cores of {_processor()}"
+    words = f"{cores()} cores of {_processor()}"
     if torch.device(device).type == "cuda":
         words += f", {torch.cuda.get_device_name(torch.device(device))}"
     return words

@@ -31,6 +31,8 @@ from fedspa.runs.config import Config, load
 from fedspa.runs.setup import Job
 from fedspa.server.coordinator import Diverged
 
+_WITH_ACCURACY = ("classification", "binary")  # tasks that are judged by it
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -71,6 +73,10 @@ def sweep(planned: Sequence[Planned], jobs: int, stop: Callable[[], bool]) -> It
     """Each run with its outcome, first those that ended earlier. `jobs` processes at once; one means this one."""
     left = []
     for run in planned:
+        if run.config.task.name not in _WITH_ACCURACY:
+            raise ConfigError(
+                f"task.name is {run.config.task.name!r}; a sweep compares accuracies: {', '.join(_WITH_ACCURACY)}"
+            )
         if _begun(run):
             _same_settings(run)  # for all of them before any trains: nobody waits hours to be told
     for run in planned:

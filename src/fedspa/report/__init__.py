@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedspa import __version__, durable
-from fedspa.errors import FedspaError
+from fedspa.errors import FedspaError, worded
 from fedspa.report.parts import page
 from fedspa.report.read import RunRecord, read
 
@@ -24,12 +24,10 @@ def write(folders: Sequence[Path], path: Path) -> None:
     """The report of the runs in `folders`, at `path`, whole or not at all. A file that is there is replaced only
     if it is a report: a slip of the hand must not cost a ledger."""
     text = render([read(folder) for folder in folders])
-    try:
+    with worded(FedspaError, lambda why: f"{path} cannot be written: {why}; name another file"):
         if path.exists() and not _is_report(path):
             raise FedspaError(f"{path} is there and is no report of fedspa; nothing was written: name another file")
         durable.replace_text(path, text)
-    except OSError as error:
-        raise FedspaError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
 
 
 def render(runs: Sequence[RunRecord]) -> str:

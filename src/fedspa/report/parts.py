@@ -10,6 +10,7 @@ from fedspa.report import plots, tables
 from fedspa.report.figures import Figure
 from fedspa.report.promise import Promise, promise
 from fedspa.report.read import RunRecord
+from fedspa.runs.metrics import heading, label, shown_score
 from fedspa.runs.statement import NO_PROMISE, is_seeded, plain_words, protected, shown, shown_bytes, warnings
 
 Cell = tuple[str, str]
@@ -50,6 +51,7 @@ class PageParts:
     runs: list[RunParts]
     figures: list[Figure]
     simulated: bool
+    score: str
     comparison: list[list[str]]
     differences: list[list[str]]
 
@@ -60,14 +62,16 @@ def page(runs: Sequence[RunRecord]) -> PageParts:
     names = _distinct([run.name for run in runs])
     views = [_run(run, held, name, i) for i, (run, held, name) in enumerate(zip(runs, promises, names))]
     spent = plots.epsilon(runs[0], promises[0]) if len(runs) == 1 else plots.largest_epsilon(runs, names)
-    figures = [plots.accuracy(runs, names), plots.loss(runs, names), spent, plots.uploads(runs, names)]
-    several = len(runs) > 1
+    figures = [*plots.scores(runs, names), plots.loss(runs, names), spent, plots.uploads(runs, names)]
+    several, judged = len(runs) > 1, {run.headline for run in runs}
+    score = judged.pop() if len(judged) == 1 else None
     return PageParts(
         title=f"{len(runs)} runs compared" if several else names[0],
         runs=views,
         figures=[figure for figure in figures if figure is not None],
         simulated=any(held is not None and is_seeded(held.facts) for held in promises),
-        comparison=[tables.comparison_row(run, held, name) for run, held, name in zip(runs, promises, names)]
+        score="Score" if score is None else heading(score),
+        comparison=[tables.comparison_row(run, held, name, score) for run, held, name in zip(runs, promises, names)]
         if several
         else [],
         differences=tables.differences(runs) if several else [],
@@ -113,8 +117,9 @@ def _subtitle(run: RunRecord) -> str:
     times = [entry.reserved_at for entry in run.participations.entries if entry.reserved_at]
     span = dict.fromkeys(tables.time(moment(times))[:16] for moment in (min, max)) if times else {}
     when = f"; {' to '.join(span)} UTC" if span else ""
+    task = "" if config.task.name == "classification" else f", task {config.task.name}"
     return (
-        f"{config.algorithm.name} on {config.data.name}, model {config.model.name}{size}; "
+        f"{config.algorithm.name} on {config.data.name}{task}, model {config.model.name}{size}; "
         f"{config.federation.agents} agents, {config.federation.per_round} a round{when}"
     )
 
@@ -135,17 +140,7 @@ def _problems(run: RunRecord) -> list[str]:
 def _cards(run: RunRecord, held: Promise | None) -> list[Card]:
     cards = [_guarantee_card(run, held)]
     if run.metrics:
-        values = run.accuracies
-        best = values.index(max(values))
-        cards.append(
-            Card(
-                "Accuracy",
-                f"{values[-1]:.2%}",
-                f"after round {len(values)}, on the server's held-out records; best {values[best]:.2%} in round "
-                f"{best + 1}",
-            )
-        )
-        cards.append(_upload_card(run))
+        cards += [_score_card(run), _upload_card(run)]
     if run.config is not None:
         took = "" if run.summary is None or run.summary["seconds"] is None else f"; {run.summary['seconds']:,.0f} s"
         engine = "" if run.summary is None or not run.summary["engine"] else f", engine {run.summary['engine']}"
@@ -157,6 +152,20 @@ def _cards(run: RunRecord, held: Promise | None) -> list[Card]:
             )
         )
     return cards
+
+
+def _score_card(run: RunRecord) -> Card:
+    name, last, best = run.headline, run.metrics[-1], run.best
+    told = f"after round {len(run.metrics)}, on the server's held-out records"
+    if best is not None:
+        told += f"; best {shown_score(name, run.scores[best])} in round {best + 1}"
+    if run.summary is not None and run.summary["baseline_answer"] is not None:
+        without = shown_score(name, run.summary["baseline"])
+        told += f"; without a model {without}, by {run.summary['baseline_answer']} of those records"
+    others = [f"{label(other)} {shown_score(other, value)}" for other, value in last.scores.items() if other != name]
+    return Card(
+        heading(name), shown_score(name, run.scores[-1]), "; ".join([told, *([", ".join(others)] if others else [])])
+    )
 
 
 def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:

@@ -1,4 +1,4 @@
-"""Which figures a report has: accuracy, loss, ε and bytes by round, and ε by agent."""
+"""Which figures a report has: the task's score, loss, ε and bytes by round, and ε by agent."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from fedspa.report.figures import Figure, Line, bars, by_round
+from fedspa.report.figures import Figure, Line, bars, by_round, plain
 from fedspa.report.promise import Promise
 from fedspa.report.read import RunRecord
-from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.statement import is_seeded, shown, shown_bytes
+from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, heading, shown_score
+from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
 from fedspa.wire.payload import HEADER_BYTES
 
 MOST_BARS = 200  # more than that cannot be told apart, or hit with a pointer
@@ -34,32 +34,46 @@ def fedavg_upload(dimension: int) -> int:
     return HEADER_BYTES + 4 * dimension
 
 
-def accuracy(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
+def scores(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Figure | None]:
+    """A figure for each score that a run is judged by; one whose score is its loss has it in the next."""
+    found = dict.fromkeys(run.headline for run in runs)
+    return [_score(name, runs, names) for name in found if name != "loss"]
+
+
+def _score(score: str, runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
+    share = score in SHARES
     lines = []
-    for line in _lines(runs, names, "Accuracy", lambda metrics: 100 * (metrics.accuracy or 0.0)):
-        found = [value or 0.0 for value in line.values]
-        best = found.index(max(found)) if found else None
-        label = "" if best is None or len(runs) > 1 else f"best {found[best]:.2f}% in round {best + 1}"
-        lines.append(replace(line, mark=best, mark_label=label))
+    for number, (run, called) in enumerate(zip(runs, names if len(runs) > 1 else [heading(score)])):
+        if run.headline == score:
+            values = [value if value is None or not share else 100 * value for value in run.scores]
+            told = (
+                "" if run.best is None else f"best {shown_score(score, run.scores[run.best])} in round {run.best + 1}"
+            )
+            lines.append(Line(called, values, style(number), run.best, told if len(runs) == 1 else ""))
+    best = "minimum" if score in LOWER else "maximum"
+    whose = f": {lines[0].name}" if len(lines) == 1 < len(runs) else ""  # a single line has no legend
     return by_round(
-        "accuracy",
-        "Accuracy by round",
-        "On the server's held-out records, after each round. The dot is the best round: a maximum over rounds on those "
+        score,
+        f"{heading(score)} by round{whose}",
+        f"On the server's held-out records, after each round. The dot is the best round: a {best} over rounds on those "
         "same records, so somewhat too good.",
         lines,
-        lambda value: f"{value:.2f}%",
-        tick=lambda value: f"{value:g}%",
+        lambda value: shown_score(score, value / 100 if share else value),
+        tick=lambda value: f"{value:g}%" if share else plain(value),
     )
 
 
 def loss(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
+    tasks = {run.config.task.name for run in runs if run.config is not None}
+    what = "cross-entropy" if tasks <= {"classification"} else "loss of the task"
     return by_round(
         "loss",
         "Loss by round",
-        "Mean cross-entropy on the server's held-out records.",
+        f"Mean {what} on the server's held-out records."
+        + " The runs have different tasks, so their losses are not to be compared." * (len(tasks) > 1),
         _lines(runs, names, "Loss", lambda metrics: metrics.loss),
         lambda value: f"{value:.4f}",
-        scale="zero",
+        scale="free" if any(line.loss < 0 for run in runs for line in run.metrics) else "zero",
     )
 
 
@@ -89,8 +103,8 @@ def largest_epsilon(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure |
         "ε of the agent that spent most",
         SIMULATED
         * any(run.config is not None and run.config.privacy.noise == "seeded" for run in runs)
-        + "Verified, each run under its own δ, sampling, neighbouring relation and accountant: see the table above "
-        "before comparing.",
+        + "Verified, each run under its own unit, δ, sampling, neighbouring relation and accountant: see the table "
+        "above before comparing.",
         _lines(runs, names, "", lambda metrics: metrics.epsilon),
         shown,
         scale="zero",
@@ -122,8 +136,8 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
         "epsilon",
         "Privacy spent: ε by round",
         f"{SIMULATED * is_seeded(facts)}"
-        f"At δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, accountant "
-        f"{facts['accountant']}. The shaded range holds all {agents} agents. The cap is ε after "
+        f"For each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, "
+        f"accountant {facts['accountant']}. The shaded range holds all {agents} agents. The cap is ε after "
         f"{promise.cap} participations, the most that the plan allows.",
         lines,
         shown,
@@ -157,7 +171,8 @@ def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure
             f"agents-{number}",
             "ε by agent, at the end",
             f"{SIMULATED * is_seeded(facts)}"
-            f"Verified, at δ = {facts['delta']:g}, {facts['neighbours']}.{some} Choose an agent to see its line in the "
+            f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}.{some} Choose an "
+            "agent to see its line in the "
             + ("ledger." if run.participations.source == "ledger" else "server's list of whom it asked."),
             values,
             ["Agent", "Participations", "ε verified", "ε published"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,9 @@ class Snapshot:
 
     @property
     def best(self) -> RoundMetrics:
-        wanted = better(self.metrics[-1].headline)(metrics.score for metrics in self.metrics)
-        return next(metrics for metrics in self.metrics if metrics.score == wanted)
+        known = [metrics for metrics in self.metrics if not math.isnan(metrics.score)] or self.metrics[-1:]
+        wanted = better(self.metrics[-1].headline)(metrics.score for metrics in known)
+        return next((metrics for metrics in known if metrics.score == wanted), known[-1])
 
     def seconds_left(self, earlier: Snapshot | None = None) -> float | None:
         """From the rounds since `earlier`, where there are any; else from all of them, of a run that was never
@@ -68,8 +70,8 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """The last `width` values as blocks, between the smallest and the largest of them."""
-    values = values[-width:]
+    """The last `width` values as blocks, between the smallest and the largest of them; NaN is none."""
+    values = [value for value in values if not math.isnan(value)][-width:]
     low, high = min(values, default=0.0), max(values, default=0.0)
     span = (high - low) or 1.0
     return "".join(_BLOCKS[min(7, int((value - low) / span * 8))] for value in values)

@@ -39,12 +39,14 @@ class Promise:
     counts: Mapping[str, int]
     verified: Price
     published: Price
+    published_by: str
 
 
 def promise(run: RunRecord) -> Promise | None:
     """None where the run promises nothing, or where too little of it is left to tell."""
     config = run.config
-    if config is None or not config.private:
+    mechanism = None if config is None else ALGORITHMS[config.algorithm.name].mechanism
+    if config is None or mechanism is None:
         return None
     cap = cap_of(config)
     counts = Counter(entry.agent for entry in run.participations.entries)
@@ -53,7 +55,8 @@ def promise(run: RunRecord) -> Promise | None:
     if plan is None:
         if run.summary is None or run.summary["delta"] is None:
             return None
-        return Promise(run.summary, None, None, cap, None, counts, _known(run, lambda count: None), lambda count: None)
+        told = _known(run, lambda count: None)
+        return Promise(run.summary, None, None, cap, None, counts, told, lambda count: None, mechanism.published_by)
     guarantee = Guarantee(plan, config.privacy.accountant)
     for number, times in enumerate(counts.values()):
         guarantee.took_part([number], times)
@@ -68,6 +71,7 @@ def promise(run: RunRecord) -> Promise | None:
         counts=counts,
         verified=_known(run, lambda count: _of(plan, config, count).epsilon_max(plan.neighbours)),
         published=lambda count: _of(plan, config, count).epsilon_published(),
+        published_by=mechanism.published_by,
     )
 
 

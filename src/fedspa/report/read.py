@@ -1,12 +1,13 @@
 """A run's folder as data: what there is of config, metrics, summary, ledger and checkpoint, and what is wrong with it.
 
 The server's or the simulator's side only. Nothing of an agent is in these files but when it took part and what that
-cost; accuracy and loss are on the server's held-out records. A folder that is damaged or unfinished gives what it has.
+cost; scores and loss are on the server's held-out records. A folder that is damaged or unfinished gives what it has.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from fedspa.mechanisms.binomial.plan import Adversary
 from fedspa.privacy.event import Event, Neighbours, Unit
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import SEEDED
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.metrics import RoundMetrics, better
 from fedspa.runs.statement import caveats
 
 _LARGEST = 1e30  # beyond any loss, count or ε that a run can write
@@ -76,8 +77,20 @@ class RunRecord:
         return self.folder.resolve().name
 
     @property
-    def accuracies(self) -> list[float]:
-        return [metrics.accuracy or 0.0 for metrics in self.metrics]
+    def headline(self) -> str:
+        """The score that the run is judged by."""
+        return self.metrics[-1].headline if self.metrics else "accuracy"
+
+    @property
+    def scores(self) -> list[float | None]:
+        """Its values, round by round; None where the held-out records do not say."""
+        return [None if math.isnan(line.score) else line.score for line in self.metrics]
+
+    @property
+    def best(self) -> int | None:
+        """The round with the best of them."""
+        known = [value for value in self.scores if value is not None]
+        return self.scores.index(better(self.headline)(known)) if known else None
 
     @property
     def sent(self) -> tuple[int, int, float]:
@@ -134,8 +147,13 @@ def read_metrics(path: Path, problems: list[str]) -> list[RoundMetrics]:
 
 def _plausible(metrics: RoundMetrics) -> bool:
     """Whether these can be a round's: what is drawn must be finite, and no edited figure may pass for a run's."""
-    counts = (metrics.loss, metrics.agents, metrics.uplink_bytes, metrics.epsilon or 0.0, metrics.clip_value or 0.0)
-    return 0 <= (metrics.accuracy or 0.0) <= 1 and all(0 <= value <= _LARGEST for value in counts)
+    counts = (metrics.agents, metrics.uplink_bytes, metrics.epsilon or 0.0, metrics.clip_value or 0.0)
+    scores = (metrics.loss, *(value or 0.0 for value in metrics.scores.values()))
+    return (
+        0 <= (metrics.accuracy or 0.0) <= 1
+        and all(0 <= value <= _LARGEST for value in counts)
+        and all(-_LARGEST <= value <= _LARGEST for value in scores)
+    )
 
 
 def _config(path: Path, problems: list[str]) -> Config | None:
@@ -156,7 +174,8 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
         return None
     if isinstance(found, dict):
         found.setdefault("adversary", "local")  # older summaries know of no other
-        found.setdefault("accountant_total", None)
+        for key in ("accountant_total", "baseline", "baseline_answer"):
+            found.setdefault(key, None)
         found.setdefault("unit", "record" if found.get("neighbours") else None)
         if "not_private_because" not in found:  # the first edition called seeded noise private
             reasons = [caveat.short for caveat in caveats(found)] + [SEEDED] * (found.get("noise") == "seeded")
@@ -174,8 +193,9 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
     kinds: dict[str, tuple[type, ...]] = {
         **dict.fromkeys(("epsilon", "epsilon_replace_one", "epsilon_published", "epsilon_total", "delta"), number),
         **dict.fromkeys(("participations_max", "dimension", "compression", "seconds", "noise_multiplier"), number),
+        "baseline": number,
         **dict.fromkeys(("neighbours", "sampling", "accountant", "accountant_total"), text),
-        **dict.fromkeys(("noise", "not_private_because", "coding", "engine"), text),
+        **dict.fromkeys(("noise", "not_private_because", "coding", "engine", "baseline_answer"), text),
         "warnings": (list,),
         "private": (bool,),
     }

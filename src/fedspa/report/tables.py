@@ -8,6 +8,8 @@ from typing import Any
 from fedspa.report import plots
 from fedspa.report.promise import Promise
 from fedspa.report.read import Entry, RunRecord
+from fedspa.runs.metrics import label, shown_score
+from fedspa.runs.plans import flat
 from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
@@ -27,25 +29,17 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     flaw = "" if facts["private"] else "not a guarantee: see above"
     if is_seeded(facts):
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
-    rows = [
-        [
-            "verified",
-            facts["neighbours"],
-            facts["sampling"],
-            facts["accountant"],
-            plots.known(facts["epsilon"]),
-            flaw or "the guarantee",
-        ],
-    ]
+    terms = facts["neighbours"], facts["sampling"]
+    rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or "the guarantee"]]
     if facts["neighbours"] != "replace-one":
         rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
     if facts["epsilon_total"] is not None:
         total = shown(facts["epsilon_total"])
         note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
-        rows.append(["verified", facts["neighbours"], facts["sampling"], facts["accountant_total"] or "–", total, note])
+        rows.append(["verified", *terms, facts["accountant_total"] or "–", total, note])
     if facts["epsilon_published"] is not None:
-        by = "Theorem 1" if facts["trials"] is None else "cpSGD's, printed"
-        rows.append(["published", "replace-one", "fixed", by, shown(facts["epsilon_published"]), "not a guarantee"])
+        published = shown(facts["epsilon_published"])
+        rows.append(["published", "replace-one", "fixed", held.published_by, published, "not a guarantee"])
     return rows
 
 
@@ -164,7 +158,8 @@ def _arithmetic(run: RunRecord) -> str:
     return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
 
 
-def comparison_row(run: RunRecord, held: Promise | None, name: str) -> list[str]:
+def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str | None) -> list[str]:
+    """`score` is the one of all the runs; where they have several, each is named."""
     facts = held.facts if held is not None else None
     guarantee = "none" if run.config is not None and not run.config.private else "–"
     terms = "–"
@@ -173,13 +168,13 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str) -> list[str]
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
         terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
         terms += f"{facts['sampling']}, {facts['accountant']}"
-    accuracies, (_, _, each) = run.accuracies, run.sent
+    (_, _, each), best = run.sent, run.best
     fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
     return [
         name,
         "–" if run.config is None else run.config.algorithm.name,
-        f"{accuracies[-1]:.2%}" if accuracies else "–",
-        f"{max(accuracies):.2%}" if accuracies else "–",
+        _score(run, -1 if run.metrics else None, named=score is None),
+        _score(run, best, named=score is None),
         guarantee,
         terms,
         plots.known(None if facts is None else facts["epsilon_replace_one"]),
@@ -189,24 +184,22 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str) -> list[str]
     ]
 
 
+def _score(run: RunRecord, line: int | None, *, named: bool) -> str:
+    value = None if line is None else shown_score(run.headline, run.scores[line])
+    return "–" if value is None else f"{label(run.headline)} {value}" if named else value
+
+
 def differences(runs: Sequence[RunRecord]) -> list[list[str]]:
     """Config keys in which the runs are not the same, with each run's value."""
-    flat = [
-        {
-            f"{section}.{key}": shown_value(value)
-            for section, values in run.config.model_dump(exclude_none=True).items()
-            for key, value in values.items()
-        }
-        if run.config is not None
-        else {}
-        for run in runs
-    ]
-    keys = dict.fromkeys(key for config in flat for key in config if key != "run.out")
-    rows = [[key, *(config.get(key, "–") for config in flat)] for key in keys]
+    configs = [flat(run.config) if run.config is not None else {} for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "run.out")
+    rows = [[key, *(shown_value(config.get(key)) for config in configs)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
 def shown_value(value: object) -> str:
+    if value is None:
+        return "–"
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)

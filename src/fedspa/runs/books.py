@@ -27,7 +27,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.witness import path_of
 from fedspa.agent.participate import agent_name, message_name
 from fedspa.agent.policy import Policy
-from fedspa.errors import BudgetError, FedspaError, LedgerError
+from fedspa.errors import BudgetError, FedspaError, LedgerError, worded
 from fedspa.mechanisms import Plan
 from fedspa.privacy.cap import Cap, FirstPlan, admits, total
 from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
@@ -57,6 +57,8 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
             _refuse_first_plan(FirstPlan(event, job.plan.participations), policy.cap)
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
+        agents = map(agent_name, range(job.config.federation.agents))
+        ledger.require_unit(dict.fromkeys(agents, job.plan.event))
         if policy is None:
             return
         for number in range(job.config.federation.agents):
@@ -221,12 +223,10 @@ class Books(ExitStack[None]):
             return
         path = self.ledger.path
         log = path.with_name(f"{path.name}-wal")
-        try:
+        with worded(LedgerError, lambda why: f"{log} cannot be written: {why}; mend that, then resume"):
             durable.force(log if log.exists() else path)
             durable.force(path_of(path))
             durable.force_folder(log.parent)
-        except OSError as error:
-            raise LedgerError(f"{log} cannot be written: {error.strerror or error}; mend that, then resume") from None
 
     def total(self) -> LedgerTotal | None:
         """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server."""

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from fedspa import durable
-from fedspa.errors import FedspaError
+from fedspa.errors import FedspaError, first_line, worded
 from fedspa.runs.config import Config, Section
 from fedspa.runs.journal import Mark
 from fedspa.server.optimizers import ServerState
@@ -33,6 +33,8 @@ from fedspa.server.optimizers import ServerState
 Fact = str | int
 _NAME = re.compile(r"round-(\d{6,9})\.safetensors")
 _FORMAT = 2
+# What the file's header holds of a checkpoint as it is.
+_KEPT = ("clip_value", "run", "config", "metrics", "seconds", "facts", "extra")
 
 
 class CheckpointError(FedspaError):
@@ -93,13 +95,9 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         {
             "format": _FORMAT,
             "round": checkpoint.state.round,
-            "clip_value": checkpoint.clip_value,
-            "run": checkpoint.run,
+            **{key: getattr(checkpoint, key) for key in _KEPT},
             "config": checkpoint.config.model_dump(exclude_none=True),
             "metrics": checkpoint.metrics.model_dump(),
-            "seconds": checkpoint.seconds,
-            "facts": dict(checkpoint.facts),
-            "extra": dict(checkpoint.extra),
         },
         allow_nan=False,
     )
@@ -126,7 +124,7 @@ def load(path: Path) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged: {_first_line(error)}") from None
+        raise CheckpointError(f"{path} is damaged: {first_line(error)[:200]}") from None
     if (fault := _fault(tensors)) is not None:
         raise CheckpointError(f"{path} is damaged: {fault}")
     if _digest(header, tensors) != digest:
@@ -140,19 +138,11 @@ def load(path: Path) -> Checkpoint:
             )
         known = _Header.model_validate(values)
     except (ValidationError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no checkpoint of this fedspa: {_first_line(error)}") from None
+        raise CheckpointError(f"{path} is no checkpoint of this fedspa: {first_line(error)[:200]}") from None
     if known.metrics.lines != known.round:
         raise CheckpointError(f"{path} is damaged: it counts {known.metrics.lines} lines for {known.round} rounds")
-    return Checkpoint(
-        state=ServerState.of_tensors(tensors, known.round),
-        clip_value=known.clip_value,
-        run=known.run,
-        config=known.config,
-        metrics=known.metrics,
-        seconds=known.seconds,
-        facts=known.facts,
-        extra=known.extra,
-    )
+    kept: dict[str, Any] = {key: getattr(known, key) for key in _KEPT}
+    return Checkpoint(state=ServerState.of_tensors(tensors, known.round), **kept)
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
@@ -195,10 +185,8 @@ def _files(folder: Path) -> list[Path]:
     """Newest first, by their number of rounds: a clock that jumped would mislead."""
     if not folder.is_dir():
         return []
-    try:
+    with worded(CheckpointError, lambda why: f"{folder} cannot be read: {why}"):
         found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from None
     return sorted(found, key=_rounds, reverse=True)
 
 
@@ -214,7 +202,3 @@ def _prune(folder: Path, newest: int, keep: int) -> None:
     kept = [path for path in files if _rounds(path) <= newest][:keep]
     for path in (*(path for path in files if path not in kept), *folder.glob(f"*{durable.DRAFT}")):
         path.unlink(missing_ok=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -11,19 +11,18 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from torch import nn
 
 from fedspa import durable
 from fedspa.agent.ledger.content import has_entries
-from fedspa.errors import ConfigError, FedspaError
+from fedspa.errors import ConfigError, FedspaError, worded
 from fedspa.runs import checkpoint
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
@@ -137,9 +136,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _take_lock(self) -> None:
@@ -158,23 +155,13 @@ class RunFolder:
                 ) from None
             raise
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise FedspaError(
-                f"{self.path} cannot be written: {error.strerror or error}; nothing is lost up to the last checkpoint: "
-                f"mend that, then `{self._to_go_on}`"
-            ) from None
+    def _writing(self) -> AbstractContextManager[None]:
+        kept = f"nothing is lost up to the last checkpoint: mend that, then `{self._to_go_on}`"
+        return worded(FedspaError, lambda why: f"{self.path} cannot be written: {why}; {kept}")
 
 
-@contextmanager
-def _starting(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"run.out is {path}: {error.strerror or error}; name a folder to write to") from None
+def _starting(path: Path) -> AbstractContextManager[None]:
+    return worded(ConfigError, lambda why: f"run.out is {path}: {why}; name a folder to write to")
 
 
 def _dated(config: Config, data_name: str) -> Path:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedspa.mechanisms import event_of
 from fedspa.runs.books import refuse_another_event
@@ -14,6 +13,7 @@ from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_lates
 from fedspa.runs.config import Config
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.plans import flat
 from fedspa.runs.provenance import ROUNDING, TOLD
 from fedspa.runs.setup import Job
 from fedspa.server.coordinator import Coordinator
@@ -42,7 +42,7 @@ def refuse_differences(folder: Path, checkpoint: Checkpoint, config: Config, fac
 
     Where noise is drawn anew nobody expects the same bits, so what only rounds otherwise is said and not refused.
     """
-    then, now = _flat(checkpoint.config), _flat(config)
+    then, now = flat(checkpoint.config), flat(config)
     differences = [
         f"{key} was {_shown(then.get(key))} and is {_shown(now.get(key))}"
         for key in sorted(then.keys() | now.keys())
@@ -72,6 +72,11 @@ def refuse_other_scores(server: Coordinator, done: list[RoundMetrics], config: C
     if not done:
         return
     (scores, loss), last = server.evaluate(), done[-1]
+    if last.scores and scores.keys() != last.scores.keys():
+        raise CheckpointError(
+            f"the run in {folder} has the scores {', '.join(last.scores)}, and would go on with {', '.join(scores)}: "
+            "give it the metrics that it was started with"
+        )
     exact = config.privacy.noise == "seeded" and config.run.device == "cpu"
     if (scores, loss) == (last.scores, last.loss):
         return
@@ -102,19 +107,6 @@ def refuse_other_noise(checkpoint: Checkpoint, job: Job) -> None:
             "version that began it, or start a new run"
         )
     refuse_another_event(event_of(checkpoint.extra["event"]), job.plan.event)
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    """Every key with its whole name, as in `data.columns.age.range`."""
-    return dict(_named("", config.model_dump(exclude_none=True)))
-
-
-def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _named(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _shown(value: object) -> str:

@@ -20,6 +20,7 @@ from fedspa.data.features import Features
 from fedspa.data.participation import schedule
 from fedspa.data.partition import partition
 from fedspa.data.persons import blank_person, grouped, labels_of, owners_of
+from fedspa.data.plugin import GIVEN
 from fedspa.data.view import view, with_floats
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.task import Engine
@@ -105,13 +106,12 @@ def prepare(
 ) -> Simulated:
     """Load, deal out, build and calibrate. `data`, `module` and `task` stand in for what the config names."""
     data = data if data is not None else records_of(config)
+    if data.persons is not None and config.data.person is None:  # every file of the run is to say who is protected
+        config = config.model_copy(update={"data": config.data.model_copy(update={"person": f"{GIVEN}persons"})})
     holdings = dealt(config, data)
     job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
-    learned, what = job.server.model.task, f"data {data.name!r}: train"
-    train_y = learned.targets(learned.labels(data.train_x, data.train_y), what)
-    classes = data.classes if isinstance(learned, Classification) else None
-    data = replace(data, train_y=train_y, test_y=job.server.test.y, classes=classes)
-    require_known(job.server.model, data.train_x, data.train_y, what)
+    data = with_targets(data, job.server.model.task)
+    require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
     server, plan, run = job.server, job.plan, config.run
     train = trained_on(config, data)
     like, trained = _trained(config, unit_of(config, data), data.like, server.model.task)
@@ -143,13 +143,9 @@ def prepare_server(
 ) -> Job:
     """The server's part, for agents that hold so many records, or persons, each. Of `data` it gets the held-out
     records, which stay records whoever they belong to."""
-    asked = task if task is not None else config.task.name
-    options = replace(config.task.options, scale=_one_scale(data))
-    learned = resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, options)
-    like, test = (
-        Examples(x, learned.targets(learned.labels(x, y), f"data {data.name!r}: test"))
-        for x, y in (data.like, (data.test_x, data.test_y))
-    )
+    learned = task_of(config, data, task)
+    prepared = with_targets(data, learned)
+    like, test = prepared.like, Examples(prepared.test_x, prepared.test_y)
     what = "the module" if module is not None else f"model.name = {config.model.name!r}"
     if module is None:
         module = models.build(config.model.name, data.input_shape, learned.width, config.run.seed)
@@ -212,6 +208,23 @@ def prepare_server(
         metrics=metrics or {},
     )
     return Job(config, server, cap_of(config), data.name)
+
+
+def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:
+    """What is learned of the data: what the config names, or the function that is given."""
+    asked = task if task is not None else config.task.name
+    options = replace(config.task.options, scale=_one_scale(data))
+    return resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, options)
+
+
+def with_targets(data: Dataset, learned: Task) -> Dataset:
+    """The data with targets as the task takes them."""
+    train_y, test_y = (
+        learned.targets(learned.labels(x, y), f"data {data.name!r}: {split}")
+        for split, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y))
+    )
+    classes = data.classes if isinstance(learned, Classification) else None
+    return replace(data, train_y=train_y, test_y=test_y, classes=classes)
 
 
 def records_of(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Dataset:

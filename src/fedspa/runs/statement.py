@@ -127,7 +127,7 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
             "What the records teach together, which is what training is for; that an agent takes part, when, and with "
             f"how many {protected(summary)}s; {_PERSON_AT_SEVERAL if person else _PERSON_WITH_SEVERAL}; other runs and "
             "trials on the same records that are not in the same ledger; the server's own held-out records, on which "
-            "accuracy is measured; and the time that a participation takes.",
+            "the model is scored; and the time that a participation takes.",
         ),
     ]
 

@@ -75,10 +75,11 @@ class Tracking:
 
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What of a round's metrics is a number to be drawn. An ε that is no guarantee has a name that says so."""
+    """What of a round's metrics is a number to be drawn, its scores beside the rest. An ε that is no guarantee has a
+    name that says so."""
     names = {} if metrics["private"] else {"epsilon": "epsilon_not_private"}
     return {
         names.get(key, key): float(value)
-        for key, value in metrics.items()
+        for key, value in {**metrics.get("scores", {}), **metrics}.items()
         if key != "round" and isinstance(value, int | float) and not isinstance(value, bool)
     }

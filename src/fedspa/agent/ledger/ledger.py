@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedspa.agent.ledger import content
@@ -74,9 +73,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def reserve(
@@ -131,7 +128,7 @@ class Ledger:
         now = _now()
         beginners = set() if announced is None else set(events) - content.known(self._connection, events)
         plans: list[tuple[str, int, int | None]] = []
-        self._refuse_another_unit(events)
+        self.require_unit(events)
         for agent, event in events.items():
             found = content.find(self.path, self._connection, agent, run, message)
             if found is None:
@@ -154,13 +151,15 @@ class Ledger:
         self._connection.executemany("INSERT INTO plan VALUES (?, ?, ?)", plans)
         return reserved
 
-    def _refuse_another_unit(self, events: Mapping[str, Event]) -> None:
-        """An agent's entries protect records, or they protect persons: a total of both would be neither's."""
-        texts = self._connection.execute("SELECT text FROM event")
+    def require_unit(self, events: Mapping[str, Event]) -> None:
+        """Raise where an agent's entries protect something else than its event here. They protect records, or they
+        protect persons: a total of both would be neither's."""
+        with explained(self.path):
+            texts = self._connection.execute("SELECT text FROM event").fetchall()
         units = {parsed(self.path, text).unit for (text,) in texts} | {event.unit for event in events.values()}
         if len(units) > 1:  # in some agent's entries: it may not be one of these
             for agent, event in events.items():
-                _check_unit(agent, content.spent(self.path, self._connection, agent), event)
+                _check_unit(agent, self.spent(agent), event)
 
     def _event_id(self, text: str) -> tuple[int, str]:
         """The number under which this event is kept, from now on if it was not known; and its text."""

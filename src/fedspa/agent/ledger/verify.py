@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -64,11 +65,20 @@ def _problems(path: Path, connection: sqlite3.Connection, seen: Witness | None) 
             yield f"SQLite: {line}"
     for table, row, other, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"{table} {row} refers to a missing {other}"
+    of_persons: list[int] = []
     for number, text in connection.execute("SELECT id, text FROM event"):
         try:
-            event_of(text)
+            of_persons += [number] if event_of(text).unit == "person" else []
         except PrivacyError as error:
             yield f"event {number}: {error}"
+    for (agent,) in connection.execute(
+        "SELECT agent FROM total GROUP BY agent HAVING count(DISTINCT event IN (SELECT value FROM json_each(?))) > 1",
+        (json.dumps(of_persons),),
+    ):
+        yield (
+            f"agent {agent!r} has entries that protect each record and others that protect each person: their ε do not "
+            "add up"
+        )
     for agent, event, kept, counted in connection.execute(
         "SELECT agent, event, sum(kept), sum(counted) FROM "
         "(SELECT agent, event, count AS kept, 0 AS counted FROM total "

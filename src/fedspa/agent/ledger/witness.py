@@ -17,12 +17,12 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedspa import durable
-from fedspa.errors import LedgerError
+from fedspa.errors import LedgerError, worded
 
 GENESIS = hashlib.sha256(b"fedspa ledger").hexdigest()  # the hash of no entries
 REMEDY = (
@@ -193,12 +193,6 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
             os.close(descriptor)
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LedgerError(
-            f"the ledger's witness {path} cannot be used: {error.strerror or error}; nothing may be released before it "
-            "is there and can be written"
-        ) from None
+def _explained(path: Path) -> AbstractContextManager[None]:
+    rule = "nothing may be released before it is there and can be written"
+    return worded(LedgerError, lambda why: f"the ledger's witness {path} cannot be used: {why}; {rule}")

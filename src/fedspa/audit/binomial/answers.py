@@ -28,7 +28,6 @@ from fedspa.audit.result import Question, certain
 from fedspa.audit.rows import HUGE
 from fedspa.audit.setting import Setting
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import dequantized
 
@@ -56,7 +55,7 @@ def answered(
 ) -> NDArray[np.int64]:
     """The numbers of each answer, [agents, coordinates]."""
     sent = answers(setting, target, model, plan, agents, t)
-    return np.stack([answer.numbers for answer in sent if isinstance(answer, IntegerUpdate)])
+    return np.stack([answer.values for answer in sent])
 
 
 def _silent(records: int) -> tuple[Tensor, Tensor]:

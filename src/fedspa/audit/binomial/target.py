@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms
-from fedspa.algorithms.base import Answer
 from fedspa.algorithms.cpsgd import respond
 from fedspa.audit.probe import MakeEngine, Respond, one_key, public_key
 from fedspa.audit.setting import Setting
@@ -25,6 +24,7 @@ from fedspa.examples import taken
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial import release as quantize
 from fedspa.mechanisms.binomial.bound import Sensitivity, sensitivity
+from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import Integers
 from fedspa.randomness.streams import Stream
@@ -40,7 +40,7 @@ class Target:
     variants: tuple[BinomialPlan, ...]
     release: Release = quantize.release
     engine: MakeEngine = Setting.make_engine
-    respond: Respond[Answer] = respond
+    respond: Respond[IntegerUpdate] = respond
     claim: Claim = lambda plan, delta: sensitivity(plan.event, delta)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ def _nearest(rows: list[Tensor], plan: BinomialPlan, seed: bytes, rounding: Stre
     return quantize.release(rows, plan, seed, Tails(), noise)  # type: ignore[arg-type]
 
 
-def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
+def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[IntegerUpdate]:
     """Shuffled epochs, accounted as fresh samples: in round t the agent is handed the t-th batch of a shuffled order
     and no other records."""
     plan: Any = terms.plan

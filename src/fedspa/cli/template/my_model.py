@@ -8,7 +8,7 @@ from torch import nn
 
 
 def build(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Any module that gives one score per class. It may not mix records (BatchNorm) or draw randomness (Dropout).
+    """Any module that gives one score per class. It must not mix records: fedspa.fix(module) replaces BatchNorm.
 
     A chain of Linear, Conv2d, pooling, ReLU, Tanh and Flatten runs in compiled code; anything else runs too, slower.
     """

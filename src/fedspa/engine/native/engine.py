@@ -24,7 +24,8 @@ from fedspa.engine.native.describe import describe
 from fedspa.engine.native.library import LEVELS, Level
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
 from fedspa.errors import ConfigError, DataError, PrivacyError
-from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
+from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 from fedspa.randomness.streams import derive_key
 
@@ -75,6 +76,7 @@ class NativeEngine:
             active=self._dimension,
             clip=library.CLIPPINGS[clip],
             clip_value=clip_value,
+            clip_margin=CLIP_MARGIN,
         )
         total, zeroed = torch.empty(self._dimension, dtype=torch.int64), c_int64(0)
         net = self._net(tuple(x.shape[1:]))
@@ -150,7 +152,7 @@ class NativeEngine:
             raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
         if task.sampling == "fixed" and task.batch > task.records:
             raise PrivacyError(f"{task.batch} of {task.records} cannot be drawn without replacement; lower the batch")
-        x, y, rows = _held(task)
+        x, y, numbers = _held(task)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
         active = self._dimension if coordinates is None else coordinates.numel()
         if plan is not None and plan.active != active:
@@ -160,7 +162,7 @@ class NativeEngine:
         delta = torch.empty(active, dtype=torch.float32)
         agent = library.Agent(net=net, delta=delta.data_ptr(), code=library.STOPPED)  # until somebody has trained it
         order = agent.task
-        order.x, order.y, order.rows = x.data_ptr(), y.data_ptr(), None if rows is None else rows.data_ptr()
+        order.x, order.y, order.numbers = x.data_ptr(), y.data_ptr(), None if numbers is None else numbers.data_ptr()
         order.records, order.held = task.records, len(y)
         order.coordinates, order.active = None if coordinates is None else coordinates.data_ptr(), active
         order.steps, order.batch, order.rate = task.local_steps, task.batch, task.rate
@@ -169,12 +171,13 @@ class NativeEngine:
         order.step_size = task.local_lr * task.scale
         order.sampling_key[:], order.noise_key[:] = (derive_key(task.key, label) for label in ("sampling", "noise"))
         if plan is not None:
-            order.clip_value = plan.clip_value
+            order.clip_value, order.clip_margin = plan.clip_value, CLIP_MARGIN
             order.noise_per_clip = plan.gradient_noise_multiplier * plan.clip_norm / plan.clip_value
             order.quantile = plan.clip_rule == "quantile"
             if order.quantile:
                 order.count_noise, order.clip_rate, order.clip_quantile = plan.count_noise, CLIP_RATE, CLIP_QUANTILE
-        return _Prepared(agent, delta, (x, y, rows, coordinates))
+                order.smallest_clip, order.largest_clip = SMALLEST_CLIP, LARGEST_CLIP
+        return _Prepared(agent, delta, (x, y, numbers, coordinates))
 
 
 def _await(call: Future[None], stop: c_int32) -> None:
@@ -207,18 +210,18 @@ def _records(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _held(task: LocalTask) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Records as the library reads them, and where among them the agent's are, or None: all."""
+    """Records as the library reads them, and the numbers of the agent's among them, or None: all."""
     x, y = task.tensors
     if task.rows is None:
         return *_records(x, y), None
     if task.rows.dtype != torch.int64 or task.rows.ndim != 1:
         raise DataError("an agent's records are given by their numbers, as one line of int64")
-    rows = task.rows.to("cpu").contiguous()
+    numbers = task.rows.to("cpu").contiguous()
     if _readable(task):
-        return *_records(x, y), rows
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(y):
-        raise _strange_rows(len(y))
-    return *_records(x[rows], y[rows]), None
+        return *_records(x, y), numbers
+    if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(y):
+        raise _strange_numbers(len(y))
+    return *_records(x[numbers], y[numbers]), None
 
 
 def _readable(task: LocalTask) -> bool:
@@ -240,10 +243,10 @@ def _check(code: int, held: int = 0, dimension: int = 0) -> None:
         raise mask_outside(dimension)
     if code == library.ORDER:
         raise mask_unsorted()
-    if code == library.ROWS:
-        raise _strange_rows(held)
+    if code == library.RECORD:
+        raise _strange_numbers(held)
     assert code == library.OK
 
 
-def _strange_rows(held: int) -> DataError:
+def _strange_numbers(held: int) -> DataError:
     return DataError(f"an agent's records are numbered beyond the {held} that there are")

@@ -9,13 +9,13 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
 
-_ABI = 6
+_ABI = 7
 LEVELS = ("plain", "avx2", "avx512")
 Level = Literal["plain", "avx2", "avx512"]
 
 # The enumerations of fedspa_native.h.
 CONV, LINEAR, MAXPOOL, AVGPOOL, RELU, TANH, FLATTEN = range(7)
-OK, STOPPED, MEMORY, LABEL, MASK, ORDER, ROWS = range(7)
+OK, STOPPED, MEMORY, LABEL, MASK, ORDER, RECORD = range(7)
 SAMPLINGS = {"poisson": 0, "fixed": 1}
 CLIPPINGS = {None: 0, "coordinate": 1, "l2": 2}
 
@@ -38,7 +38,7 @@ class Task(Structure):
     _fields_ = [
         ("x", c_void_p),
         ("y", c_void_p),
-        ("rows", c_void_p),
+        ("numbers", c_void_p),
         ("records", c_int64),
         ("held", c_int64),
         ("coordinates", c_void_p),
@@ -52,9 +52,12 @@ class Task(Structure):
         ("step_size", c_double),
         ("clip_value", c_double),
         ("noise_per_clip", c_double),
+        ("clip_margin", c_double),
         ("count_noise", c_double),
         ("clip_rate", c_double),
         ("clip_quantile", c_double),
+        ("smallest_clip", c_double),
+        ("largest_clip", c_double),
         ("sampling_key", c_uint8 * 32),
         ("noise_key", c_uint8 * 32),
     ]

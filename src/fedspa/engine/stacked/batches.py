@@ -26,10 +26,10 @@ class Batches:
     def largest(self) -> int:
         return int(self.sizes.max(initial=0))
 
-    def table(self, rows: int) -> Indices:
-        """[steps, rows], a step's records first in its line; the rest is 0 and never read."""
-        table = np.zeros((len(self.sizes), rows), dtype=np.int64)
-        table[np.arange(rows) < self.sizes[:, None]] = self.records
+    def table(self, capacity: int) -> Indices:
+        """[steps, capacity], a step's records first in its line; the rest is 0 and never read."""
+        table = np.zeros((len(self.sizes), capacity), dtype=np.int64)
+        table[np.arange(capacity) < self.sizes[:, None]] = self.records
         return table
 
 

@@ -16,10 +16,10 @@ from fedspa.randomness.streams import derive_key
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a stack's buffers and graphs are made for; `rows`, `records` and `steps` may be larger than needed."""
+    """What a stack's buffers and graphs are made for; `capacity`, `records` and `steps` may be larger than needed."""
 
     agents: int
-    rows: int
+    capacity: int
     records: int
     steps: int
     dimension: int
@@ -29,28 +29,28 @@ class Shape:
     quantile: bool
 
     def with_room(self) -> Shape:
-        """With some rows to spare, so that the next round's largest batch fits without new buffers and graphs."""
-        return replace(self, rows=room(self.rows), records=-(-self.records // 16) * 16)
+        """With some room to spare, so that the next round's largest batch fits without new buffers and graphs."""
+        return replace(self, capacity=room(self.capacity), records=-(-self.records // 16) * 16)
 
     def covers(self, other: Shape) -> bool:
-        enough = self.rows >= other.rows and self.records >= other.records and self.steps >= other.steps
+        enough = self.capacity >= other.capacity and self.records >= other.records and self.steps >= other.steps
         names = ("agents", "dimension", "active", "masked", "clip", "quantile")
         return enough and all(getattr(self, name) == getattr(other, name) for name in names)
 
 
-def room(rows: int) -> int:
-    """Rows to allocate for a largest batch. A multiple of 16: kernels are compiled for numbers that are and for those
+def room(batch: int) -> int:
+    """Capacity for a largest batch. A multiple of 16: kernels are compiled for numbers that are and for those
     that are not, and a change from one to the other would compile them all again."""
-    return max(16, -(-(rows + rows // 8) // 16) * 16)
+    return max(16, -(-(batch + batch // 8) // 16) * 16)
 
 
 class RoundBuffers:
     """One line an agent. `flags[w]` is raised where agent w met a number that is not finite: its result is then not to
-    be used, since the kernels do not carry out the rule that such a row counts as zero."""
+    be used, since the kernels do not carry out the rule that such an example counts as zero."""
 
     def __init__(self, shape: Shape, inputs: int, device: torch.device) -> None:
         self._shape = s = shape
-        agents, rows = s.agents, s.rows
+        agents, capacity = s.agents, s.capacity
 
         def make(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -58,7 +58,7 @@ class RoundBuffers:
         self.theta = make(agents, s.dimension)
         self.pool = make(agents, s.records, inputs)
         self.labels = make(agents, s.records, dtype=torch.int64)
-        self.index = make(s.steps, agents, rows, dtype=torch.int64)
+        self.index = make(s.steps, agents, capacity, dtype=torch.int64)
         self.counts = make(s.steps, agents, dtype=torch.int32)
         self.step = make(1, dtype=torch.int32)
         self.coordinates = make(agents, s.active if s.masked else 1, dtype=torch.int64)
@@ -70,7 +70,7 @@ class RoundBuffers:
         )
         self.flags = make(agents, dtype=torch.int32)
         self.noise = make(agents, s.active + 1, dtype=torch.float64)
-        self.x = make(agents, rows, inputs)
+        self.x = make(agents, capacity, inputs)
 
     def load(self, theta: Tensor, tasks: Sequence[LocalTask]) -> None:
         """Fill the buffers for a round, but for its batches. Records go to the GPU unless they are there."""
@@ -101,7 +101,7 @@ class RoundBuffers:
 
     def load_batches(self, first: int, batches: Sequence[Batches], *, ahead: bool = False) -> None:
         """Each agent's batches of the steps from `first` on; `ahead`: without waiting for those that are under way."""
-        index = np.stack([b.table(self._shape.rows) for b in batches], axis=1)
+        index = np.stack([b.table(self._shape.capacity) for b in batches], axis=1)
         counts = np.stack([b.sizes for b in batches], axis=1).astype(np.int32)
         steps = slice(first, first + len(index))
         for buffer, values in ((self.index, torch.from_numpy(index)), (self.counts, torch.from_numpy(counts))):

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.layers import Embedding, Unsupported
+from fedspa.engine.layers import Unsupported
 from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.stacked import rules
-from fedspa.engine.stacked.describe import Layer, describe, scores
+from fedspa.engine.stacked.layers import describe
+from fedspa.engine.stacked.layers.base import Layer
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_labels, strange_record
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.examples import Tree, tensors
@@ -77,9 +78,9 @@ class LayerGradients:
         layers = self.layers(tuple(x.shape[1:]))
         x, y = self.readable(x, y)
         microbatch = rows_at_once(theta)
-        gradient_rows = _each_alone if theta.device.type == "cpu" else rules.gradient_rows
+        rule = _each_alone if theta.device.type == "cpu" else rules.example_gradients
         for x_part, y_part in zip(torch.split(x, microbatch), torch.split(y, microbatch)):
-            gradients = gradient_rows(layers, theta, x_part, y_part.clamp(min=0))
+            gradients = rule(layers, theta, x_part, y_part.clamp(min=0))
             gradients.masked_fill_((y_part < 0).unsqueeze(1), torch.nan)
             yield gradients if coordinates is None else gradients[:, coordinates]
 
@@ -87,29 +88,25 @@ class LayerGradients:
         """Labels and tokens index memory. A record with a label outside the classes or a token outside the Embedding
         has no gradient: its label is then -1, its tokens are words."""
         layers = self.layers(tuple(x.shape[1:]))
-        strange = strange_labels(y, scores(layers))
-        if isinstance(layers[0], Embedding):
-            word = (x >= 0) & (x < layers[0].words)  # NaN is none
-            strange = strange | ~word.flatten(1).all(dim=1)
-            x = x.where(word, 0)
-        return x, y.masked_fill(strange, -1)
+        strange = strange_labels(y, layers[-1].outputs)
+        x, unreadable = layers[0].readable(x)
+        return x, y.masked_fill(strange if unreadable is None else strange | unreadable, -1)
 
     def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         x, y = tensors(x, y)
         theta = theta.detach().requires_grad_()
-        if isinstance(self.layers(tuple(x.shape[1:]))[0], Embedding):
-            x = x.long()
+        x = self.layers(tuple(x.shape[1:]))[0].as_module_takes(x)
         (gradient,) = torch.autograd.grad(self._model.mean_loss(theta, x, y), theta)
         return gradient
 
 
 def _each_alone(layers: Sequence[Layer], theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """As `FlatModel.gradients_alone`, by the rules."""
-    rows = theta.new_empty(len(y), len(theta))
+    gradients = theta.new_empty(len(y), len(theta))
     with one_example_a_time():
-        for row, one, label in zip(rows, torch.split(x, 1), torch.split(y, 1)):
-            row.copy_(rules.gradient_rows(layers, theta, one.clone(), label.clone())[0])
-    return rows
+        for gradient, one, label in zip(gradients, torch.split(x, 1), torch.split(y, 1)):
+            gradient.copy_(rules.example_gradients(layers, theta, one.clone(), label.clone())[0])
+    return gradients
 
 
 class StackedEngine:

@@ -1,8 +1,8 @@
 """Rounds on a GPU: tasks that fit one shape are stacked and run as one; what the kernels flag is done over, carefully.
 
 The kernels assume finite numbers and raise a flag where they meet others. A flagged agent is trained again from the
-start by the rules in torch, with the same batches and the same noise: then a row that is not finite counts as zero, as
-`clip_rows` has it. Only one of the two results is ever released.
+start by the rules in torch, with the same batches and the same noise: then an example that is not finite counts as
+zero, as `clip_rows` has it. Only one of the two results is ever released.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedspa.engine.layers import Activation, Pool
 from fedspa.engine.local import Counted
 from fedspa.engine.stacked.batches import Batches, Draws, likely_largest
 from fedspa.engine.stacked.buffers import Shape, room
 from fedspa.engine.stacked.chacha import ChaChaNoise
-from fedspa.engine.stacked.describe import Layer, inputs, scores
 from fedspa.engine.stacked.engine import LayerGradients
+from fedspa.engine.stacked.layers.base import Layer
 from fedspa.engine.stacked.stack import Stack
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import ConfigError
@@ -48,11 +47,11 @@ class Rounds:
             draws = [Draws(task) for task in chosen]
             held = self._run(theta, chosen, draws).round
             deltas, clips, flags = held.deltas(theta), held.clips.tolist(), held.flags.tolist()
-            for row, i in enumerate(members):
-                if flags[row]:
-                    results[i] = careful_steps(theta, tasks[i], draws[row].whole(), self._gradients)
+            for w, i in enumerate(members):
+                if flags[w]:
+                    results[i] = careful_steps(theta, tasks[i], draws[w].whole(), self._gradients)
                 else:
-                    results[i] = LocalResult(deltas[row], clips[row] if tasks[i].plan is not None else 0.0)
+                    results[i] = LocalResult(deltas[w], clips[w] if tasks[i].plan is not None else 0.0)
         return [results[i] for i in range(len(tasks))]
 
     def _run(self, theta: Tensor, tasks: Sequence[LocalTask], draws: Sequence[Draws]) -> Stack:
@@ -71,12 +70,12 @@ class Rounds:
         """On a stack that was kept, drawing batches while it runs. None where there is none, or a batch is too large
         for it: then nothing of what it did is used."""
         shape, stack = self._stacks.get(_company(tasks), (None, None))
-        if shape is None or stack is None or not shape.covers(self._shape(tasks, rows=0)):
+        if shape is None or stack is None or not shape.covers(self._shape(tasks, largest=0)):
             return None
         stack.round.load(theta, tasks)
         for first in range(0, tasks[0].local_steps, STRETCH):
             batches = [each.stretch(STRETCH) for each in draws]
-            if max(b.largest for b in batches) > shape.rows:
+            if max(b.largest for b in batches) > shape.capacity:
                 if self._device.type == "cuda":
                     torch.cuda.synchronize(self._device)  # before its memory is given to another
                 return None
@@ -92,21 +91,21 @@ class Rounds:
         groups: list[list[int]] = []
         for members in alike.values():
             layers = self._gradients.layers(tuple(tasks[members[0]].tensors[0].shape[1:]))
-            rows = max(likely_largest(tasks[i]) for i in members)
+            largest = max(likely_largest(tasks[i]) for i in members)
             records = max(tasks[i].records for i in members)
-            at_once = max(1, STACK_BUDGET // self._bytes_an_agent(layers, rows, records))
+            at_once = max(1, STACK_BUDGET // self._bytes_an_agent(layers, largest, records))
             groups += [members[start : start + at_once] for start in range(0, len(members), at_once)]
         return groups
 
-    def _bytes_an_agent(self, layers: Sequence[Layer], rows: int, records: int) -> int:
-        values = room(rows) * 2 * sum(_sizes(layers)) + records * inputs(layers)
+    def _bytes_an_agent(self, layers: Sequence[Layer], largest: int, records: int) -> int:
+        values = room(largest) * 2 * sum(_sizes(layers)) + records * layers[0].inputs
         return 4 * (values + 40 * self._gradients.dimension)
 
-    def _shape(self, tasks: Sequence[LocalTask], rows: int) -> Shape:
+    def _shape(self, tasks: Sequence[LocalTask], largest: int) -> Shape:
         task, d = tasks[0], self._gradients.dimension
         return Shape(
             agents=len(tasks),
-            rows=rows,
+            capacity=largest,
             records=max(len(t.y) for t in tasks),
             steps=task.local_steps,
             dimension=d,
@@ -116,21 +115,21 @@ class Rounds:
             quantile=task.plan is not None and task.plan.clip_rule == "quantile",
         )
 
-    def _new_stack(self, tasks: Sequence[LocalTask], rows: int) -> Stack:
+    def _new_stack(self, tasks: Sequence[LocalTask], largest: int) -> Stack:
         layers = self._gradients.layers(tuple(tasks[0].tensors[0].shape[1:]))
-        if room(rows) * max(_sizes(layers)) >= 2**31:
+        if room(largest) * max(_sizes(layers)) >= 2**31:
             raise ConfigError(
                 "run.engine = 'stacked' cannot index a batch this large; use 'generic' or a smaller batch"
             )
         self._stacks.pop(_company(tasks), None)  # its memory goes before the new one's comes
-        shape = self._shape(tasks, rows).with_room()
+        shape = self._shape(tasks, largest).with_room()
         stack = Stack(layers, shape, self._device, self._tf32)
         self._stacks[_company(tasks)] = shape, stack
         return stack
 
 
 def careful_steps(theta: Tensor, task: LocalTask, batches: Batches, gradients: LayerGradients) -> LocalResult:
-    """`local_steps` with a GPU's noise: slow, and exact about rows that are not finite."""
+    """`local_steps` with a GPU's noise: slow, and exact about examples that are not finite."""
     noise = ChaChaNoise(derive_key(task.key, "noise", "chacha20"))
     everywhere = slice(None) if task.coordinates is None else task.coordinates
     local, plan, end, counted = theta.clone(), task.plan, 0, Counted()
@@ -140,9 +139,9 @@ def careful_steps(theta: Tensor, task: LocalTask, batches: Batches, gradients: L
         x, y = (each[index] for each in task.tensors)
         noise.start_step(step)
         if plan is not None:
-            rows = gradients.rows(local, x, y, task.coordinates) if size else iter(())
+            found = gradients.rows(local, x, y, task.coordinates) if size else iter(())
             # ChaChaNoise has the one method of a Stream that this calls.
-            mean, clip_value = noisy_mean(counted.watch(rows), plan, cast(Stream, noise))
+            mean, clip_value = noisy_mean(counted.watch(found), plan, cast(Stream, noise))
             plan = plan.with_clip_value(clip_value)
         else:
             total = gradients.mean(local, x, y) * size if size else torch.zeros_like(local)
@@ -165,8 +164,4 @@ def _company(tasks: Sequence[LocalTask]) -> Key:
 
 def _sizes(layers: Sequence[Layer]) -> list[int]:
     """Values of an example in front of and behind each layer that has buffers."""
-    sizes = []
-    for layer in layers:
-        if not isinstance(layer, (Pool, Activation)):
-            sizes += [layer.inputs, scores([layer])]
-    return sizes
+    return [size for layer in layers if layer.launched for size in (layer.inputs, layer.outputs)]

@@ -15,7 +15,7 @@ import torch
 from fedspa.engine.stacked import kernels, step_kernels, sum_kernels
 from fedspa.engine.stacked.buffers import RoundBuffers, Shape
 from fedspa.engine.stacked.chacha import GROUP, LANES
-from fedspa.engine.stacked.describe import Layer, inputs
+from fedspa.engine.stacked.layers.base import Layer
 from fedspa.engine.stacked.passes import Passes
 from fedspa.engine.stacked.streams import Streams, new_stream
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
@@ -32,9 +32,9 @@ class Stack:
         self._shape, self._device = shape, device
         self._graphs: dict[int, Any] = {}
         self._streams = Streams(device)
-        self.round = RoundBuffers(shape, inputs(layers), device)
+        self.round = RoundBuffers(shape, layers[0].inputs, device)
         self._passes = Passes(layers, shape, self.round, tf32, self._streams)
-        self._shares = torch.zeros(shape.agents, shape.rows, dtype=torch.float64, device=device)
+        self._shares = torch.zeros(shape.agents, shape.capacity, dtype=torch.float64, device=device)
 
     def run(self, steps: int) -> None:
         """That many local steps of every agent."""
@@ -71,37 +71,38 @@ class Stack:
         held, s, passes, streams = self.round, self._shape, self._passes, self._streams
         private = s.clip is not None
         with streams.beside():
-            passes.turn_weights()
+            passes.prepare()
             if private:
                 grid = (math.ceil(s.active / GROUP) + 1, s.agents)
                 step_kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
         size = held.x.shape[2]
-        kernels.gather[(math.ceil(size / 1024), s.rows, s.agents)](
-            *(held.pool, held.index, held.x, held.counts, held.step, s.agents, s.rows, s.records),
+        kernels.gather[(math.ceil(size / 1024), s.capacity, s.agents)](
+            *(held.pool, held.index, held.x, held.counts, held.step, s.agents, s.capacity, s.records),
             SIZE=size, BLOCK=1024,
         )  # fmt: skip
         logits = passes.forward()
         delta = torch.empty_like(logits)
         classes = logits.shape[2]
-        kernels.loss_gradient[(s.rows, s.agents)](
+        kernels.loss_gradient[(s.capacity, s.agents)](
             *(logits, held.labels, held.index, delta, held.counts, held.step, held.flags),
-            *(s.agents, s.rows, s.records), C=classes, BLOCK=max(16, 1 << (classes - 1).bit_length()), num_warps=1,
+            *(s.agents, s.capacity, s.records), C=classes, BLOCK=max(16, 1 << (classes - 1).bit_length()), num_warps=1,
         )  # fmt: skip
         mode = {
             None: sum_kernels.SUM,
             "coordinate": sum_kernels.COUNT if s.quantile else sum_kernels.CLAMP,
             "l2": sum_kernels.SCALED,
         }[s.clip]
-        used = passes.backward(delta, mode)
+        passes.backward(delta, mode)
         streams.join()
         if s.clip == "l2" or s.quantile:
-            sum_kernels.row_statistics[(s.rows, s.agents)](
-                *(passes.first, passes.second, held.clips, passes.factors, self._shares, held.counts, held.step),
-                *(s.agents, s.rows, passes.tile_count, s.active),
+            stage = passes.stage
+            sum_kernels.example_statistics[(s.capacity, s.agents)](
+                *(stage.first, stage.second, held.clips, stage.factors, self._shares, held.counts, held.step),
+                *(s.agents, s.capacity, stage.tiles, s.active),
                 MODE=mode, BLOCK=128, num_warps=1,
             )  # fmt: skip
         if s.clip == "l2":
-            passes.sum_again(used, mode)
+            passes.sum_again(mode)
         step_kernels.take_step[(math.ceil(s.active / 256), s.agents)](
             *(held.theta, held.coordinates, passes.all_sums, passes.table, held.noise, held.clips, held.sigmas),
             *(held.batches, held.sizes, held.flags, s.agents, s.dimension, s.active),
@@ -110,7 +111,7 @@ class Stack:
         if s.quantile:
             step_kernels.move_clip[(s.agents,)](
                 *(self._shares, held.noise, held.clips, held.count_sigmas, held.batches, held.counts, held.step),
-                *(s.agents, s.rows, s.active),
+                *(s.agents, s.capacity, s.active),
                 RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
             )  # fmt: skip
         held.step.add_(1)

@@ -123,7 +123,7 @@ def take_step(
 
 @triton.jit
 def move_clip(
-    shares, noise, clips, count_sigmas, batches, counts, step, agents, rows, active,
+    shares, noise, clips, count_sigmas, batches, counts, step, agents, capacity, active,
     RATE: tl.constexpr, QUANTILE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The private quantile (`noisy_mean`): log C moves by −RATE · (noisy share below C − QUANTILE), within bounds."""
@@ -132,7 +132,7 @@ def move_clip(
     total = tl.zeros([BLOCK], dtype=tl.float64)
     for r0 in range(0, count, BLOCK):
         r = r0 + tl.arange(0, BLOCK)
-        total += tl.where(r < count, tl.load(shares + agent * rows + r, r < count, other=0.0) - 0.5, 0.0)
+        total += tl.where(r < count, tl.load(shares + agent * capacity + r, r < count, other=0.0) - 0.5, 0.0)
     drawn = tl.load(noise + agent.to(tl.int64) * (active + 1) + active)
     noisy = tl.sum(total, 0) + tl.load(count_sigmas + agent) * drawn
     share = 0.5 + noisy / tl.load(batches + agent)

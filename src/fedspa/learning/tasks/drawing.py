@@ -11,7 +11,8 @@ from fedspa.learning.tasks.measures import Measure
 
 
 class Drawing(Task):
-    """x is the pair of inputs and seeds. Each example draws from its own seed, whatever was drawn before it."""
+    """x is the pair of inputs and seeds. Each example draws from its own seed, whatever was drawn before it. The
+    generators are left there: whoever asks for a loss keeps those that others need."""
 
     name = "drawing"
 
@@ -29,13 +30,11 @@ class Drawing(Task):
         assert isinstance(x, tuple)
         inputs, seeds = x
         assert isinstance(seeds, Tensor)
-        devices = {leaf.device for leaf in leaves(inputs) if leaf.device.type == "cuda"}
-        with torch.random.fork_rng(devices=sorted(map(str, devices))):
-            torch.default_generator.manual_seed(int(seeds[0]))
-            for device in devices:
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(int(seeds[0]))
-            return self._task.loss(module, inputs, y)
+        torch.default_generator.manual_seed(int(seeds[0]))
+        for device in {leaf.device for leaf in leaves(inputs) if leaf.device.type == "cuda"}:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(int(seeds[0]))
+        return self._task.loss(module, inputs, y)
 
     def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
         self._task.require_fit(module, x, y)

@@ -165,7 +165,7 @@ class TokenScores(Measure):
         }
 
 
-_LARGEST_LOG = 700.0  # beyond, e^x is no float64
+_LARGEST_LOG = 60.0  # a perplexity beyond e^60 says no more than none
 
 
 def auc(scores: Tensor, positive: Tensor) -> float | None:

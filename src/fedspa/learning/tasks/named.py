@@ -54,9 +54,9 @@ def resolve(
     if not isinstance(asked, str):
         if not callable(asked):
             raise ConfigError(f"task is a {type(asked).__name__}; give a name, or a function loss(module, example)")
-        return Own(asked, key)
+        return Own(asked, key, classes)
     if plugin.is_plugin(asked):
-        return Own(cast(Loss, plugin.resolve(asked, key="task.name", error=ConfigError)), key)
+        return Own(cast(Loss, plugin.resolve(asked, key="task.name", error=ConfigError)), key, classes)
     if asked not in _SHIPPED:
         allowed = ", ".join(_SHIPPED)
         raise ConfigError(f"task.name = {asked!r} is unknown: choose one of {allowed}, or 'package.module:function'")

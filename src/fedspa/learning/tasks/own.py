@@ -20,13 +20,14 @@ Loss = Callable[[nn.Module, Tree], Tensor]
 
 
 class Own(Task):
-    """`key` is where in a dict the targets lay: "" where there were none, None for pairs."""
+    """`key` is where in a dict the targets lay: "" where there were none, None for pairs. `width` is the number of
+    classes that the targets are, if any."""
 
     name = "own"
     headline = "loss"
 
-    def __init__(self, function: Loss, key: str | None = None) -> None:
-        self.function, self._key = function, key
+    def __init__(self, function: Loss, key: str | None = None, width: int | None = None) -> None:
+        self.function, self._key, self.width = function, key, width
 
     def targets(self, y: Tree, what: str) -> Tree:
         return y

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedspa.examples import Tree, mapped
+from fedspa.examples import Examples, Tree, mapped
 from fedspa.learning.tasks.base import Task
 from fedspa.learning.tasks.measures import Measure
 
@@ -33,8 +33,7 @@ class PerPerson(Task):
         assert isinstance(counts, Tensor)
         losses = []
         for person, count in enumerate(counts.tolist()):
-            own = slice(max(count, 1))  # nobody is without a record, but made-up persons of zeros
-            records, targets = (_of(tree, person, own) for tree in (x["records"], y))
+            records, targets = (_of(tree, person, slice(count)) for tree in (x["records"], y))
             losses.append(self.task.loss(module, records, targets))
         return torch.stack(losses).mean()
 
@@ -44,6 +43,15 @@ class PerPerson(Task):
     def measure(self) -> Measure:
         """Of held-out records."""
         return self.task.measure()
+
+
+def of_records(like: Examples, task: Task | None) -> tuple[Examples, Task | None]:
+    """What a module is tried with: where examples are persons, their first records, and the task of records."""
+    if not isinstance(task, PerPerson):
+        return like, task
+    assert isinstance(like.x, dict)
+    x, y = (mapped(lambda leaf: leaf[:, 0], tree) for tree in (like.x["records"], like.y))
+    return Examples(x, y), task.task
 
 
 def _of(tree: Tree, person: int, own: slice) -> Tree:

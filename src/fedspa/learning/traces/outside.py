@@ -31,8 +31,8 @@ class Outside:
 
     def state(self) -> State:
         state: State = {}
-        for place in self._places:
-            gather(place.get(), place.where, state, set())
+        for number, place in enumerate(self._places, start=1):
+            gather(place.get(), place.where._replace(number=number), state, set())
         return state
 
     def restore(self) -> None:
@@ -137,7 +137,7 @@ def _of_class(kind: type, layer: str | None, seen: set[object]) -> Iterator[_Pla
         for function in functions:
             yield from _of_function(function, layer, seen)
         if not functions and not key.startswith("__"):
-            yield _Place((layer, f"{kind.__name__}.{key}"), kind, key)
+            yield _Place(Where(layer, f"{kind.__name__}.{key}"), kind, key)
 
 
 def _functions(value: object) -> Iterator[FunctionType]:
@@ -162,13 +162,13 @@ def _of_function(function: FunctionType, layer: str | None, seen: set[object]) -
         return
     seen.add(function)
     for key in ("__defaults__", "__kwdefaults__", "__dict__"):
-        yield _Place((layer, f"{key} of {function.__name__}"), function, key)
+        yield _Place(Where(layer, f"{key} of {function.__name__}"), function, key)
     cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-    yield from (place for key, cell in cells for place in _behind((layer, key), cell, "cell_contents", seen))
+    yield from (place for key, cell in cells for place in _behind(Where(layer, key), cell, "cell_contents", seen))
     for key in _names(function.__code__):
         value = function.__globals__.get(key)
         if not isinstance(value, FunctionType) or value.__globals__ is function.__globals__:
-            yield from _behind((layer, key), function.__globals__, key, seen)
+            yield from _behind(Where(layer, key), function.__globals__, key, seen)
 
 
 def _behind(where: Where, holder: Any, key: str, seen: set[object]) -> Iterator[_Place]:
@@ -176,7 +176,7 @@ def _behind(where: Where, holder: Any, key: str, seen: set[object]) -> Iterator[
     place = _Place(where, holder, key)
     value = place.get()
     if isinstance(value, FunctionType):
-        yield from _of_function(value, where[0], seen)
+        yield from _of_function(value, where.layer, seen)
     elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type | Tensor) and not callable(value):
         yield _Place(where, value, "__dict__")
     else:

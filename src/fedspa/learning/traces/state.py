@@ -6,19 +6,33 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-Where: TypeAlias = tuple[str | None, str]  # a layer's name, None for the task, and what of it
+
+class Where(NamedTuple):
+    """A layer's name, None for the task, and the variable; a number for those outside, which may share a name."""
+
+    layer: str | None
+    variable: str
+    number: int = 0
+
+
 State: TypeAlias = dict[Where, object]
 
 ABSENT = object()
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 BOXES = (list, tuple, set, frozenset, deque)
+
+
+class Drawn(NamedTuple):
+    """How far a generator is."""
+
+    state: object
 
 
 def within(module: nn.Module) -> State:
@@ -30,9 +44,9 @@ def within(module: nn.Module) -> State:
         for key, value in vars(layer).items():
             if key in ("_parameters", "_buffers"):
                 for own, tensor in value.items():
-                    gather(tensor, (name, own), state, known)
+                    gather(tensor, Where(name, own), state, known)
             elif key != "_modules":
-                gather(value, (name, key), state, known)
+                gather(value, Where(name, key), state, known)
     return state
 
 
@@ -40,7 +54,7 @@ def of_task(task: object) -> State:
     """All values that a task holds."""
     state: State = {}
     for key, value in vars(task).items():
-        gather(value, (None, key), state, set())
+        gather(value, Where(None, key), state, set())
     return state
 
 
@@ -53,10 +67,10 @@ def gather(value: object, where: Where, state: State, known: set[int]) -> None:
     elif isinstance(value, np.ndarray):
         state[where] = value.tobytes()
     elif isinstance(value, GENERATORS):
-        state[where] = drawn(value)
+        state[where] = _drawn(value)
     elif id(value) not in known and not isinstance(value, type):
         known.add(id(value))
-        layer, path = where
+        path = where.variable
         if isinstance(value, Mapping):
             parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
         elif isinstance(value, set | frozenset):
@@ -66,27 +80,27 @@ def gather(value: object, where: Where, state: State, known: set[int]) -> None:
         else:
             parts = [(f"{path}.{key}", part) for key, part in getattr(value, "__dict__", {}).items()]
         for named, part in parts:
-            gather(part, (layer, named), state, known)
+            gather(part, where._replace(variable=named), state, known)
 
 
-def drawn(generator: object) -> object:
-    """How far a generator is."""
+def _drawn(generator: object) -> Drawn:
     if isinstance(generator, torch.Generator):
-        return generator.get_state()
+        return Drawn(generator.get_state().numpy().tobytes())
     if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
+        return Drawn(repr(generator.bit_generator.state))
     if isinstance(generator, random.Random):
-        return generator.getstate()
+        return Drawn(generator.getstate())
     assert isinstance(generator, np.random.RandomState)
-    return repr(generator.get_state(legacy=False))
+    kind, keys, *rest = generator.get_state()
+    return Drawn((kind, np.asarray(keys).tobytes(), *rest))
 
 
 def changed(before: State, after: State) -> list[Where]:
     """Where the two differ, one place per layer."""
     found: dict[str | None, Where] = {}
     for where in {**before, **after}:
-        if where[0] not in found and not _equal(before.get(where, ABSENT), after.get(where, ABSENT)):
-            found[where[0]] = where
+        if where.layer not in found and not _equal(before.get(where, ABSENT), after.get(where, ABSENT)):
+            found[where.layer] = where
     return list(found.values())
 
 

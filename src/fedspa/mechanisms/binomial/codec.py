@@ -31,14 +31,14 @@ class IntegerUpdate:
     round: int
     dimension: int
     seed: bytes
-    numbers: NDArray[np.int64]
+    values: NDArray[np.int64]
 
 
 def encode_integers(update: IntegerUpdate, trials: int, levels: int) -> bytes:
     """An update as bytes; `trials` and `levels` are the plan's, and what does not fit them is refused."""
-    _check_range(update.numbers, trials + levels - 1)
+    _check_range(update.values, trials + levels - 1)
     shift, middle = low_bits(trials), (trials + levels - 1) // 2
-    away = update.numbers - middle
+    away = update.values - middle
     high = away >> shift
     scale = best_scale(high)
     header = Header("binomial", scale, update.round, update.dimension, len(away), update.seed, 0.0, 0.0)

@@ -13,6 +13,7 @@ from fedspa.errors import PrivacyError
 from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, told
 
 KIND = "binomial"
+MOST_TRIALS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class BinomialEvent(Event):
         self._check_sampled()
         if type(self.rotation) is not bool:
             raise PrivacyError(f"rotation is {self.rotation!r}; it must be true or false")
-        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", 2**31 - 1), ("aggregated", 2**31 - 1)):
+        for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", MOST_TRIALS), ("aggregated", 2**31 - 1)):
             if not 1 <= getattr(self, name) <= most:
                 raise PrivacyError(f"{name} is {told(getattr(self, name))}; it must lie between 1 and {most}")
 

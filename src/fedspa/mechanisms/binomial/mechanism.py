@@ -7,7 +7,7 @@ from typing import Any
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism
-from fedspa.mechanisms.binomial.event import KIND, BinomialEvent
+from fedspa.mechanisms.binomial.event import KIND, MOST_TRIALS, BinomialEvent
 from fedspa.mechanisms.binomial.plan import NOT_AGGREGATED, BinomialPlan, trials_for_compression, with_least_trials
 from fedspa.privacy.event import Event
 
@@ -105,6 +105,10 @@ def of_record(values: Mapping[str, Any]) -> BinomialPlan:
     return BinomialPlan(**{key: values[key] for key in ("dimension", "batch", *_RECORD)})
 
 
+def upload(summary: Mapping[str, Any]) -> str:
+    return f"p = {summary['compression']:.3g}: {2 ** summary['bits']} levels + Binomial({summary['trials']:,}, 1/2)"
+
+
 BINOMIAL = Mechanism(
     name="binomial",
     events={KIND: BinomialEvent},
@@ -118,7 +122,10 @@ BINOMIAL = Mechanism(
         *("algorithm.compression", "algorithm.bits", "algorithm.rotation"),
         *("privacy.trials", "privacy.adversary"),
     ),
+    limits={"bits": (1, 16), "trials": (1, MOST_TRIALS)},
     caveats=(NOT_AGGREGATED,),
+    upload=upload,
+    published_by="cpSGD's, printed",
     published_note="cpSGD at the published noise: ε holds only where secure aggregation hides each update from the "
     "server. A dash stands where no accountant knows one. The published ε has the sensitivities as printed.",
 )

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.binomial.event import MOST_TRIALS
 from fedspa.randomness.streams import Stream
 
-MOST_TRIALS = 2**31 - 1
 _DIGITS = 192
 _AT_ONCE = 1 << 16
 _MOST_CELL_BITS = 20

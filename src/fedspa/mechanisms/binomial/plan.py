@@ -13,15 +13,14 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Caveat, Clipping, ClipRule
+from fedspa.mechanisms.base import Caveat, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
-from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.binomial.event import MOST_TRIALS, BinomialEvent
 from fedspa.mechanisms.binomial.grid import reach
 from fedspa.privacy import accounting
 from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
 Adversary = Literal["local", "secure-aggregation"]
-MOST_TRIALS = 2**31 - 1
 NOT_AGGREGATED = Caveat(
     short="no secure aggregation",
     why="the server of this run saw each agent's update, and against it there is no guarantee. Secure aggregation "
@@ -57,14 +56,9 @@ class BinomialPlan:
     unit: Unit = "record"
 
     def __post_init__(self) -> None:
-        if self.clip not in get_args(Clipping):
-            raise PrivacyError(f"clip is {self.clip!r}; allowed: {', '.join(get_args(Clipping))}")
+        check_clip(self.clip, self.clip_value)
         if self.clip == "l2" and not self.rotation:
             raise PrivacyError("clip is 'l2'; without rotation the levels span one coordinate: it must be 'coordinate'")
-        if not SMALLEST_CLIP <= self.clip_value <= LARGEST_CLIP:
-            raise PrivacyError(
-                f"clip value is {self.clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}"
-            )
         if self.adversary not in get_args(Adversary):
             raise PrivacyError(f"adversary is {self.adversary!r}; allowed: {', '.join(get_args(Adversary))}")
         if not (1 <= self.agents <= MOST and 1 <= self.participations <= MOST):

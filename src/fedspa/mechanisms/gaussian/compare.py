@@ -50,46 +50,23 @@ def rows(
     """The noise that each method needs for `epsilon` (and the ε that it then has), or the ε of each at `noise`."""
     if (epsilon is None) == (noise is None):
         raise PrivacyError("give exactly one of epsilon and noise")
+    sizes = {"batch": batch, "records": records, "steps": local_steps, "participations": participations}
     table: list[Comparison] = []
     for corrected in (False, True):
         needed = noise
         if epsilon is not None:
-            needed = published_noise(
-                epsilon,
-                delta,
-                batch=batch,
-                records=records,
-                steps=local_steps,
-                participations=participations,
-                corrected=corrected,
-            )
+            needed = published_noise(epsilon, delta, corrected=corrected, **sizes)
         assert needed is not None
         event = GaussianEvent("fixed", batch, records, local_steps, needed)
         found = published_epsilon(event, participations, delta, corrected=corrected)
-        table.append(
-            Comparison(
-                method="published-corrected" if corrected else "published",
-                sampling="fixed",
-                neighbours="replace-one",
-                accountant="theorem-1",
-                noise=needed,
-                epsilon=found.epsilon,
-                sound=found.corrected and found.in_range,
-            )
-        )
+        method: Method = "published-corrected" if corrected else "published"
+        sound = found.corrected and found.in_range
+        table.append(Comparison(method, "fixed", "replace-one", "theorem-1", needed, found.epsilon, sound))
     for sampling, neighbours, accountant in VERIFIED:
         needed = noise
         if epsilon is not None:
             needed = calibrate.noise_multiplier(
-                epsilon,
-                delta,
-                sampling=sampling,
-                batch=batch,
-                records=records,
-                steps=local_steps,
-                participations=participations,
-                neighbours=neighbours,
-                accountant=accountant,
+                epsilon, delta, sampling=sampling, neighbours=neighbours, accountant=accountant, **sizes
             )
         assert needed is not None
         event = GaussianEvent(sampling, batch, records, local_steps, needed)

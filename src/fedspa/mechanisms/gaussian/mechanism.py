@@ -94,25 +94,17 @@ def of_record(values: Mapping[str, Any]) -> GaussianPlan:
 def _least_noise(asked: Asked) -> float:
     if asked.epsilon is None:
         raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
+    sizes = {"batch": asked.batch, "records": asked.records, "steps": asked.local_steps}
+    sizes["participations"] = asked.participations
     if asked.accountant == "theorem-1":
-        return published_noise(
-            asked.epsilon,
-            asked.delta,
-            batch=asked.batch,
-            records=asked.records,
-            steps=asked.local_steps,
-            participations=asked.participations,
-        )
+        return published_noise(asked.epsilon, asked.delta, corrected=False, **sizes)
     return noise_multiplier(
         asked.epsilon,
         asked.delta,
         sampling=asked.sampling,
-        batch=asked.batch,
-        records=asked.records,
-        steps=asked.local_steps,
-        participations=asked.participations,
         neighbours=relation(asked.neighbours, asked.sampling),
         accountant=cast(Accountant, asked.accountant),
+        **sizes,
     )
 
 
@@ -127,6 +119,7 @@ GAUSSIAN = Mechanism(
     of_record=of_record,
     caveats=(CLIP_READ,),
     notes=notes,
+    published_by="Theorem 1",
     published_note="Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold "
     "there. Its verified ε would hold if the clip value were given.",
 )

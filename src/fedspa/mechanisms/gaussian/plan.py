@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Caveat, Clipping, ClipRule
+from fedspa.mechanisms.base import Caveat, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.published import published_epsilon
@@ -88,14 +88,9 @@ class GaussianPlan:
             raise PrivacyError(
                 f"k is {told(self.active)}; it must lie between 1 and d = {told(self.dimension)}, at most {MOST:g}"
             )
-        if self.clip not in get_args(Clipping):
-            raise PrivacyError(f"clip is {self.clip!r}; allowed: {', '.join(get_args(Clipping))}")
+        check_clip(self.clip, self.clip_value)
         if self.clip_rule not in get_args(ClipRule):
             raise PrivacyError(f"clip rule is {self.clip_rule!r}; allowed: {', '.join(get_args(ClipRule))}")
-        if not SMALLEST_CLIP <= self.clip_value <= LARGEST_CLIP:
-            raise PrivacyError(
-                f"clip value is {self.clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}"
-            )
         if self.neighbours not in get_args(Neighbours):
             raise PrivacyError(f"neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
         if self.sampling == "fixed" and self.neighbours != "replace-one":

@@ -16,7 +16,6 @@ from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
 from fedspa.mechanisms.clipping import clip_rows, share_below
 from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.grid import make_grid
-from fedspa.mechanisms.gaussian.noise import add_noise
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, GaussianPlan
 from fedspa.randomness.streams import Stream
 
@@ -66,3 +65,15 @@ class _NoisySum:
         if self._grid is None:
             return add_noise(self._total, self._sigma, noise)
         return exact.release(self._total, self._grid, noise)
+
+
+def add_noise(total: Tensor, sigma_sum: float, stream: Stream) -> Tensor:
+    """`total` [k] plus N(0, sigma_sum²) in each coordinate: added in float64, returned in the dtype of `total`.
+
+    `sigma_sum` is the noise on the *sum*, in gradient units: `plan.sigma * plan.batch`. Rounding to float32 comes after
+    the noise and is post-processing. The modes `secure` and `seeded` differ by where the stream's key comes from
+    (`streams.root_key`), not here; `exact` is the mode that floating point cannot leak from (`exact.py`). A GPU's own
+    generator is not cryptographic: this noise is made on the CPU, and the stacked engine brings one of its own.
+    """
+    noise = torch.from_numpy(stream.gaussian(total.numel())).mul_(sigma_sum)
+    return (total.to(torch.float64) + noise.to(total.device)).to(total.dtype)

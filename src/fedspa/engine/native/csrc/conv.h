@@ -1,4 +1,4 @@
-/* Forward convolution: a tile of up to 12 pixels by one or two vectors of output channels stays in registers over the whole
+/* Forward convolution: a tile of up to 12 pixels by one vector of output channels stays in registers over the whole
  * window. Pixels come as three groups of four neighbours; the groups may lie anywhere, in other rows or other examples.
  */
 #ifndef FEDSPA_CONV_H
@@ -9,90 +9,50 @@
 
 #define GROUP 4
 
-/* Weights are packed as panels of channels: [panel][window][channels of the panel]. */
-enum { PANEL_TWO, PANEL_ONE, PANEL_HALF, PANEL_QUARTER };
-
-INLINE int panel_at(int rows, int start, int *width) {
-    int left = rows - start;
-#if LEVEL == 2
-    /* 20 channels are one panel and a half, not two: half a vector costs half the time on many CPUs. */
-    if (left > LANES + LANES / 2) return *width = 2 * LANES, PANEL_TWO;
-    if (left <= LANES / 2) return *width = LANES / 2, PANEL_HALF;
-#else
-    (void)left;
-#endif
-    return *width = LANES, PANEL_ONE;
-}
+/* Weights are packed as panels of LANES channels: [panel][window][channels of the panel]. */
 
 /* Accumulators are spelled out by macro: the compiler keeps them in registers only where every index is a constant. One
- * scalar of the input is spread over the vectors of weights. */
+ * scalar of the input is spread over the vector of weights. */
 #define EACH_PIXEL_1(DO) DO(0, a0[k]) DO(1, a0[k + s1]) DO(2, a0[k + s2]) DO(3, a0[k + s3])
 #define EACH_PIXEL_2(DO) EACH_PIXEL_1(DO) DO(4, a1[k]) DO(5, a1[k + s1]) DO(6, a1[k + s2]) DO(7, a1[k + s3])
 #define EACH_PIXEL_3(DO) EACH_PIXEL_2(DO) DO(8, a2[k]) DO(9, a2[k + s1]) DO(10, a2[k + s2]) DO(11, a2[k + s3])
 
-#define TILE(NAME, TYPE, LOAD, STORE, WIDTH, COUNT, GROUPS)                                                            \
-    PHASE void NAME(const float *const *in, int64_t spacing, int runs, int64_t run, int64_t row, const float *w,       \
-                    float *const *out, int64_t out_spacing) {                                                          \
-        TYPE acc[GROUPS * GROUP][COUNT];                                                                               \
-        UNROLLED(GROUPS * GROUP, p) for (int v = 0; v < COUNT; v++) acc[p][v] = (TYPE){0};                             \
+#define TILE(GROUPS)                                                                                                   \
+    PHASE void tile_##GROUPS(const float *const *in, int64_t spacing, int runs, int64_t run, int64_t row,              \
+                             const float *w, float *const *out, int64_t out_spacing) {                                 \
+        V acc[GROUPS * GROUP];                                                                                         \
+        UNROLLED(GROUPS * GROUP, p) acc[p] = (V){0};                                                                   \
         const float *a0 = in[0], *a1 = in[GROUPS / 2], *a2 = in[GROUPS - 1]; /* those beyond GROUPS are not read */    \
         const int64_t s1 = spacing, s2 = 2 * spacing, s3 = 3 * spacing;                                                \
         for (int r = 0; r < runs; r++, a0 += row, a1 += row, a2 += row)                                                \
-            for (int64_t k = 0; k < run; k++, w += WIDTH * COUNT) {                                                    \
-                TYPE w0 = LOAD(w), w1 = COUNT > 1 ? LOAD(w + WIDTH * (COUNT - 1)) : w0;                                \
-                EACH_PIXEL_##GROUPS(TILE_STEP_##COUNT)                                                                 \
+            for (int64_t k = 0; k < run; k++, w += LANES) {                                                            \
+                const V weights = load(w);                                                                             \
+                EACH_PIXEL_##GROUPS(TILE_STEP)                                                                         \
             }                                                                                                          \
-        UNROLLED(GROUPS * GROUP, p)                                                                                    \
-            for (int v = 0; v < COUNT; v++)                                                                            \
-                STORE(out[p / GROUP] + (p % GROUP) * out_spacing + v * WIDTH, acc[p][v]);                              \
+        UNROLLED(GROUPS * GROUP, p) store(out[p / GROUP] + (p % GROUP) * out_spacing, acc[p]);                         \
     }
-
-#define TILES(NAME, TYPE, LOAD, STORE, WIDTH, COUNT)       \
-    TILE(NAME##_1, TYPE, LOAD, STORE, WIDTH, COUNT, 1)     \
-    TILE(NAME##_2, TYPE, LOAD, STORE, WIDTH, COUNT, 2)     \
-    TILE(NAME##_3, TYPE, LOAD, STORE, WIDTH, COUNT, 3)     \
-    static const tile_function NAME[] = {NAME##_1, NAME##_2, NAME##_3};
-
-#define TILE_STEP_1(P, X) acc[P][0] += w0 * (X);
-#define TILE_STEP_2(P, X) \
-    acc[P][0] += w0 * (X); \
-    acc[P][1] += w1 * (X);
-
-typedef void (*tile_function)(const float *const *, int64_t, int, int64_t, int64_t, const float *, float *const *,
-                              int64_t);
+#define TILE_STEP(P, X) acc[P] += weights * (X);
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-but-set-variable"
-#pragma GCC diagnostic ignored "-Wunused-variable"
-TILES(tile_one, V, load, store, LANES, 1)
-#if LEVEL == 2
-TILES(tile_two, V, load, store, LANES, 2)
-TILES(tile_half, H, load_half, store_half, 8, 1)
-#endif
+TILE(1)
+TILE(2)
+TILE(3)
 #pragma GCC diagnostic pop
 
-/* One tile of 1, 2 or 3 groups. */
-INLINE void tile(int panel, int groups, const float *const *in, int64_t spacing, int runs, int64_t run, int64_t row,
-                 const float *w, float *const *out, int64_t out_spacing) {
-#if LEVEL == 2
-    const tile_function *use = panel == PANEL_TWO ? tile_two : panel == PANEL_HALF ? tile_half : tile_one;
-#else
-    const tile_function *use = tile_one;
-    (void)panel;
-#endif
-    use[groups - 1](in, spacing, runs, run, row, w, out, out_spacing);
-}
+typedef void (*tile_function)(const float *const *, int64_t, int, int64_t, int64_t, const float *, float *const *,
+                              int64_t);
+static const tile_function TILES[] = {tile_1, tile_2, tile_3}; /* by groups */
 
 PHASE void pack_weights(const struct op *op, const float *theta, float *packed) {
-    for (int start = 0, width; start < op->rows; start += width) {
-        panel_at(op->rows, start, &width);
-        for (int lane = 0; lane < width; lane++) {
+    for (int start = 0; start < op->outputs; start += LANES) {
+        for (int lane = 0; lane < LANES; lane++) {
             const float *row = theta + op->weights + (int64_t)(start + lane) * op->row_length;
             float *to = packed + lane;
             for (int r = 0; r < op->runs; r++, row += op->run_padded)
-                for (int k = 0; k < op->run; k++, to += width) *to = start + lane < op->rows ? row[k] : 0.0f;
+                for (int k = 0; k < op->run; k++, to += LANES) *to = start + lane < op->outputs ? row[k] : 0.0f;
         }
-        packed += (int64_t)width * op->runs * op->run;
+        packed += (int64_t)LANES * op->runs * op->run;
     }
 }
 
@@ -100,7 +60,7 @@ PHASE void pack_weights(const struct op *op, const float *theta, float *packed) 
 INLINE int scratch_width(const struct op *op) { return op->used_w < GROUP ? GROUP : op->used_w; }
 
 INLINE int64_t scratch_size(const struct op *op) {
-    return (int64_t)op->used_h * scratch_width(op) * op->rows_padded;
+    return (int64_t)op->used_h * scratch_width(op) * op->outputs_padded;
 }
 
 /* Which pixel of its window a unit of a pooling picks is a byte, and a word holds those of four units of a channel: rows
@@ -108,7 +68,7 @@ INLINE int64_t scratch_size(const struct op *op) {
 #define PICKS 4
 
 INLINE int64_t pick_words(const struct op *op, const struct buffer *out) {
-    return (int64_t)(out->height * out->width + PICKS - 1) / PICKS * op->rows_padded;
+    return (int64_t)(out->height * out->width + PICKS - 1) / PICKS * op->outputs_padded;
 }
 
 INLINE int picked(int32_t word, int unit) { return word >> 8 * (unit % PICKS) & 0xff; }
@@ -119,8 +79,7 @@ PHASE void conv_forward(const struct op *op, const struct buffer *buffer, const 
     const int width = scratch_width(op), across = (width + GROUP - 1) / GROUP;
     const int64_t groups = (int64_t)op->used_h * across, total = groups * examples;
     const int64_t spacing = (int64_t)op->stride_w * buffer->channels, size = scratch_size(op);
-    for (int start = 0, panel_width; start < op->rows; start += panel_width) {
-        int panel = panel_at(op->rows, start, &panel_width);
+    for (int start = 0; start < op->outputs; start += LANES) {
         for (int64_t first = 0; first < total; first += 3) {
             const float *a[3];
             float *c[3];
@@ -131,11 +90,11 @@ PHASE void conv_forward(const struct op *op, const struct buffer *buffer, const 
                 int y = (int)(g % groups) / across, x = (int)(g % groups) % across * GROUP;
                 if (x + GROUP > width) x = width - GROUP; /* the last group of a row overlaps the one before it */
                 a[j] = in + example * buffer->example + (int64_t)y * op->stride_h * buffer->row + x * spacing;
-                c[j] = scratch + example * size + ((int64_t)y * width + x) * op->rows_padded + start;
+                c[j] = scratch + example * size + ((int64_t)y * width + x) * op->outputs_padded + start;
             }
-            tile(panel, count, a, spacing, op->runs, op->run, buffer->row, packed, c, op->rows_padded);
+            TILES[count - 1](a, spacing, op->runs, op->run, buffer->row, packed, c, op->outputs_padded);
         }
-        packed += (int64_t)panel_width * op->runs * op->run;
+        packed += (int64_t)LANES * op->runs * op->run;
     }
 }
 

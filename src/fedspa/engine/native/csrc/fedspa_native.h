@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 6
+#define FEDSPA_ABI 7
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -27,9 +27,9 @@ enum { CLIP_NONE, CLIP_COORDINATE, CLIP_L2 };
 struct fedspa_task {
     const float *x;       /* records x channels x height x width */
     const int64_t *y;
-    const int64_t *rows;  /* where in x and y the agent's records are, or NULL: they are all there is */
+    const int64_t *numbers; /* where in x and y the agent's records are, or NULL: they are all there is */
     int64_t records;
-    int64_t held;         /* records in x and y, where there are rows */
+    int64_t held;         /* records in x and y, where there are numbers */
     const int64_t *coordinates; /* sorted, or NULL: all of them */
     int64_t active;             /* k */
     int64_t steps, batch;
@@ -38,11 +38,12 @@ struct fedspa_task {
     double step_size;       /* local_lr * scale */
     double clip_value;
     double noise_per_clip;  /* standard deviation of the noise on the sum, in units of clip_value */
-    double count_noise, clip_rate, clip_quantile; /* private quantile only */
+    double clip_margin;     /* what a clipped gradient stays below the clip value by, relatively */
+    double count_noise, clip_rate, clip_quantile, smallest_clip, largest_clip; /* private quantile only */
     uint8_t sampling_key[32], noise_key[32];
 };
 
-enum { FEDSPA_OK, FEDSPA_STOPPED, FEDSPA_MEMORY, FEDSPA_LABEL, FEDSPA_MASK, FEDSPA_ORDER, FEDSPA_ROWS };
+enum { FEDSPA_OK, FEDSPA_STOPPED, FEDSPA_MEMORY, FEDSPA_LABEL, FEDSPA_MASK, FEDSPA_ORDER, FEDSPA_RECORD };
 enum { LEVEL_PLAIN, LEVEL_AVX2, LEVEL_AVX512 };
 
 struct fedspa_net;

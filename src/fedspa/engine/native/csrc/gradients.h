@@ -18,25 +18,14 @@ INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l,
     if (piece->count == 0) return;
     const float *x = w->unit[i];
     const int64_t row = op->weights + (int64_t)r * op->row_length;
-    const struct piece_functions *use = piece_of(op, piece->count);
+    const struct piece_functions *use = PIECE_FUNCTIONS + piece->count - 1;
     float *kept = w->kept[i];
     if (what == GRADIENT_ADD) use->add(x, l, piece, w->sum + row);
     else if (what == GRADIENT_ADD_SCALED && op->linear) /* by the layer: by the list, company would decide the rounding */
-        use->scaled_products(x, l, piece, w->units + row, w->factor);
-    else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, piece, w->units + row, w->factor);
+        use->scaled_products(x, l, piece, w->units + row, w->factor, w->most);
+    else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, piece, w->units + row, w->factor, w->most);
     else if (what == GRADIENT_LOOK) use->look(x, l, piece, w->active + row, bound, w->looks);
     else use->norm(x, l, piece, w->active + row, w->looks, kept ? kept + row - op->weights : NULL, kept_floats(op));
-}
-
-#define FAR_BYTES (128 << 10)
-
-/* The sums of a large operation are far away by the time they are needed again. */
-INLINE void fetch_sums(const struct work *w, int i, int r, int p) {
-    const struct op *op = w->net->ops + i;
-    if (r >= op->rows) return;
-    const struct piece *piece = w->pieces[i].piece + (int64_t)r * w->pieces[i].stride + p;
-    const int32_t *row = w->units + op->weights + (int64_t)r * op->row_length;
-    for (int j = 0; j < piece->count; j++) __builtin_prefetch(row + piece->to[j], 1);
 }
 
 INLINE V alive_deltas(const struct op *op, const float *delta, const float *unit, int32_t at) {
@@ -52,7 +41,7 @@ PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
     const int units = out->height * out->width;
     for (int e = 0; e < n; e++) {
         if (w->factor[e] == 0) continue;
-        for (int r = 0; r < op->rows; r += LANES) {
+        for (int r = 0; r < op->outputs; r += LANES) {
             const float *delta = w->delta[i + 1] + e * out->example + r, *unit = w->unit[i + 1] + e * out->example + r;
             const int64_t at = op->bias + r;
             if (!any_set(w->active + at)) continue;
@@ -66,7 +55,7 @@ PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
             sum += other;
             if (what == GRADIENT_ADD) store(w->sum + at, load(w->sum + at) + sum);
             else if (what == GRADIENT_ADD_SCALED)
-                store_int(w->units + at, load_int(w->units + at) + to_units(splat(w->factor[e]) * sum));
+                store_int(w->units + at, load_int(w->units + at) + to_units(splat(w->factor[e]) * sum, splat(w->most)));
             else {
                 struct look *look = w->looks + e;
                 if (what == GRADIENT_NORM && w->kept[i]) store(w->kept[i] + e * kept_floats(op) + at - op->weights, sum);
@@ -95,9 +84,9 @@ PHASE void bound_linear(struct work *w, int i, int n) {
         for (; j + LANES <= op->run; j += LANES) squares = add_squares(squares, load(x + j));
         for (; j < op->run; j++) inputs += (double)x[j] * x[j];
         inputs += sum_doubles(squares);
-        for (int r = 0; r < op->rows; r++)
+        for (int r = 0; r < op->outputs; r++)
             if (!op->relu || unit[r] > 0) deltas += (double)delta[r] * delta[r];
-        const double norm = sqrt(inputs * deltas) * (1 + 0x1p-23) + ldexp(sqrt((double)op->rows * op->run), -149);
+        const double norm = sqrt(inputs * deltas) * (1 + 0x1p-23) + ldexp(sqrt((double)op->outputs * op->run), -149);
         w->looks[e].squares += norm * norm + (op->bias < 0 ? 0 : deltas);
         w->looks[e].broken |= !(norm < FLT_MAX);
     }
@@ -111,13 +100,14 @@ PHASE void add_kept(struct work *w, int i, int n) {
     for (int64_t s = 0; s < stride; s += LANES) {
         I total = load_int(sum + s);
         for (int e = 0; e < n; e++)
-            if (w->factor[e] != 0) total += to_units(splat(w->factor[e]) * load(w->kept[i] + e * stride + s));
+            if (w->factor[e] != 0)
+                total += to_units(splat(w->factor[e]) * load(w->kept[i] + e * stride + s), splat(w->most));
         store_int(sum + s, total);
     }
 }
 
-/* The weights of one operation, some examples: a block of rows after the other, and within it piece by piece. */
-static void block_gradients(struct work *w, int i, int from, int to, int what, float bound) {
+/* The weights of one operation: a block of output channels after the other, and within it piece by piece. */
+static void block_gradients(struct work *w, int i, int n, int what, float bound) {
     const struct op *op = w->net->ops + i;
 #if LEVEL == 2
     const struct buffer *out = w->net->buffers + i + 1;
@@ -125,18 +115,15 @@ static void block_gradients(struct work *w, int i, int from, int to, int what, f
 #else
     const int many = 0;
 #endif
-    const int fetch = what == GRADIENT_ADD_SCALED && 4 * kept_floats(op) > FAR_BYTES;
-    for (int first = 0, rows = many ? LISTS : LIST_BLOCK; first < op->rows; first += rows) {
+    for (int first = 0, block = many ? LISTS : LIST_BLOCK; first < op->outputs; first += block) {
 #if LEVEL == 2
-        if (many) build_many_lists(w, i, first, from, to);
+        if (many) build_many_lists(w, i, first, n);
         else
 #endif
-        build_lists(w, i, first, from, to);
+        build_lists(w, i, first, n);
         for (int p = 0; p < w->pieces[i].each; p++)
-            for (int r = 0; r < rows && first + r < op->rows; r++) {
-                if (fetch) fetch_sums(w, i, first + r + 2, p);
-                if (w->lists[r].count > 0) one_piece(w, i, first + r, p, w->lists + r, what, bound);
-            }
+            for (int o = 0; o < block && first + o < op->outputs; o++)
+                if (w->lists[o].count > 0) one_piece(w, i, first + o, p, w->lists + o, what, bound);
     }
 }
 
@@ -144,7 +131,7 @@ static void block_gradients(struct work *w, int i, int from, int to, int what, f
 static void gradients(struct work *w, int n, int what, float bound) {
     for (int i = w->net->count - 1; i >= 0; i--) {
         const struct op *op = w->net->ops + i;
-        if (op->kind != OP_ROWS) continue;
+        if (op->kind != OP_WEIGHTED) continue;
         if (what == GRADIENT_ADD_SCALED && w->kept[i]) {
             add_kept(w, i, n);
             continue;
@@ -155,8 +142,7 @@ static void gradients(struct work *w, int n, int what, float bound) {
         }
         if (what == GRADIENT_NORM && w->kept[i]) memset(w->kept[i], 0, 4 * (size_t)(n * kept_floats(op)));
         if (op->bias >= 0) bias_gradients(w, i, n, what, bound);
-        for (int e = 0, examples = w->pieces[i].examples; e < n; e += examples)
-            block_gradients(w, i, e, n - e < examples ? n : e + examples, what, bound);
+        block_gradients(w, i, n, what, bound);
     }
 }
 

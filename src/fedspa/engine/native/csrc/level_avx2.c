@@ -6,14 +6,10 @@
 #pragma GCC target("avx2,fma")
 #endif
 #define LEVEL 1
-#define TRAIN train_avx2
-#define SUM sum_avx2
-#define LOGITS logits_avx2
-#define GAUSSIAN gaussian_avx2
 #include "levels.h"
 #include "step.h"
 
-const struct level fedspa_level_avx2 = {TRAIN, SUM, LOGITS, GAUSSIAN};
+const struct level fedspa_level_avx2 = {train_agent, sum_clipped, find_logits, draw_gaussians};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

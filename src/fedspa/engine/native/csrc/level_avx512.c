@@ -6,14 +6,10 @@
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
 #endif
 #define LEVEL 2
-#define TRAIN train_avx512
-#define SUM sum_avx512
-#define LOGITS logits_avx512
-#define GAUSSIAN gaussian_avx512
 #include "levels.h"
 #include "step.h"
 
-const struct level fedspa_level_avx512 = {TRAIN, SUM, LOGITS, GAUSSIAN};
+const struct level fedspa_level_avx512 = {train_agent, sum_clipped, find_logits, draw_gaussians};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

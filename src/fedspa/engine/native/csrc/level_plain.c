@@ -8,11 +8,7 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 #define LEVEL 0
-#define TRAIN train_plain
-#define SUM sum_plain
-#define LOGITS logits_plain
-#define GAUSSIAN gaussian_plain
 #include "levels.h"
 #include "step.h"
 
-const struct level fedspa_level_plain = {TRAIN, SUM, LOGITS, GAUSSIAN};
+const struct level fedspa_level_plain = {train_agent, sum_clipped, find_logits, draw_gaussians};

@@ -11,12 +11,12 @@ static const int32_t FIRST_PIXEL[LIST_BLOCK]; /* without pooling a unit has one 
 INLINE const int32_t *picks_at(const struct work *w, int i, int e, int u, int first) {
     const struct op *op = w->net->ops + i;
     if (!op->pool) return FIRST_PIXEL;
-    return w->arg[i] + e * pick_words(op, w->net->buffers + i + 1) + (int64_t)(u / PICKS) * op->rows_padded + first;
+    return w->arg[i] + e * pick_words(op, w->net->buffers + i + 1) + (int64_t)(u / PICKS) * op->outputs_padded + first;
 }
 
 /* Ends an example's part of the lists that have one. */
-INLINE void end_example(struct work *w, int rows, int e, struct item *const *next) {
-    for (int r = 0; r < rows; r++) {
+INLINE void end_example(struct work *w, int outputs, int e, struct item *const *next) {
+    for (int r = 0; r < outputs; r++) {
         struct list *l = w->lists + r;
         int count = (int)(next[r] - l->items);
         if (count == l->count) continue;
@@ -25,20 +25,21 @@ INLINE void end_example(struct work *w, int rows, int e, struct item *const *nex
     }
 }
 
-/* The deltas of up to LIST_BLOCK rows from `first` on, of the examples `from` to `to`, as lists. Every item is written and counted only if it is alive:
- * a branch on it would be mispredicted half the time. */
-PHASE void build_lists(struct work *w, int i, int first, int from, int to) {
+/* The deltas of up to LIST_BLOCK output channels from `first` on, as lists. Every item is written, and counted only
+ * if it is alive: a branch on it would be mispredicted half the time. */
+PHASE void build_lists(struct work *w, int i, int first, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
-    const int rows = op->rows - first < LIST_BLOCK ? op->rows - first : LIST_BLOCK, units = out->height * out->width;
-    const unsigned present = (1u << rows) - 1;
+    const int outputs = op->outputs - first < LIST_BLOCK ? op->outputs - first : LIST_BLOCK;
+    const int units = out->height * out->width;
+    const unsigned present = (1u << outputs) - 1;
     const int32_t *pixel = w->pixel[i];
     struct item *next[LIST_BLOCK];
     for (int r = 0; r < LIST_BLOCK; r++) {
         w->lists[r].groups = w->lists[r].count = 0;
         next[r] = w->lists[r].items;
     }
-    for (int e = from; e < to; e++) {
+    for (int e = 0; e < n; e++) {
         if (w->factor[e] == 0) continue;
         for (int u = 0; u < units; u++) {
             const int32_t *word = picks_at(w, i, e, u, first);
@@ -46,18 +47,12 @@ PHASE void build_lists(struct work *w, int i, int first, int from, int to) {
             const float *delta = w->delta[i + 1] + at;
             const unsigned alive = alive_of_8(delta, w->unit[i + 1] + at, op->relu) & present;
             const int32_t start = (int32_t)(e * in->example) + w->window[i][u];
-            if (rows == LIST_BLOCK)
-                UNROLLED(LIST_BLOCK, r) {
-                    *next[r] = (struct item){start + pixel[picked(word[r], u)], delta[r]};
-                    next[r] += alive >> r & 1;
-                }
-            else
-                for (int r = 0; r < rows; r++) {
-                    *next[r] = (struct item){start + pixel[picked(word[r], u)], delta[r]};
-                    next[r] += alive >> r & 1;
-                }
+            for (int r = 0; r < outputs; r++) {
+                *next[r] = (struct item){start + pixel[picked(word[r], u)], delta[r]};
+                next[r] += alive >> r & 1;
+            }
         }
-        end_example(w, rows, e, next);
+        end_example(w, outputs, e, next);
     }
 }
 
@@ -93,18 +88,18 @@ INLINE void turn_picks(const int32_t *word, int64_t stride, int words, uint8_t p
     }
 }
 
-/* The same for up to LISTS rows: 16 units by 16 rows are turned over, and a row's living ones pushed together. */
-PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) {
+/* The same for up to LISTS output channels: 16 units by 16 channels are turned over, and a channel's living ones pushed together. */
+PHASE void build_many_lists(struct work *w, int i, int first, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
-    const int rows = op->rows - first < LISTS ? op->rows - first : LISTS, units = out->height * out->width;
+    const int outputs = op->outputs - first < LISTS ? op->outputs - first : LISTS, units = out->height * out->width;
     const __m512i pixel = _mm512_loadu_si512(w->pixel[i]), none = _mm512_setzero_si512();
     struct item *next[LISTS];
     for (int r = 0; r < LISTS; r++) {
         w->lists[r].groups = w->lists[r].count = 0;
         next[r] = w->lists[r].items;
     }
-    for (int e = from; e < to; e++) {
+    for (int e = 0; e < n; e++) {
         if (w->factor[e] == 0) continue;
         const float *delta = w->delta[i + 1] + e * out->example + first, *unit = w->unit[i + 1] + e * out->example + first;
         for (int u = 0; u < units; u += LANES) {
@@ -118,9 +113,9 @@ PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) 
             }
             for (int j = count; j < LANES; j++) deltas[j] = (V){0};
             transpose(deltas);
-            if (op->pool) turn_picks(picks_at(w, i, e, u, first), op->rows_padded, (count + PICKS - 1) / PICKS, picks);
+            if (op->pool) turn_picks(picks_at(w, i, e, u, first), op->outputs_padded, (count + PICKS - 1) / PICKS, picks);
             const __m512i start = (__m512i)(load_int(w->window[i] + u) + (int32_t)(e * in->example));
-            for (int r = 0; r < rows; r++) {
+            for (int r = 0; r < outputs; r++) {
                 const __m512i pick = op->pool ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)picks[r])) : none;
                 const __m512i within = _mm512_permutexvar_epi32(pick, pixel);
                 const __mmask16 alive = _mm512_cmp_ps_mask((__m512)deltas[r], _mm512_setzero_ps(), _CMP_NEQ_UQ);
@@ -128,13 +123,13 @@ PHASE void build_many_lists(struct work *w, int i, int first, int from, int to) 
                 next[r] += __builtin_popcount(alive);
             }
         }
-        end_example(w, rows, e, next);
+        end_example(w, outputs, e, next);
     }
 }
 #endif
 
 #if LEVEL == 2
-/* The living channels of a unit among rows `from` to `to`, as items behind `next` of the pixel, of `window`, that each
+/* The living channels of a unit among outputs `from` to `to`, as items behind `next` of the pixel, of `window`, that each
  * picks. */
 INLINE void sort_channels_of(const int window, const struct op *op, int from, int to, const float *delta,
                              const float *unit, const int32_t *word, int u, struct item **next) {

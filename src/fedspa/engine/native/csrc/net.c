@@ -36,10 +36,10 @@ static int fits_window(const struct fedspa_layer *l, const struct buffer *in) {
            pooled(in->width, (int)l->kernel_w, (int)l->stride_w, (int)l->pad_w) > 0;
 }
 
-static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_layer *l, const struct buffer *in) {
-    op->kind = OP_ROWS;
+static void add_weighted(struct fedspa_net *net, struct op *op, const struct fedspa_layer *l, const struct buffer *in) {
+    op->kind = OP_WEIGHTED;
     op->linear = l->kind == LAYER_LINEAR;
-    op->rows = (int)l->outputs;
+    op->outputs = (int)l->outputs;
     op->kernel_h = op->linear ? 1 : (int)l->kernel_h;
     op->kernel_w = op->linear ? 1 : (int)l->kernel_w;
     op->stride_h = op->linear ? 1 : (int)l->stride_h;
@@ -49,27 +49,24 @@ static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_
     op->pool_h = op->pool_w = op->pool_stride_h = op->pool_stride_w = 1;
     op->runs = op->kernel_h;
     op->run = op->linear ? in->channels * in->height * in->width : op->kernel_w * in->channels;
-    /* Short runs lie in pairs: half of the widest vector each. */
-    op->run_padded = (int)round_up(op->run, !op->linear && op->run <= PAD / 2 ? PAD / 2 : PAD);
-    op->row_length = (int)round_up(op->runs * op->run_padded, PAD);
+    op->run_padded = (int)round_up(op->run, PAD);
+    op->row_length = op->runs * op->run_padded;
     /* Rows a large power of two apart would share few sets of the nearest cache. */
-    if (op->rows > 1 && op->row_length % (8 * PAD) == 0) op->row_length += 4 * PAD;
-    op->rows_padded = (int)round_up(op->rows, PAD);
+    if (op->outputs > 1 && op->row_length % (8 * PAD) == 0) op->row_length += 4 * PAD;
+    op->outputs_padded = (int)round_up(op->outputs, PAD);
     op->full_h = op->used_h = op->linear ? 1 : pooled(in->height, op->kernel_h, op->stride_h, op->pad_h);
     op->full_w = op->used_w = op->linear ? 1 : pooled(in->width, op->kernel_w, op->stride_w, op->pad_w);
     op->weights = net->layout;
-    net->layout += (int64_t)op->rows * op->row_length;
+    net->layout += (int64_t)op->outputs * op->row_length;
     op->bias = l->bias_offset < 0 ? -1 : net->layout;
-    net->layout += l->bias_offset < 0 ? 0 : op->rows_padded;
+    net->layout += l->bias_offset < 0 ? 0 : op->outputs_padded;
     if (!op->linear) net->convolutions = net->layout;
     op->packed = net->packed;
-    /* Room for the weights as they are, as winograd.h wants 3 x 3 (16 points), as strip.h wants five wide (8 a row), or
-     * as square.h wants 5 x 5 (56). */
-    const int points = op->kernel_w == 5 ? 8 * larger(op->kernel_h, op->kernel_h == 5 ? 7 : 0)
-                                         : larger(op->kernel_h * op->kernel_w, 16);
-    net->packed += op->linear ? 0 : (int64_t)op->rows_padded * in->channels * points + PAD;
+    /* Room for the weights as they are, as winograd.h wants 3 x 3 (16 points), or as strip.h wants five wide (8 a row). */
+    const int points = op->kernel_w == 5 ? 8 * op->kernel_h : larger(op->kernel_h * op->kernel_w, 16);
+    net->packed += op->linear ? 0 : (int64_t)op->outputs_padded * in->channels * points + PAD;
 
-    for (int r = 0; r < op->rows; r++) {
+    for (int r = 0; r < op->outputs; r++) {
         int64_t row = op->weights + (int64_t)r * op->row_length;
         int spatial = op->linear ? in->height * in->width : op->kernel_h * op->kernel_w;
         for (int c = 0; c < in->channels; c++)
@@ -84,7 +81,7 @@ static void add_rows(struct fedspa_net *net, struct op *op, const struct fedspa_
 
 /* Max-pooling and ReLU straight behind a layer become part of it. */
 static int fuse(struct op *op, const struct fedspa_layer *l, struct buffer *out) {
-    if (op->kind != OP_ROWS) return 0;
+    if (op->kind != OP_WEIGHTED) return 0;
     if (l->kind == LAYER_RELU && !op->relu) {
         op->relu = 1;
         return 1;
@@ -109,11 +106,10 @@ static int fuse(struct op *op, const struct fedspa_layer *l, struct buffer *out)
 
 /* Winograd's transforms pay from some channels on; its windows come in whole pairs of rows and columns. */
 static void choose_forward(struct op *op, const struct buffer *in) {
-    op->winograd = op->kind == OP_ROWS && !op->linear && op->kernel_h == 3 && op->kernel_w == 3 && op->stride_h == 1 &&
-                   op->stride_w == 1 && in->channels >= 16 && op->rows >= 16 && op->used_h % 2 == 0 &&
+    op->winograd = op->kind == OP_WEIGHTED && !op->linear && op->kernel_h == 3 && op->kernel_w == 3 && op->stride_h == 1 &&
+                   op->stride_w == 1 && in->channels >= 16 && op->outputs >= 16 && op->used_h % 2 == 0 &&
                    op->used_w % 2 == 0 && op->used_w >= 4;
-    op->strip = op->kind == OP_ROWS && !op->linear && op->kernel_w == 5 && op->stride_w == 1 && op->used_w >= 4;
-    op->square = op->strip && op->kernel_h == 5 && op->stride_h == 1 && op->used_h >= 2 && in->channels >= 4;
+    op->strip = op->kind == OP_WEIGHTED && !op->linear && op->kernel_w == 5 && op->stride_w == 1 && op->used_w >= 4;
 }
 
 static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int64_t count) {
@@ -133,8 +129,8 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
         switch (l->kind) {
         case LAYER_CONV:
             if (flat || !fits_window(l, in)) return 0;
-            add_rows(net, op, l, in);
-            shape_buffer(out, op->rows, op->full_h, op->full_w);
+            add_weighted(net, op, l, in);
+            shape_buffer(out, op->outputs, op->full_h, op->full_w);
             break;
         case LAYER_LINEAR:
             if (net->straight && in->channels > 1 && in->height * in->width > 1) {
@@ -142,8 +138,8 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
                 shape_buffer(out, in->channels * in->height * in->width, 1, 1);
                 net->count++, op++, in++, out++;
             }
-            add_rows(net, op, l, in);
-            shape_buffer(out, op->rows, 1, 1);
+            add_weighted(net, op, l, in);
+            shape_buffer(out, op->outputs, 1, 1);
             flat = 1;
             break;
         case LAYER_MAXPOOL:
@@ -173,7 +169,7 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
     }
     for (int i = 0; i < net->count; i++) choose_forward(net->ops + i, net->buffers + i);
     for (int i = 0; i <= net->count; i++) {
-        struct op *next = i < net->count && net->ops[i].kind == OP_ROWS ? net->ops + i : NULL;
+        struct op *next = i < net->count && net->ops[i].kind == OP_WEIGHTED ? net->ops + i : NULL;
         /* The forward kernel takes pixels in fours: up to three beyond a row's end are read and forgotten. */
         int spill = next ? 4 * next->stride_w * net->buffers[i].channels : 0;
         place_buffer(net->buffers + i, next ? next->pad_h : 0, next ? next->pad_w : 0, spill);

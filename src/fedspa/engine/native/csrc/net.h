@@ -1,9 +1,9 @@
 /* The net as the step sees it: a chain of operations over buffers, and where each parameter lives.
  *
  * Activations are channels-last, so that a convolution's window is one contiguous run per kernel row, and a buffer
- * carries the zero border that the convolution after it wants. Parameters live in rows: one row an output channel, one
- * run a kernel row, each run padded to PAD floats or, if it is short, to half of that. Gradients and the local theta use that layout; `place` leads from a
- * parameter's index in the flat theta to it. What lies in the padding of theta is 0; in a gradient's it is junk.
+ * carries the zero border that the convolution after it wants. Parameters live in rows: one row per output channel, one
+ * run per kernel row, each run padded to PAD floats. Gradients and the local theta use that layout; `place` leads from
+ * a parameter's index in the flat theta to it. What lies in the padding of theta is 0; in a gradient's it is junk.
  */
 #ifndef FEDSPA_NET_H
 #define FEDSPA_NET_H
@@ -22,22 +22,22 @@ struct buffer {
     int64_t example; /* floats from one example to the next; at least 2 PAD of them never hold a value */
 };
 
-enum { OP_ROWS, OP_MAXPOOL, OP_AVGPOOL, OP_RELU, OP_TANH, OP_FLATTEN };
+enum { OP_WEIGHTED, OP_MAXPOOL, OP_AVGPOOL, OP_RELU, OP_TANH, OP_FLATTEN };
 
-/* OP_ROWS is a convolution or a linear layer (a convolution with one pixel and one run), with the max-pooling and the
+/* OP_WEIGHTED is a convolution or a linear layer (a convolution with one pixel and one run), with the max-pooling and the
  * ReLU behind it if there are any. They commute, so their order does not matter. */
 struct op {
     int kind, linear;
     int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w; /* of the convolution, or of a pooling on its own */
     int pool, pool_h, pool_w, pool_stride_h, pool_stride_w, pool_pad_h, pool_pad_w;
-    int winograd, strip, square; /* forward by winograd.h, by strip.h, by square.h */
+    int winograd, strip; /* forward by winograd.h, by strip.h */
     int relu, include_pad;
-    int rows, runs, run, run_padded, row_length; /* row_length: from row to row */
+    int outputs, runs, run, run_padded, row_length; /* row_length: from row to row */
     int used_h, used_w;                          /* the convolution's pixels that anything reads */
     int full_h, full_w;
     int64_t weights, bias;                       /* in the row layout; bias -1: none */
     int64_t packed;                              /* of the weights as the forward pass reads them */
-    int rows_padded;
+    int outputs_padded;
 };
 
 struct fedspa_net {

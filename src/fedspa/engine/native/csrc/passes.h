@@ -4,7 +4,6 @@
 
 #include "linear.h"
 #include "lists.h"
-#include "narrow.h"
 #include "pool.h"
 #include "work.h"
 
@@ -40,12 +39,6 @@ static void forward_strips(struct work *w, int i, int n) {
         float *to = w->unit[i + 1] + e * out->example;
         int32_t *picks = op->pool ? w->arg[i] + e * pick_words(op, out) : NULL;
         strip_transform(op, in, w->unit[i] + e * in->example, w->space);
-#if LEVEL == 2
-        if (is_narrow(op)) {
-            narrow_forward(op, out, w->space, packed, w->theta, to, picks);
-            continue;
-        }
-#endif
         if (!pools_pairs(op)) {
             strip_forward(op, in, 0, op->used_h, packed, w->scratch, w->space);
             finish_conv(op, out, w->scratch, w->theta, to, picks);
@@ -59,14 +52,14 @@ static void forward_strips(struct work *w, int i, int n) {
     }
 }
 
-static void forward_rows(struct work *w, int i, int n) {
+static void forward_weighted(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     if (op->linear) {
         linear_forward(op, in, out, w->unit[i], n, w->theta, w->unit[i + 1]);
         return;
     }
-    if (op->strip && !op->square) {
+    if (op->strip) {
         forward_strips(w, i, n);
         return;
     }
@@ -75,7 +68,6 @@ static void forward_rows(struct work *w, int i, int n) {
         int64_t count = n - e < block ? n - e : block;
         const float *from = w->unit[i] + e * in->example, *packed = w->packed + op->packed;
         if (op->winograd) winograd_forward(op, in, from, count, packed, w->scratch, w->space);
-        else if (op->square) square_forward(op, in, from, count, packed, w->scratch, w->space);
         else conv_forward(op, in, from, count, packed, w->scratch);
         for (int64_t j = 0; j < count; j++)
             finish_conv(op, out, w->scratch + j * size, w->theta, w->unit[i + 1] + (e + j) * out->example,
@@ -87,8 +79,8 @@ static void forward(struct work *w, int n) {
     for (int i = 0; i < w->net->count; i++) {
         const struct op *op = w->net->ops + i;
         const struct buffer *in = w->net->buffers + i, *out = in + 1;
-        if (op->kind == OP_ROWS) {
-            forward_rows(w, i, n);
+        if (op->kind == OP_WEIGHTED) {
+            forward_weighted(w, i, n);
             continue;
         }
         for (int e = 0; e < n; e++) {
@@ -118,25 +110,24 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
 }
 
 /* The deltas of the operation's input, from those of its output: a pixel's channels together, so that its window is
- * read and written once; and one piece of some rows after the other, so that their weights stay near. */
+ * read and written once; and one piece of some output channels after the other, so that their weights stay near. */
 PHASE void spread(struct work *w, int i, int first, int end) {
     const struct op *op = w->net->ops + i;
     const column_function column = spread_column_of(op);
     const int height = w->net->buffers[i + 1].height;
-    const int piece = spread_near(op) ? LONG_PIECE : SPREAD_PIECE, rows = spread_rows(op);
-    for (int from = 0; from < op->rows; from += rows) {
-        const int64_t spots = build_spots(w, i, from, op->rows - from < rows ? op->rows : from + rows, first, end);
+    const int piece = spread_near(op) ? PIECE : SPREAD_PIECE, outputs = spread_outputs(op);
+    for (int from = 0; from < op->outputs; from += outputs) {
+        const int to = op->outputs - from < outputs ? op->outputs : from + outputs;
+        const int64_t spots = build_spots(w, i, from, to, first, end);
         if (column) {
             for (const struct spot *spot = w->spots; spot < w->spots + spots; spot += height)
                 column(w->theta + op->weights, spot, height, w->segment[i]);
             continue;
         }
-        for (int s = 0, length; s < segments_of(op); s += length) {
-            const float *weights = w->theta + op->weights + (int64_t)s * LANES;
-            const int32_t *segment = w->segment[i] + s * (is_paired(op) ? 2 : 1);
-            const spread_function use = spread_of(op, segments_of(op) - s, piece, &length);
+        for (int s = 0, left; (left = segments_of(op) - s) > 0; s += piece) {
+            const spread_function use = SPREADS[(left < piece ? left : piece) - 1];
             for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
-                use(weights, spot, segment);
+                use(w->theta + op->weights + (int64_t)s * LANES, spot, w->segment[i] + s);
         }
     }
 }
@@ -147,7 +138,7 @@ static void propagate(struct work *w, int n) {
         const struct op *op = w->net->ops + i;
         const struct buffer *in = w->net->buffers + i, *out = in + 1;
         memset(w->delta[i], 0, 4 * (size_t)(n * in->example));
-        if (op->kind == OP_ROWS) {
+        if (op->kind == OP_WEIGHTED) {
             const int block = examples_to_spread(in, w->chunk);
             for (int e = 0; e < n; e += block) spread(w, i, e, n - e < block ? n : e + block);
             continue;

@@ -24,11 +24,11 @@ INLINE I pool_pixels(const struct op *op, V a, V b, V c, V d, V shift, V *unit) 
 PHASE void finish_pairs(const struct op *op, const struct buffer *out, int first, int rows, const float *scratch,
                         const float *theta, float *to, int32_t *arg) {
     const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
-    const int channels = op->rows_padded;
+    const int channels = op->outputs_padded;
     const int64_t below = (int64_t)scratch_width(op) * channels;
-    for (int c = 0; c < op->rows; c += LANES) {
+    for (int c = 0; c < op->outputs; c += LANES) {
         const V shift = bias ? load(bias + c) : (V){0};
-        const int whole = op->rows - c >= LANES;
+        const int whole = op->outputs - c >= LANES;
         int32_t *word = arg + (int64_t)first / PICKS * out->width * channels + c;
         I words = {0};
         int u = 0;
@@ -39,7 +39,7 @@ PHASE void finish_pairs(const struct op *op, const struct buffer *out, int first
                 V best;
                 const I where = pool_pixels(op, load(p), load(p + channels), load(p + below), load(p + below + channels), shift, &best);
                 if (whole) store(unit, best);
-                else store_first(unit, best, op->rows - c);
+                else store_first(unit, best, op->outputs - c);
                 words |= where << 8 * (u % PICKS);
                 if (u % PICKS < PICKS - 1) continue;
                 store_int(word, words);
@@ -54,7 +54,7 @@ PHASE void finish_pairs(const struct op *op, const struct buffer *out, int first
  * the only one that carries gradient. */
 PHASE void finish_conv(const struct op *op, const struct buffer *out, const float *scratch, const float *theta,
                        float *to, int32_t *arg) {
-    const int width = scratch_width(op), channels = op->rows_padded;
+    const int width = scratch_width(op), channels = op->outputs_padded;
     const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
     if (pools_pairs(op)) {
         finish_pairs(op, out, 0, out->height, scratch, theta, to, arg);
@@ -67,7 +67,7 @@ PHASE void finish_conv(const struct op *op, const struct buffer *out, const floa
             const int right = before + op->pool_w < op->used_w ? before + op->pool_w : op->used_w;
             const int top = above < 0 ? 0 : above, left = before < 0 ? 0 : before;
             float *unit = to + out->origin + (int64_t)y * out->row + x * out->channels;
-            for (int c = 0; c < op->rows; c += LANES) {
+            for (int c = 0; c < op->outputs; c += LANES) {
                 V best = load(scratch + ((int64_t)top * width + left) * channels + c);
                 I where = splat_int((top - above) * op->pool_w + left - before);
                 for (int i = top; i < bottom; i++)
@@ -76,8 +76,8 @@ PHASE void finish_conv(const struct op *op, const struct buffer *out, const floa
                                      splat_int((i - above) * op->pool_w + j - before));
                 if (bias) best += load(bias + c);
                 if (op->relu) best = rectify(best);
-                if (op->rows - c >= LANES) store(unit + c, best);
-                else store_first(unit + c, best, op->rows - c);
+                if (op->outputs - c >= LANES) store(unit + c, best);
+                else store_first(unit + c, best, op->outputs - c);
                 if (!arg) continue;
                 const int u = y * out->width + x;
                 int32_t *word = arg + (int64_t)(u / PICKS) * channels + c;
@@ -149,52 +149,19 @@ static void point_backward(int kind, const struct buffer *in, const struct buffe
     }
 }
 
-#if LEVEL == 2
-/* 16 pixels by 16 channels at a time, turned over. */
-INLINE void flatten(const struct buffer *in, const float *pixels, const float *planes, float *to_planes, float *to_pixels) {
-    const int plane = in->height * in->width;
-    for (int c = 0; c < in->channels; c += LANES)
-        for (int s = 0; s < plane; s += LANES) {
-            const int channels = in->channels - c < LANES ? in->channels - c : LANES;
-            const int count = plane - s < LANES ? plane - s : LANES;
-            V block[LANES];
-            int64_t at[LANES];
-            for (int j = 0; j < LANES; j++) {
-                const int p = s + (j < count ? j : 0);
-                at[j] = in->origin + (int64_t)(p / in->width) * in->row + (int64_t)(p % in->width) * in->channels + c;
-            }
-            for (int j = 0; j < LANES; j++)
-                block[j] = to_planes ? load(pixels + at[j]) : load(planes + (int64_t)(c + (j < channels ? j : 0)) * plane + s);
-            transpose(block);
-            if (to_planes)
-                for (int j = 0; j < channels; j++) store_first(to_planes + (int64_t)(c + j) * plane + s, block[j], count);
-            else
-                for (int j = 0; j < count; j++) store_first(to_pixels + at[j], block[j], channels);
-        }
-}
-#endif
-
 /* Between channels last and the order of torch's Flatten: one plane a channel. */
 static void flatten_forward(const struct buffer *in, const float *a, float *b) {
-#if LEVEL == 2
-    flatten(in, a, NULL, b, NULL);
-#else
     EACH_ROW(in, y)
         for (int x = 0; x < in->width; x++)
             for (int c = 0; c < in->channels; c++)
                 b[(c * in->height + y) * in->width + x] = a[in->origin + (int64_t)y * in->row + x * in->channels + c];
-#endif
 }
 
 static void flatten_backward(const struct buffer *in, const float *from, float *to) {
-#if LEVEL == 2
-    flatten(in, NULL, from, NULL, to);
-#else
     EACH_ROW(in, y)
         for (int x = 0; x < in->width; x++)
             for (int c = 0; c < in->channels; c++)
                 to[in->origin + (int64_t)y * in->row + x * in->channels + c] = from[(c * in->height + y) * in->width + x];
-#endif
 }
 
 struct window {

@@ -90,13 +90,8 @@ INLINE V clamp(V v, V c) {
 #define CLIP_UNITS 0x1p24f
 #define UNITS_ROOM 127 /* examples whose units fit an int32 */
 
-/* What a clipped gradient stays below the bound by, relatively (mechanisms/clipping.py). Under l2 it covers the rounding
- * of the factor and of its products (2^-24 each) and of the norm in float64 (2^-53 a coordinate). */
-#define CLIP_MARGIN 2e-6
-#define MOST_UNITS ((float)(CLIP_UNITS * (1 - CLIP_MARGIN)))
-
-/* v, in units, as whole ones. */
-INLINE I to_units(V v) { return __builtin_convertvector(clamp(v, splat(MOST_UNITS)), I); }
+/* v, in units, as whole ones, `most` at most. */
+INLINE I to_units(V v, V most) { return __builtin_convertvector(clamp(v, most), I); }
 
 /* best, arg = v, place where v is greater: the first of equals stays, and a NaN wins, as in torch. */
 INLINE void take_greater(V *best, I *arg, V v, I place) {

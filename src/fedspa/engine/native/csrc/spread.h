@@ -4,7 +4,7 @@
 #ifndef FEDSPA_SPREAD_H
 #define FEDSPA_SPREAD_H
 
-#include "rows.h"
+#include "weight_gradients.h"
 
 /* A pixel with deltas in some of its channels, and its window in the input's deltas. */
 struct spot {
@@ -13,64 +13,54 @@ struct spot {
     int count, below_count;
 };
 
-/* Backward walks the weights of many rows: shorter pieces where those of all rows would not fit the nearest cache. */
+/* Backward walks the weights of many output channels: shorter pieces where all of them do not fit a near cache. */
 #define SPREAD_PIECE 6
-#define SPREAD_ROWS 64
-/* Where they do fit, it needs one accumulator a vector only, and takes longer pieces. */
-#define LONG_PIECE 24
-#define SPREAD_UNROLLED(N, I) _Pragma("GCC unroll 24") for (int I = 0; I < N; I++)
+#define SPREAD_OUTPUTS 64
 #define NEAR_BYTES (28 << 10)
+#define COLUMN_RUNS 5
 
-INLINE int spread_near(const struct op *op) { return (int64_t)op->rows * op->row_length * 4 <= NEAR_BYTES; }
+INLINE int spread_near(const struct op *op) { return (int64_t)op->outputs * op->row_length * 4 <= NEAR_BYTES; }
 
-/* Rows whose items are walked together. */
-INLINE int spread_rows(const struct op *op) { return spread_near(op) || op->rows < SPREAD_ROWS ? op->rows : SPREAD_ROWS; }
-
-/* Items that a pixel has room for: those of that many rows, and what is written past the last of them. */
-INLINE int spot_room(const struct op *op) { return spread_rows(op) + PAD; }
-
-/* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run it belongs to. */
-INLINE void store_window(const int paired, float *p, const int32_t *segment, int j, V v) {
-#if LEVEL == 2
-    if (paired) {
-        store_half(p + segment[2 * j], (H)_mm512_castps512_ps256((__m512)v));
-        store_half(p + segment[2 * j + 1], (H)_mm512_extractf32x8_ps((__m512)v, 1));
-        return;
-    }
-#endif
-    (void)paired;
-    store(p + segment[j], v);
+/* Output channels whose items are walked together. */
+INLINE int spread_outputs(const struct op *op) {
+    return spread_near(op) || op->outputs < SPREAD_OUTPUTS ? op->outputs : SPREAD_OUTPUTS;
 }
 
+/* Items that a pixel has room for: those of that many channels, and what is written past the last of them. */
+INLINE int spot_room(const struct op *op) { return spread_outputs(op) + PAD; }
+
 /* One pixel's part of backward: the deltas of its channels times their rows of weights, added to its window. */
-INLINE void spread_piece(const int n, const int paired, const float *weights, const struct spot *spot,
-                         const int32_t *segment) {
+INLINE void spread_piece(const int n, const float *weights, const struct spot *spot, const int32_t *segment) {
     const struct item *items = spot->items;
     const int count = spot->count;
     float *window = spot->window;
-    V acc[LONG_PIECE];
-    SPREAD_UNROLLED(n, j) acc[j] = load_window(paired, window, segment, j);
+    V acc[PIECE];
+    UNROLLED(n, j) acc[j] = load(window + segment[j]);
     for (int i = 0; i < count; i++) {
         const float *row = weights + items[i].at;
         V d = splat(items[i].delta);
-        SPREAD_UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
+        UNROLLED(n, j) acc[j] += d * load(row + j * LANES);
     }
-    SPREAD_UNROLLED(n, j) store_window(paired, window, segment, j, acc[j]);
+    /* In ascending order: what a vector holds behind its run is stored as it was, and overwritten by the run that it
+     * belongs to. */
+    UNROLLED(n, j) store(window + segment[j], acc[j]);
 }
 
 #if LEVEL == 2
-/* The same for a column of `height` units that each pick from two pixels, one above the other, of a kernel with `runs` of
- * `length` vectors and, with `tail`, up to four floats more. The windows of a unit's two pixels share all but one row,
- * and those of two units all but two: a row stays in registers from the first unit that adds to it to the last. */
-INLINE void spread_column(const int runs, const int length, const int tail, const float *weights,
-                          const struct spot *spot, int height, const int32_t *segment) {
+/* The same for a column of `height` units that each pick from two pixels, one above the other, of a kernel five high with
+ * runs of `length` vectors and, with `tail`, up to four floats more. The windows of a unit's two pixels share all but one
+ * row, and those of two units all but two: a row stays in registers from the first unit that adds to it to the last. It
+ * takes a tenth off a step of the MNIST CNN and of small-cnn at p = .05; kernels three high gain nothing by it. */
+INLINE void spread_column(const int length, const int tail, const float *weights, const struct spot *spot, int height,
+                          const int32_t *segment) {
+    const int runs = COLUMN_RUNS;
     const int stride = length + tail; /* vectors in memory, of which the tail fills a quarter */
-    V acc[LONG_PIECE];
+    V acc[24];
     Q rest[6];
 #define COLUMN_ROWS(FROM, TO, VECTOR, QUARTER)                                                                         \
-    SPREAD_UNROLLED(6, r) {                                                                                            \
+    UNROLLED(6, r) {                                                                                                   \
         if (r < FROM || r >= TO) continue;                                                                             \
-        SPREAD_UNROLLED(length, j) VECTOR(spot->window + segment[r * stride + j], acc[r * length + j]);                \
+        UNROLLED(length, j) VECTOR(spot->window + segment[r * stride + j], acc[r * length + j]);                       \
         if (tail) QUARTER(spot->window + segment[r * stride + length], rest[r]);                                       \
     }
 #define COLUMN_LOAD(FROM, V) V = load(FROM)
@@ -78,28 +68,28 @@ INLINE void spread_column(const int runs, const int length, const int tail, cons
     COLUMN_ROWS(0, runs - 1, COLUMN_LOAD, COLUMN_LOAD_QUARTER)
     for (const struct spot *end = spot + height; spot < end; spot++) {
         COLUMN_ROWS(runs - 1, runs + 1, COLUMN_LOAD, COLUMN_LOAD_QUARTER)
-        SPREAD_UNROLLED(2, lower) {
+        UNROLLED(2, lower) {
             const struct item *items = lower ? spot->below : spot->items;
             const struct item *last = items + (lower ? spot->below_count : spot->count);
             for (; items < last; items++) {
                 const float *row = weights + items->at;
                 const V d = splat(items->delta);
                 const Q few = items->delta - (Q){0};
-                SPREAD_UNROLLED(runs, r) {
-                    SPREAD_UNROLLED(length, j) acc[(r + lower) * length + j] += d * load(row + (r * stride + j) * LANES);
+                UNROLLED(runs, r) {
+                    UNROLLED(length, j) acc[(r + lower) * length + j] += d * load(row + (r * stride + j) * LANES);
                     if (tail) rest[r + lower] += few * load_quarter(row + (r * stride + length) * LANES);
                 }
             }
         }
         COLUMN_ROWS(0, 2, store, store_quarter)
-        SPREAD_UNROLLED(runs - 1, r) { /* two rows up: the next unit's window */
-            SPREAD_UNROLLED(length, j) acc[r * length + j] = acc[(r + 2) * length + j];
+        UNROLLED(runs - 1, r) { /* two rows up: the next unit's window */
+            UNROLLED(length, j) acc[r * length + j] = acc[(r + 2) * length + j];
             if (tail) rest[r] = rest[r + 2];
         }
     }
     spot--;
-    SPREAD_UNROLLED(runs - 1, r) {
-        SPREAD_UNROLLED(length, j) store(spot->window + segment[(r + 2) * stride + j], acc[r * length + j]);
+    UNROLLED(runs - 1, r) {
+        UNROLLED(length, j) store(spot->window + segment[(r + 2) * stride + j], acc[r * length + j]);
         if (tail) store_quarter(spot->window + segment[(r + 2) * stride + length], rest[r]);
     }
 }
@@ -108,43 +98,27 @@ INLINE void spread_column(const int runs, const int length, const int tail, cons
 typedef void (*column_function)(const float *, const struct spot *, int, const int32_t *);
 typedef void (*spread_function)(const float *, const struct spot *, const int32_t *);
 
-#define SPREAD_FUNCTION(N) SPREAD_VERSION(N, 0, )
-#define PAIRED_SPREAD_FUNCTION(N) SPREAD_VERSION(N, 1, paired_)
-#define SPREAD_VERSION(N, PAIRED, PREFIX)                                                                              \
-    static void PREFIX##spread_##N(const float *weights, const struct spot *spot, const int32_t *segment) {            \
-        spread_piece(N, PAIRED, weights, spot, segment);                                                               \
+#define SPREAD_FUNCTION(N)                                                                                             \
+    static void spread_##N(const float *weights, const struct spot *spot, const int32_t *segment) {                    \
+        spread_piece(N, weights, spot, segment);                                                                       \
     }
 #define SPREAD_ENTRY(N) spread_##N,
-#define PAIRED_SPREAD_ENTRY(N) paired_spread_##N,
-
 PIECES(SPREAD_FUNCTION)
 static const spread_function SPREADS[] = {PIECES(SPREAD_ENTRY)};
-#if LEVEL == 2
-FEW_PIECES(PAIRED_SPREAD_FUNCTION)
-static const spread_function PAIRED_SPREADS[] = {FEW_PIECES(PAIRED_SPREAD_ENTRY)};
-SPREAD_FUNCTION(16)
-SPREAD_FUNCTION(20)
-SPREAD_FUNCTION(24)
 
-#define SPREAD_COLUMN(RUNS, LENGTH, TAIL)                                                                              \
-    static void spread_column_##RUNS##_##LENGTH##_##TAIL(const float *weights, const struct spot *spot, int height,    \
-                                                         const int32_t *segment) {                                     \
-        spread_column(RUNS, LENGTH, TAIL, weights, spot, height, segment);                                             \
+#if LEVEL == 2
+#define SPREAD_COLUMN(LENGTH, TAIL)                                                                                    \
+    static void spread_column_##LENGTH##_##TAIL(const float *weights, const struct spot *spot, int height,             \
+                                                const int32_t *segment) {                                              \
+        spread_column(LENGTH, TAIL, weights, spot, height, segment);                                                   \
     }
-#define SPREAD_BOTH(RUNS, LENGTH) SPREAD_COLUMN(RUNS, LENGTH, 0) SPREAD_COLUMN(RUNS, LENGTH, 1)
-SPREAD_BOTH(3, 1) SPREAD_BOTH(3, 2) SPREAD_BOTH(3, 3) SPREAD_BOTH(3, 4) SPREAD_BOTH(3, 5) SPREAD_COLUMN(3, 6, 0)
-SPREAD_BOTH(5, 1) SPREAD_BOTH(5, 2) SPREAD_BOTH(5, 3) SPREAD_COLUMN(5, 4, 0)
+SPREAD_COLUMN(1, 0) SPREAD_COLUMN(1, 1) SPREAD_COLUMN(2, 0) SPREAD_COLUMN(2, 1) SPREAD_COLUMN(3, 0) SPREAD_COLUMN(3, 1)
+SPREAD_COLUMN(4, 0)
 /* By the vectors of a run, the tail's among them; then by whether there is one. */
-static const column_function THREE_RUNS[][2] = {{spread_column_3_1_0, NULL},
-                                                {spread_column_3_2_0, spread_column_3_1_1},
-                                                {spread_column_3_3_0, spread_column_3_2_1},
-                                                {spread_column_3_4_0, spread_column_3_3_1},
-                                                {spread_column_3_5_0, spread_column_3_4_1},
-                                                {spread_column_3_6_0, spread_column_3_5_1}};
-static const column_function FIVE_RUNS[][2] = {{spread_column_5_1_0, NULL},
-                                               {spread_column_5_2_0, spread_column_5_1_1},
-                                               {spread_column_5_3_0, spread_column_5_2_1},
-                                               {spread_column_5_4_0, spread_column_5_3_1}};
+static const column_function COLUMNS[][2] = {{spread_column_1_0, NULL},
+                                             {spread_column_2_0, spread_column_1_1},
+                                             {spread_column_3_0, spread_column_2_1},
+                                             {spread_column_4_0, spread_column_3_1}};
 #endif
 
 /* Backward for a column of units, or NULL where that is not possible: each picks from two rows of pixels that no other
@@ -154,29 +128,10 @@ INLINE column_function spread_column_of(const struct op *op) {
     const int length = op->run_padded / LANES, tail = length > 1 && op->run % LANES > 0 && op->run % LANES <= LANES / 4;
     if (op->pool_h != 2 || op->pool_stride_h != 2 || op->stride_h != 1) return NULL;
     if (op->pool_pad_h > 0 || op->pool_pad_w > 0) return NULL; /* padding has no window */
-    if (is_paired(op) || !spread_near(op)) return NULL;
-    if (op->runs == 3 && length <= 6) return THREE_RUNS[length - 1][tail];
-    if (op->runs == 5 && length <= 4) return FIVE_RUNS[length - 1][tail];
+    if (spread_near(op) && op->runs == COLUMN_RUNS && length <= 4) return COLUMNS[length - 1][tail];
 #endif
     (void)op;
     return NULL;
-}
-
-/* Backward for the next piece, of `left` vectors and at most `most`; `length` says how many it takes. */
-INLINE spread_function spread_of(const struct op *op, int left, int most, int *length) {
-#if LEVEL == 2
-    if (most == LONG_PIECE && !is_paired(op)) {
-        if (left >= 24) return *length = 24, spread_24;
-        if (left >= 20) return *length = 20, spread_20;
-        if (left >= 16) return *length = 16, spread_16;
-    }
-#endif
-    const int longest = longest_piece(op) < most ? longest_piece(op) : most;
-    *length = left < longest ? left : longest;
-#if LEVEL == 2
-    if (is_paired(op)) return PAIRED_SPREADS[*length - 1];
-#endif
-    return SPREADS[*length - 1];
 }
 
 #endif

@@ -61,8 +61,10 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
         w->zeroed += !usable;
         if (usable && task->clip == CLIP_L2) {
             share = norm <= clip_value;
-            const double limit = clip_value * (1 - CLIP_MARGIN);
-            if (norm > limit) w->factor[e] = units_per(norm / (1 - CLIP_MARGIN));
+            /* The margin covers the rounding of the factor and of its products (2^-24 each) and of the norm in float64
+             * (2^-53 per coordinate). */
+            const double kept = 1 - task->clip_margin;
+            if (norm > clip_value * kept) w->factor[e] = units_per(norm / kept);
         } else if (usable) {
             share = 1 - look->above / (look->nonzero > 1 ? look->nonzero : 1);
         }
@@ -75,8 +77,7 @@ static double judge(struct work *w, int n, const struct fedspa_task *task, doubl
 static void prepare_weights(struct work *w, const struct op *op) {
     float *packed = w->packed + op->packed;
     if (op->winograd) winograd_weights(op, w->theta, packed);
-    else if (op->square) square_weights(op, w->theta, packed, w->space);
-    else if (op->strip) strip_weights(op, w->theta, packed, w->space, is_narrow(op) ? NARROW : 0);
+    else if (op->strip) strip_weights(op, w->theta, packed, w->space);
     else pack_weights(op, w->theta, packed);
 }
 
@@ -130,17 +131,13 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
     return centred;
 }
 
-/* What a private clip stays within: the bounds of a plan's clip value (mechanisms/base.py). */
-#define SMALLEST_CLIP 1e-10
-#define LARGEST_CLIP 1e10
-
 /* Geometric step of the private clip towards its quantile. */
 static double next_clip(const struct fedspa_task *task, struct stream *noise, double clip_value, double centred) {
     double pair[2];
     gauss_block(noise, 2, pair);
     double share = 0.5 + (centred + task->count_noise * pair[0]) / (double)task->batch;
     double moved = clip_value * exp(-task->clip_rate * (share - task->clip_quantile));
-    return moved < SMALLEST_CLIP ? SMALLEST_CLIP : moved > LARGEST_CLIP ? LARGEST_CLIP : moved;
+    return fmin(fmax(moved, task->smallest_clip), task->largest_clip);
 }
 
 /* The parameters in rows, and what follows from the mask. Is there memory for it? */
@@ -159,19 +156,19 @@ static int place_parameters(struct work *w, const struct fedspa_task *task, cons
         w->placed_end = w->net->convolutions; /* their coordinates lie apart; whole vectors, as PAD is */
         w->placed = take_zeros(w, 8 * (w->placed_end + PAD));
     }
-    return cut_rows(w);
+    return cut_weights(w);
 }
 
 /* May the task go on? Only where nothing is private is a label that is no class an error: elsewhere it would tell. */
 static int labels_fit(const struct fedspa_net *net, const struct fedspa_task *task) {
     for (int64_t i = 0; i < task->records && task->clip == CLIP_NONE; i++)
-        if (!is_class(net, task->y[task->rows ? task->rows[i] : i])) return 0;
+        if (!is_class(net, task->y[task->numbers ? task->numbers[i] : i])) return 0;
     return 1;
 }
 
 static void prepare_all_weights(struct work *w) {
     for (int i = 0; i < w->net->count; i++)
-        if (w->net->ops[i].kind == OP_ROWS && !w->net->ops[i].linear) prepare_weights(w, w->net->ops + i);
+        if (w->net->ops[i].kind == OP_WEIGHTED && !w->net->ops[i].linear) prepare_weights(w, w->net->ops + i);
 }
 
 /* A step's sum of clipped gradients; returns its part of the centred share. */
@@ -187,8 +184,8 @@ static double add_batch(struct work *w, const struct fedspa_task *task, int64_t 
     return centred;
 }
 
-static int64_t SUM(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, int64_t *sum,
-                   int64_t *zeroed) {
+static int64_t sum_clipped(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task,
+                           int64_t *sum, int64_t *zeroed) {
     if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
     const int made = work_new(&w, net, task) && place_parameters(&w, task, theta);
@@ -205,7 +202,7 @@ static int64_t SUM(const struct fedspa_net *net, const float *theta, const struc
     return made ? FEDSPA_OK : FEDSPA_MEMORY;
 }
 
-static int64_t LOGITS(const struct fedspa_net *net, const float *theta, const float *x, int64_t count, float *logits) {
+static int64_t find_logits(const struct fedspa_net *net, const float *theta, const float *x, int64_t count, float *logits) {
     const struct fedspa_task task = {.x = x, .records = count, .active = net->dimension};
     const int64_t size = net->buffers[net->count].example;
     struct work w;
@@ -225,8 +222,8 @@ static int64_t LOGITS(const struct fedspa_net *net, const float *theta, const fl
     return made ? FEDSPA_OK : FEDSPA_MEMORY;
 }
 
-static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task, float *delta,
-                     double *clip, int64_t *zeroed, const int32_t *stop) {
+static int64_t train_agent(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task,
+                           float *delta, double *clip, int64_t *zeroed, const int32_t *stop) {
     if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
     if (!work_new(&w, net, task) || !place_parameters(&w, task, theta)) {
@@ -242,8 +239,8 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
         int64_t batch = task->sampling == SAMPLE_POISSON
                             ? draw_poisson(&sampling, task->rate, task->records, w.chosen, w.sampling_words)
                             : draw_fixed(&sampling, task->batch, task->records, w.chosen, w.sampling_words, w.seen);
-        if (task->rows)
-            for (int64_t i = 0; i < batch; i++) w.chosen[i] = task->rows[w.chosen[i]];
+        if (task->numbers)
+            for (int64_t i = 0; i < batch; i++) w.chosen[i] = task->numbers[w.chosen[i]];
         const double centred = add_batch(&w, task, batch, clip_value);
         if (task->clip == CLIP_NONE) descend(&w, task);
         else release(&w, task, &noise, clip_value);
@@ -257,7 +254,7 @@ static int64_t TRAIN(const struct fedspa_net *net, const float *theta, const str
     return step < task->steps ? FEDSPA_STOPPED : FEDSPA_OK;
 }
 
-static void GAUSSIAN(const uint8_t *key, int64_t position, int64_t count, double *values) {
+static void draw_gaussians(const uint8_t *key, int64_t position, int64_t count, double *values) {
     struct stream stream;
     double block[GAUSS_BLOCK];
     stream_open(&stream, key, LEVEL, (uint64_t)position);

@@ -19,40 +19,22 @@ INLINE int64_t winograd_tiles(const struct op *op, int64_t examples) {
 /* Floats of work space: transformed windows, then one panel of products. Up to three windows more than there are. */
 INLINE int64_t winograd_size(const struct op *op, int64_t examples) {
     const int channels = op->run / 3;
-    return POINTS * (winograd_tiles(op, examples) + GROUP) * (channels + 2 * PAD) + PAD;
+    return POINTS * (winograd_tiles(op, examples) + GROUP) * (channels + PAD) + PAD;
 }
 
 /* G along one axis. */
 #define G_TRANSFORM(G0, G1, G2, H0, H1, H2, H3) \
     H0 = G0, H1 = 0.5f * (G0 + G2) + 0.5f * G1, H2 = 0.5f * (G0 + G2) - 0.5f * G1, H3 = G2
 
-/* A panel's weights for `count` input channels at one point: from lanes of input channels to lanes of the panel's. */
-INLINE void turn_over(float (*block)[LANES], int width, int count, float *to) {
-#if LEVEL == 2
-    if (width % LANES == 0) {
-        for (int first = 0; first < width; first += LANES) {
-            V turned[LANES];
-            UNROLLED(LANES, lane) turned[lane] = load(block[first + lane]);
-            transpose(turned);
-            for (int j = 0; j < count; j++) store(to + j * width + first, turned[j]);
-        }
-        return;
-    }
-#endif
-    for (int j = 0; j < count; j++, to += width)
-        for (int lane = 0; lane < width; lane++) to[lane] = block[lane][j];
-}
-
 /* Packed as [panel][point][input channel][channels of the panel]. Transformed in vectors along the input channels, and
  * turned over in a block that the nearest cache holds. */
 PHASE void winograd_weights(const struct op *op, const float *theta, float *packed) {
     const int channels = op->run / 3;
-    float block[POINTS][2 * PAD][LANES];
+    float block[POINTS][LANES][LANES];
     memset(block, 0, sizeof block);
-    for (int start = 0, width; start < op->rows; start += width) {
-        panel_at(op->rows, start, &width);
-        const int present = op->rows - start < width ? op->rows - start : width;
-        for (int lane = present; lane < width; lane++)
+    for (int start = 0; start < op->outputs; start += LANES) {
+        const int present = op->outputs - start < LANES ? op->outputs - start : LANES;
+        for (int lane = present; lane < LANES; lane++)
             for (int p = 0; p < POINTS; p++) memset(block[p][lane], 0, sizeof block[p][lane]);
         for (int c = 0; c < channels; c += LANES) {
             const int count = channels - c < LANES ? channels - c : LANES;
@@ -67,10 +49,13 @@ PHASE void winograd_weights(const struct op *op, const float *theta, float *pack
                     UNROLLED(4, j) store(block[4 * i + j][lane], u[j]);
                 }
             }
-            for (int p = 0; p < POINTS; p++)
-                turn_over(block[p], width, count, packed + ((int64_t)p * channels + c) * width);
+            for (int p = 0; p < POINTS; p++) {
+                float *to = packed + ((int64_t)p * channels + c) * LANES;
+                for (int j = 0; j < count; j++, to += LANES)
+                    for (int lane = 0; lane < LANES; lane++) to[lane] = block[p][lane][j];
+            }
         }
-        packed += (int64_t)POINTS * channels * width;
+        packed += (int64_t)POINTS * channels * LANES;
     }
 }
 
@@ -96,20 +81,18 @@ INLINE void winograd_window(const float *in, int64_t row, int channels, float *t
     }
 }
 
-/* 16 points back to 2 x 2 pixels, `lanes` channels of one panel. */
-INLINE void winograd_pixels(const float *from, int64_t point, int lanes, float *out, int64_t row, int64_t pixel) {
-    for (int c = 0; c < lanes; c += LANES) {
-        V s[2][4];
-        UNROLLED(4, j) {
-            V m0 = load(from + j * point + c), m1 = load(from + (4 + j) * point + c);
-            V m2 = load(from + (8 + j) * point + c), m3 = load(from + (12 + j) * point + c);
-            s[0][j] = m0 + m1 + m2;
-            s[1][j] = m1 - m2 - m3;
-        }
-        UNROLLED(2, i) {
-            store(out + i * row + c, s[i][0] + s[i][1] + s[i][2]);
-            store(out + i * row + pixel + c, s[i][1] - s[i][2] - s[i][3]);
-        }
+/* 16 points back to 2 x 2 pixels, the channels of one panel. */
+INLINE void winograd_pixels(const float *from, int64_t point, float *out, int64_t row, int64_t pixel) {
+    V s[2][4];
+    UNROLLED(4, j) {
+        V m0 = load(from + j * point), m1 = load(from + (4 + j) * point);
+        V m2 = load(from + (8 + j) * point), m3 = load(from + (12 + j) * point);
+        s[0][j] = m0 + m1 + m2;
+        s[1][j] = m1 - m2 - m3;
+    }
+    UNROLLED(2, i) {
+        store(out + i * row, s[i][0] + s[i][1] + s[i][2]);
+        store(out + i * row + pixel, s[i][1] - s[i][2] - s[i][3]);
     }
 }
 
@@ -117,33 +100,31 @@ PHASE void winograd_forward(const struct op *op, const struct buffer *buffer, co
                             const float *packed, float *scratch, float *space) {
     const int channels = buffer->channels, across = op->used_w / 2, width = scratch_width(op);
     const int64_t tiles = winograd_tiles(op, examples), per_example = winograd_tiles(op, 1);
-    const int64_t room = tiles + GROUP, point = room * channels;
+    const int64_t room = tiles + GROUP, point = room * channels, product = room * LANES;
     float *products = space + POINTS * point;
     for (int64_t t = 0; t < tiles; t++) {
         const int64_t y = t % per_example / across, x = t % per_example % across;
         winograd_window(in + t / per_example * buffer->example + 2 * y * buffer->row + 2 * x * channels, buffer->row,
                         channels, space + t * channels, point);
     }
-    for (int start = 0, panel_width; start < op->rows; start += panel_width) {
-        const int panel = panel_at(op->rows, start, &panel_width);
-        const int64_t product = room * panel_width;
-        for (int p = 0; p < POINTS; p++, packed += (int64_t)channels * panel_width)
+    for (int start = 0; start < op->outputs; start += LANES) {
+        for (int p = 0; p < POINTS; p++, packed += (int64_t)channels * LANES)
             for (int64_t first = 0; first < tiles; first += 3 * GROUP) {
                 const float *a[3];
                 float *c[3];
                 const int64_t groups = (tiles - first + GROUP - 1) / GROUP; /* the last may reach past the end: junk */
                 for (int j = 0; j < 3; j++) {
                     a[j] = space + p * point + (first + j * GROUP) * channels;
-                    c[j] = products + p * product + (first + j * GROUP) * panel_width;
+                    c[j] = products + p * product + (first + j * GROUP) * LANES;
                 }
-                tile(panel, groups < 3 ? (int)groups : 3, a, channels, 1, channels, 0, packed, c, panel_width);
+                TILES[groups < 3 ? groups - 1 : 2](a, channels, 1, channels, 0, packed, c, LANES);
             }
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t y = t % per_example / across, x = t % per_example % across;
             float *out = scratch + t / per_example * scratch_size(op) +
-                         (2 * y * width + 2 * x) * op->rows_padded + start;
-            winograd_pixels(products + t * panel_width, product, panel_width, out, (int64_t)width * op->rows_padded,
-                            op->rows_padded);
+                         (2 * y * width + 2 * x) * op->outputs_padded + start;
+            winograd_pixels(products + t * LANES, product, out, (int64_t)width * op->outputs_padded,
+                            op->outputs_padded);
         }
     }
 }

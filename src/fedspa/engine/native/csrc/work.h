@@ -6,10 +6,10 @@
 #include "gauss.h"
 #include "net.h"
 #include "spread.h"
-#include "square.h"
+#include "strip.h"
 #include "winograd.h"
 
-#define LIST_BLOCK 8              /* rows whose lists are built in one sweep over the deltas */
+#define LIST_BLOCK 8              /* output channels whose lists are built in one sweep over the deltas */
 #define LISTS 16                  /* or as many, where vectors of units are turned over */
 #define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: as many as make weights worth fetching, */
 #define CHUNK 48                  /* and no more than this */
@@ -20,10 +20,9 @@
 
 _Static_assert(CHUNK <= UNITS_ROOM, "a chunk's units must fit their integers");
 
-/* The pieces of an operation's rows, `each` a row. */
+/* The pieces of an operation's weights, `each` per output channel. */
 struct pieces {
     int each, stride; /* stride: from a row's pieces to the next row's */
-    int examples;     /* that go through all pieces together */
     struct piece *piece;
 };
 
@@ -35,6 +34,7 @@ struct work {
     int32_t *units;           /* else its clipped ones, in units of simd.h: those of the last `pending` examples, */
     double *total;            /* and of the others, exact (2^53 / CLIP_UNITS examples are not in reach) */
     int64_t pending, folded;
+    float most;               /* units of a clipped coordinate */
     float **unit, **delta;    /* per buffer: values, and the loss's derivatives */
     int32_t **arg, **segment; /* per operation */
     int32_t **at, **window;   /* per operation and unit: its place in the example's output, and its window's in the input */
@@ -75,11 +75,11 @@ static void *take_zeros(struct work *w, int64_t bytes) {
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Vectors of a row. */
-static int segments_of(const struct op *op) { return (op->runs * op->run_padded + LANES - 1) / LANES; }
+static int segments_of(const struct op *op) { return op->runs * op->run_padded / LANES; }
 
 /* Floats of a row operation's parameters in the row layout: its bias lies behind its weights. */
 static int64_t kept_floats(const struct op *op) {
-    return (int64_t)op->rows * op->row_length + (op->bias < 0 ? 0 : op->rows_padded);
+    return (int64_t)op->outputs * op->row_length + (op->bias < 0 ? 0 : op->outputs_padded);
 }
 
 static int chunk_size(const struct fedspa_net *net, int64_t records) {
@@ -96,7 +96,6 @@ static int chunk_size(const struct fedspa_net *net, int64_t records) {
 
 static int64_t examples_per_scratch(const struct op *op, int64_t chunk) {
     int64_t fit = SCRATCH_BYTES / (4 * scratch_size(op));
-    if (op->square && fit > SQUARE_EXAMPLES) fit = SQUARE_EXAMPLES;
     return fit < 1 ? 1 : fit > chunk ? chunk : fit;
 }
 
@@ -116,6 +115,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     if (!w->memory) return 0;
     const int64_t chunk = w->chunk = chunk_size(net, task->records);
     w->all_active = task->active == net->dimension;
+    w->most = (float)(CLIP_UNITS * (1 - task->clip_margin));
     w->unit = take(w, (net->count + 1) * (int64_t)sizeof *w->unit);
     w->delta = take(w, (net->count + 1) * (int64_t)sizeof *w->delta);
     /* Values first, whatever the task: a block is always the same one's then, and what nobody writes to in it (borders,
@@ -151,18 +151,14 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     int64_t scratch = 0, space = 0, pixels = 1, windows = 1, spots = 1, spot_items = 1;
     for (int i = 0; i < net->count && !w->failed; i++) {
         const struct buffer *b = net->buffers + i;
-        if (net->ops[i].kind != OP_ROWS) continue;
+        if (net->ops[i].kind != OP_WEIGHTED) continue;
         const struct op *op = net->ops + i;
         const int64_t units = (int64_t)b[1].height * b[1].width;
         if (op->pool) w->arg[i] = take(w, 4 * pick_words(op, b + 1) * chunk);
-        const int per_vector = is_paired(op) ? 2 : 1, step = LANES / per_vector, count = segments_of(op) * per_vector;
-        const int more = per_vector == 1 ? op->run_padded / LANES : 0; /* of a run below the last (spread.h) */
+        const int count = segments_of(op), more = op->run_padded / LANES; /* of a run below the last (spread.h) */
         w->segment[i] = take(w, 4 * (count + more));
-        for (int s = 0; s < count && !w->failed; s++) {
-            const int run = s * step / op->run_padded, past = run >= op->runs; /* the second half of the last pair */
-            w->segment[i][s] = (run - past) * b->row + (past ? op->run_padded : s * step % op->run_padded);
-        }
-        for (int s = 0; s < more && !w->failed; s++) w->segment[i][count + s] = w->segment[i][count - more + s] + b->row;
+        for (int s = 0; s < count + more && !w->failed; s++)
+            w->segment[i][s] = s * LANES / op->run_padded * b->row + s * LANES % op->run_padded;
         const int window = op->pool_h * op->pool_w;
         w->pixel[i] = take(w, 4 * larger(window, PAD));
         for (int p = 0; p < window && !w->failed; p++)
@@ -189,10 +185,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);
         if (op->winograd) space = larger(space, winograd_size(op, examples_per_scratch(op, chunk)));
-        if (op->square) {
-            space = larger(space, square_size(op));
-            space = larger(space, (int64_t)(op->run + PAD) * LANES + square_weights_size(op));
-        } else if (op->strip) { /* transformed inputs, or a kernel row of weights with what its last vector reads past it */
+        if (op->strip) { /* transformed inputs, or a kernel row of weights with what its last vector reads past it */
             space = larger(space, strip_size(op));
             space = larger(space, (int64_t)(op->run + PAD) * LANES);
         }

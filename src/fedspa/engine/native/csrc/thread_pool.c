@@ -39,8 +39,8 @@ static int64_t fault(const struct fedspa_agent *agent) {
         if (task->coordinates[j] < 0 || task->coordinates[j] >= agent->net->dimension) return FEDSPA_MASK;
         if (j && task->coordinates[j] <= task->coordinates[j - 1]) return FEDSPA_ORDER;
     }
-    for (int64_t i = 0; task->rows && i < task->records; i++)
-        if (task->rows[i] < 0 || task->rows[i] >= task->held) return FEDSPA_ROWS;
+    for (int64_t i = 0; task->numbers && i < task->records; i++)
+        if (task->numbers[i] < 0 || task->numbers[i] >= task->held) return FEDSPA_RECORD;
     return FEDSPA_OK;
 }
 

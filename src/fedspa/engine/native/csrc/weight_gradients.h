@@ -5,8 +5,8 @@
  * an example's gradient is clamped and added, so that it never exists as a whole. A linear layer is the case of one
  * pixel an example.
  */
-#ifndef FEDSPA_ROWS_H
-#define FEDSPA_ROWS_H
+#ifndef FEDSPA_WEIGHT_GRADIENTS_H
+#define FEDSPA_WEIGHT_GRADIENTS_H
 
 #include <float.h>
 
@@ -43,31 +43,18 @@ struct look {
 
 struct piece {
     int32_t count;
-    const int32_t *from, *to; /* with pairs two of `from` a vector */
+    const int32_t *from, *to;
 };
 
-#define FEW 6
-#define FEW_PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
-#define PIECES(DO) FEW_PIECES(DO) PIECES_MORE(DO)
+#define PIECES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) PIECES_MORE(DO)
 #if LEVEL == 2
 #define PIECES_MORE(DO) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
 #else
 #define PIECES_MORE(DO)
 #endif
 
-/* Vector j of a window. Runs of at most 8 floats lie in pairs, so that the widest vectors hold two of them. */
-INLINE V load_window(const int paired, const float *p, const int32_t *segment, int j) {
-#if LEVEL == 2
-    if (paired)
-        return (V)_mm512_insertf32x8(_mm512_castps256_ps512((__m256)load_half(p + segment[2 * j])),
-                                     (__m256)load_half(p + segment[2 * j + 1]), 1);
-#endif
-    (void)paired;
-    return load(p + segment[j]);
-}
-
 /* sum += the list's gradient. */
-INLINE void add_piece(const int n, const int paired, const float *x, const struct list *l, const struct piece *s,
+INLINE void add_piece(const int n, const float *x, const struct list *l, const struct piece *s,
                       float *sum) {
     const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
@@ -75,7 +62,7 @@ INLINE void add_piece(const int n, const int paired, const float *x, const struc
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
         V d = splat(l->items[i].delta);
-        UNROLLED(n, j) acc[j] += d * load_window(paired, p, from, j);
+        UNROLLED(n, j) acc[j] += d * load(p + from[j]);
     }
     UNROLLED(n, j) store(sum + to[j], acc[j]);
 }
@@ -83,29 +70,29 @@ INLINE void add_piece(const int n, const int paired, const float *x, const struc
 /* One example's piece. Every pass over an example's gradient must see the same bits, or the norm would be that of
  * another vector than the one that is scaled by it: where a sum over pixels cancels, two ways to round it differ by as
  * much as its terms are large. */
-INLINE const struct item *sum_example(const int n, const int paired, const float *x, const struct item *item,
+INLINE const struct item *sum_example(const int n, const float *x, const struct item *item,
                                       const struct item *end, const int32_t *from, V *acc) {
     UNROLLED(n, j) acc[j] = (V){0};
     for (; item < end; item++) {
         const float *p = x + item->at;
         V d = splat(item->delta);
-        UNROLLED(n, j) acc[j] = multiply_add(d, load_window(paired, p, from, j), acc[j]);
+        UNROLLED(n, j) acc[j] = multiply_add(d, load(p + from[j]), acc[j]);
     }
     return item;
 }
 
 /* sum += each example's gradient times its factor, in units. */
-INLINE void add_scaled_piece(const int n, const int paired, const float *x, const struct list *l,
-                             const struct piece *s, int32_t *sum, const float *factor) {
+INLINE void add_scaled_piece(const int n, const float *x, const struct list *l,
+                             const struct piece *s, int32_t *sum, const float *factor, float most) {
     const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
     I total[PIECE];
     UNROLLED(n, j) total[j] = load_int(sum + to[j]);
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
-        item = sum_example(n, paired, x, item, l->items + l->end[g], from, acc);
+        item = sum_example(n, x, item, l->items + l->end[g], from, acc);
         V f = splat(factor[l->example[g]]);
-        UNROLLED(n, j) total[j] += to_units(f * acc[j]);
+        UNROLLED(n, j) total[j] += to_units(f * acc[j], splat(most));
     }
     UNROLLED(n, j) store_int(sum + to[j], total[j]);
 }
@@ -117,16 +104,16 @@ INLINE float scaled_delta(float delta, float factor) {
 }
 
 /* The same where each example has one pixel, so that there is no sum that could cancel: the delta is scaled before it is
- * multiplied. Two roundings either way, which CLIP_MARGIN covers. */
-INLINE void add_scaled_products(const int n, const int paired, const float *x, const struct list *l,
-                                const struct piece *s, int32_t *sum, const float *factor) {
+ * multiplied. Two roundings either way, which the clip margin covers. */
+INLINE void add_scaled_products(const int n, const float *x, const struct list *l,
+                                const struct piece *s, int32_t *sum, const float *factor, float most) {
     const int32_t *from = s->from, *to = s->to;
     I total[PIECE];
     UNROLLED(n, j) total[j] = load_int(sum + to[j]);
     for (int i = 0; i < l->count; i++) {
         const float *p = x + l->items[i].at;
         const V d = splat(scaled_delta(l->items[i].delta, factor[l->example[i]]));
-        UNROLLED(n, j) total[j] += to_units(d * load_window(paired, p, from, j));
+        UNROLLED(n, j) total[j] += to_units(d * load(p + from[j]), splat(most));
     }
     UNROLLED(n, j) store_int(sum + to[j], total[j]);
 }
@@ -147,14 +134,14 @@ INLINE void look_at(struct look *look, const int n, const V *gradient, float bou
 
 /* Counts how many coordinates of each example's gradient are how large, and adds nothing. `active`: all bits where a
  * coordinate is active, else none. */
-INLINE void look_at_piece(const int n, const int paired, const float *x, const struct list *l, const struct piece *s,
+INLINE void look_at_piece(const int n, const float *x, const struct list *l, const struct piece *s,
                           const int32_t *active, float bound, struct look *looks) {
     const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
         struct look *look = looks + l->example[g];
-        item = sum_example(n, paired, x, item, l->items + l->end[g], from, acc);
+        item = sum_example(n, x, item, l->items + l->end[g], from, acc);
         UNROLLED(n, j) acc[j] = (V)((I)acc[j] & load_int(active + to[j]));
         look_at(look, n, acc, bound);
     }
@@ -162,13 +149,13 @@ INLINE void look_at_piece(const int n, const int paired, const float *x, const s
 
 /* Adds up each example's squares. Where there is room (`keep`, with `stride` floats an example) the gradient is kept:
  * those very bits are scaled later. */
-INLINE void norm_piece(const int n, const int paired, const float *x, const struct list *l, const struct piece *s,
+INLINE void norm_piece(const int n, const float *x, const struct list *l, const struct piece *s,
                        const int32_t *active, struct look *looks, float *keep, int64_t stride) {
     const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
-        item = sum_example(n, paired, x, item, l->items + l->end[g], from, acc);
+        item = sum_example(n, x, item, l->items + l->end[g], from, acc);
         if (keep) UNROLLED(n, j) store(keep + l->example[g] * stride + to[j], acc[j]);
         D squares[2] = {{0}}; /* one sum would wait for itself */
         UNROLLED(n, j) squares[j % 2] = add_squares(squares[j % 2], (V)((I)acc[j] & load_int(active + to[j])));
@@ -176,63 +163,39 @@ INLINE void norm_piece(const int n, const int paired, const float *x, const stru
     }
 }
 
-#define ROW_FUNCTIONS(N) ROW_VERSIONS(N, 0, )
-#define PAIRED_FUNCTIONS(N) ROW_VERSIONS(N, 1, paired_)
-#define ROW_VERSIONS(N, PAIRED, PREFIX)                                                                                \
-    static void PREFIX##add_##N(const float *x, const struct list *l, const struct piece *s, float *sum) {             \
-        add_piece(N, PAIRED, x, l, s, sum);                                                                            \
+#define PIECE_VERSIONS(N)                                                                                              \
+    static void add_##N(const float *x, const struct list *l, const struct piece *s, float *sum) {                     \
+        add_piece(N, x, l, s, sum);                                                                                    \
     }                                                                                                                  \
-    static void PREFIX##add_scaled_##N(const float *x, const struct list *l, const struct piece *s, int32_t *sum,      \
-                                       const float *f) {                                                               \
-        add_scaled_piece(N, PAIRED, x, l, s, sum, f);                                                                  \
+    static void add_scaled_##N(const float *x, const struct list *l, const struct piece *s, int32_t *sum,              \
+                               const float *f, float most) {                                                           \
+        add_scaled_piece(N, x, l, s, sum, f, most);                                                                    \
     }                                                                                                                  \
-    static void PREFIX##scaled_products_##N(const float *x, const struct list *l, const struct piece *s, int32_t *sum, \
-                                            const float *f) {                                                          \
-        add_scaled_products(N, PAIRED, x, l, s, sum, f);                                                               \
+    static void scaled_products_##N(const float *x, const struct list *l, const struct piece *s, int32_t *sum,         \
+                                    const float *f, float most) {                                                      \
+        add_scaled_products(N, x, l, s, sum, f, most);                                                                 \
     }                                                                                                                  \
-    static void PREFIX##look_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active,   \
-                                 float c, struct look *looks) {                                                        \
-        look_at_piece(N, PAIRED, x, l, s, active, c, looks);                                                           \
+    static void look_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active, float c,  \
+                         struct look *looks) {                                                                         \
+        look_at_piece(N, x, l, s, active, c, looks);                                                                   \
     }                                                                                                                  \
-    static void PREFIX##norm_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active,   \
-                                 struct look *looks, float *keep, int64_t stride) {                                    \
-        norm_piece(N, PAIRED, x, l, s, active, looks, keep, stride);                                                   \
+    static void norm_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active,           \
+                         struct look *looks, float *keep, int64_t stride) {                                            \
+        norm_piece(N, x, l, s, active, looks, keep, stride);                                                           \
     }
+PIECES(PIECE_VERSIONS)
 
-/* What can be done with a piece of a row, of one length. */
-struct piece_functions {
+/* What can be done with a piece, by its length. */
+#define PIECE_ENTRY(N) {add_##N, add_scaled_##N, scaled_products_##N, look_##N, norm_##N},
+static const struct piece_functions {
     void (*add)(const float *, const struct list *, const struct piece *, float *);
-    void (*add_scaled)(const float *, const struct list *, const struct piece *, int32_t *, const float *);
-    void (*scaled_products)(const float *, const struct list *, const struct piece *, int32_t *, const float *);
+    void (*add_scaled)(const float *, const struct list *, const struct piece *, int32_t *, const float *,
+                       float);
+    void (*scaled_products)(const float *, const struct list *, const struct piece *, int32_t *, const float *,
+                       float);
     void (*look)(const float *, const struct list *, const struct piece *, const int32_t *, float, struct look *);
     void (*norm)(const float *, const struct list *, const struct piece *, const int32_t *, struct look *, float *,
                  int64_t);
-};
-
-#define VERSIONS(N, PREFIX) \
-    {PREFIX##add_##N, PREFIX##add_scaled_##N, PREFIX##scaled_products_##N, PREFIX##look_##N, PREFIX##norm_##N},
-#define ROW_ENTRY(N) VERSIONS(N, )
-#define PAIRED_ENTRY(N) VERSIONS(N, paired_)
-
-PIECES(ROW_FUNCTIONS)
-static const struct piece_functions ROW_PIECES[] = {PIECES(ROW_ENTRY)};
-#if LEVEL == 2
-FEW_PIECES(PAIRED_FUNCTIONS)
-static const struct piece_functions PAIRED_PIECES[] = {FEW_PIECES(PAIRED_ENTRY)};
-#endif
-
-/* A run of at most 8 floats in the widest vectors: those hold two. */
-INLINE int is_paired(const struct op *op) { return op->run_padded < LANES; }
-
-/* Vectors in a piece at most. */
-INLINE int longest_piece(const struct op *op) { return is_paired(op) ? FEW : PIECE; }
-
-INLINE const struct piece_functions *piece_of(const struct op *op, int length) {
-#if LEVEL == 2
-    if (is_paired(op)) return PAIRED_PIECES + length - 1;
-#endif
-    (void)op;
-    return ROW_PIECES + length - 1;
-}
+} PIECE_FUNCTIONS[] = {PIECES(PIECE_ENTRY)};
 
 #endif

@@ -1,0 +1,111 @@
+"""A person's loss: the mean over the records that count, and nothing of what fills up the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedspa.data.persons import blank_person, grouped
+from fedspa.engine.choose import choose
+from fedspa.engine.generic import GenericEngine
+from fedspa.engine.reference import ReferenceEngine
+from fedspa.errors import ConfigError, MixingWarning
+from fedspa.examples import Examples, blank, mapped
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.tasks import Classification, Own, PerPerson, Regression, Task
+
+COUNTS = [1, 3, 4]
+PERSONS = np.repeat(np.arange(3), COUNTS)
+
+
+def people(task: Task) -> tuple[Examples, Tensor, Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(8, 4)
+    y = torch.randn(8) if isinstance(task, Regression) else torch.arange(8) % 3
+    return grouped(x, y, PERSONS, 4, np.arange(8, dtype=np.uint64)), x, y
+
+
+def net(width: int) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, width))
+
+
+def own(module: nn.Module, example: tuple[Tensor, Tensor]) -> Tensor:
+    loss: Tensor = nn.functional.cross_entropy(module(example[0]), example[1])
+    return loss
+
+
+TASKS = [Classification(3), Classification(3, label_smoothing=0.1), Regression(1), Own(own)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_gradient_is_the_mean_over_the_persons_own_records(task: Task) -> None:
+    module = net(task.width or 3).double()
+    examples, x, y = people(task)
+    examples = Examples(
+        *(mapped(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, t) for t in examples)
+    )
+    records = FlatModel(module, task)
+    theta = records.flatten().double()
+    found = FlatModel(module, PerPerson(task)).gradients_alone(theta, *examples)
+    each = records.gradients_alone(theta, x.double(), y.double() if y.is_floating_point() else y)
+    wanted = torch.stack([part.mean(dim=0) for part in each.split(COUNTS)])
+    assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-14)
+    together = FlatModel(module, PerPerson(task)).gradient(theta, *examples)
+    assert torch.allclose(together, wanted.mean(dim=0), rtol=1e-12, atol=1e-14)
+
+
+def test_what_fills_up_a_person_is_never_looked_at() -> None:
+    """Not even with a weight of zero: NaN there would be NaN everywhere."""
+    examples, _, _ = people(Classification(3))
+    assert isinstance(examples.x, dict)
+    records = examples.x["records"]
+    assert isinstance(records, Tensor)
+    spoilt = records.clone()
+    for person, count in enumerate(COUNTS):
+        spoilt[person, count:] = torch.nan
+    model = FlatModel(net(3), PerPerson(Classification(3)))
+    theta = model.flatten()
+    clean = model.gradients_alone(theta, *examples)
+    assert torch.equal(model.gradients_alone(theta, {**examples.x, "records": spoilt}, examples.y), clean)
+    assert clean.isfinite().all()
+
+
+def test_engines_agree() -> None:
+    examples, _, _ = people(Classification(3))
+    task, module = PerPerson(Classification(3)), net(3)
+    theta = FlatModel(module).flatten()
+    rows = [
+        torch.cat(list(kind(module, task).rows(theta, *examples, None))) for kind in (GenericEngine, ReferenceEngine)
+    ]
+    assert torch.allclose(rows[0].double(), rows[1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_model_is_tried_on_records() -> None:
+    """That is what it takes: a model that mixes them, or fails, is named as it is for records."""
+    like, task = blank_person(blank((4,)), 3), PerPerson(Classification(3))
+    assert not choose("generic", net(3), like, "cpu", 1, False, task=task).draws  # type: ignore[attr-defined]
+    noisy = nn.Sequential(nn.Linear(4, 3), _Noisy())
+    assert choose("generic", noisy, like, "cpu", 1, False, task=task).draws  # type: ignore[attr-defined]
+    with pytest.warns(MixingWarning):
+        choose("generic", nn.Sequential(_Centred(), nn.Linear(4, 3)), like, "cpu", 1, False, task=task)
+    with pytest.raises(ConfigError, match=r"made like \(4,\)"):
+        choose("generic", nn.Linear(5, 3), like, "cpu", 1, False, task=task)
+
+
+class _Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+class _Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn(x.shape)
+
+
+def test_held_out_records_are_measured_as_records() -> None:
+    measure = PerPerson(Classification(3)).measure()
+    measure.add(torch.eye(3), torch.tensor([0, 1, 0]))
+    assert measure.scores()["accuracy"] == pytest.approx(2 / 3)

@@ -1,0 +1,334 @@
+"""Runs whose unit is the person: what is trained on, what is promised, what is written down, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_records
+import torch
+from interruptions import crash
+from small_runs import ALGORITHMS, small
+from typer.testing import CliRunner
+
+import fedspa
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.verify import verify
+from fedspa.agent.policy import PolicyRefusal
+from fedspa.cli import app
+from fedspa.data.dataset import Dataset
+from fedspa.data.given import from_arrays
+from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
+from fedspa.examples import count
+from fedspa.privacy.accounting import gaussian_epsilon
+from fedspa.report.promise import promise
+from fedspa.report.read import read
+from fedspa.running import simulate
+from fedspa.runs.config import load
+from fedspa.runs.setup import Simulated, prepare, trained_on
+from fedspa.runs.statement import plain_words, statement
+
+VISITS = {"data": {"name": "small_records:visits"}}
+POLICY = """
+epsilon = 1000.0
+delta = 1e-3
+neighbours = "add-remove"
+min_noise_multiplier = 0.1
+max_local_steps = 10
+max_rounds = 10
+max_compression = 1.0
+clippings = ["l2"]
+unit = "person"
+"""
+
+
+def visits(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    return small(out, **{"data": VISITS["data"] | sections.pop("data", {}), **sections})
+
+
+def prepared(**sections: dict[str, Any]) -> Simulated:
+    return prepare(load(visits(Path("nowhere"), **sections)))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with secure noise."""
+    folder = tmp_path_factory.mktemp("persons") / "run"
+    simulate(visits(folder, privacy={"noise": "secure"}))
+    return folder
+
+
+@pytest.mark.parametrize("rule", ["iid", "dirichlet", "shards"])
+def test_persons_are_dealt_and_not_records(rule: str) -> None:
+    job = prepared(data={"partition": rule}, algorithm={"batch": 2})
+    data = small_records.visits()
+    assert data.persons is not None
+    assert count(job.train.y) == 120
+    assert sorted(np.concatenate(job.holdings).tolist()) == list(range(120))
+    assert {len(held) for held in job.holdings} == {20}
+    assert job.plan is not None
+    assert (job.plan.records, job.plan.unit, job.plan.event.unit) == (20, "person", "person")
+    counts = job.train.x["count"]  # type: ignore[call-overload, index]
+    assert counts.tolist() == np.bincount(data.persons).tolist()
+
+
+def test_at_most_so_many_records_of_a_person_count() -> None:
+    job = prepared(data={"person_records": 2})
+    counts = job.train.x["count"]  # type: ignore[call-overload, index]
+    assert counts.max() == 2
+    assert job.train.y.shape == (120, 2)  # type: ignore[union-attr]
+
+
+def test_which_records_count_follows_no_public_seed() -> None:
+    """Under a seed that the server knows, one person more would give everybody behind them other records."""
+    data = replace(small_records.visits(), persons=np.zeros(len(small_records.visits().train_y), np.int64))  # type: ignore[arg-type]
+    drawn = {
+        noise: [
+            trained_on(load(visits(Path("x"), privacy={"noise": noise})), data).y.tolist()  # type: ignore[union-attr]
+            for _ in range(2)
+        ]
+        for noise in ("secure", "exact", "seeded")
+    }
+    assert drawn["secure"][0] != drawn["secure"][1]
+    assert drawn["exact"][0] != drawn["exact"][1]
+    assert drawn["seeded"][0] == drawn["seeded"][1]
+
+
+@pytest.mark.parametrize("name", ["fedspa", "fedavg", "dp-fed", "cpsgd"])
+def test_every_algorithm_trains_on_persons(tmp_path: Path, name: str) -> None:
+    summary = simulate(visits(tmp_path / "run", **ALGORITHMS[name])).summary
+    assert summary["unit"] == (None if name == "fedavg" else "person")
+    assert (summary["task"], summary["engine"]) == ("classification", "generic")
+    assert 0 <= summary["accuracy_last"] <= 1
+    if name != "fedavg":
+        assert "for each person of each agent" in statement(summary)
+
+
+def test_a_run_whose_data_brings_persons_along_says_so_in_its_config(done: Path) -> None:
+    assert load(done / "config.toml").data.person == "given:persons"
+    assert "for each person, δ" in CliRunner().invoke(app, ["watch", str(done)]).output
+
+
+def test_every_word_says_person(done: Path) -> None:
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["unit"] == "person"
+    assert ") for each person of each agent, against" in statement(summary)
+    words = dict(plain_words(summary, 6))
+    assert words["Who is protected."].startswith("Each person of whom any of the 6 agents holds records")
+    assert "had that person been left out" in words["What is promised."]
+    assert "for g records" not in words["What is not covered."]
+    assert "several agents hold records" in words["What is not covered."]
+    page = (done / "report.html").read_text()
+    assert "Guarantee for each person" in page
+    assert "fewest persons that an agent holds" in page
+    assert "record of each agent" not in page
+    assert "Each single record" not in page
+
+
+def test_the_ledger_says_person(done: Path) -> None:
+    shown = CliRunner().invoke(app, ["ledger", "show", str(done / "ledger.sqlite")]).stdout
+    assert "ε for each person at δ" in shown
+    assert "poisson 10/20 persons" in shown
+    told = json.loads(CliRunner().invoke(app, ["ledger", "show", "--json", str(done / "ledger.sqlite")]).stdout)
+    assert {agent["unit"] for agent in told["agents"]} == {"person"}
+    assert {agent["last_event"]["unit"] for agent in told["agents"]} == {"person"}
+
+
+def test_a_summary_that_says_another_unit_than_the_ledger_is_a_problem(tmp_path: Path) -> None:
+    simulate(visits(tmp_path / "run"))
+    path = tmp_path / "run/summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"unit": "record"}))
+    run = read(tmp_path / "run")
+    promise(run)
+    assert any("each record is protected, but the ledger says each person" in line for line in run.problems)
+
+
+def test_a_config_that_names_persons_beside_a_ledger_of_records_is_a_problem(tmp_path: Path) -> None:
+    simulate(small(tmp_path / "run"))
+    path = tmp_path / "run/config.toml"
+    path.write_text(path.read_text().replace("[data]\n", '[data]\nperson = "patient"\n'))
+    run = read(tmp_path / "run")
+    promise(run)
+    assert any("each record was protected, the config names data.person" in line for line in run.problems)
+
+
+def test_an_older_summary_is_of_records(tmp_path: Path) -> None:
+    simulate(small(tmp_path / "run"))
+    path = tmp_path / "run/summary.json"
+    summary = json.loads(path.read_text())
+    del summary["unit"]
+    path.write_text(json.dumps(summary))
+    run = read(tmp_path / "run")
+    assert run.problems == []
+    assert run.summary is not None
+    assert "for each record of each agent" in statement(run.summary)
+    promise(run)
+    assert run.problems == []
+
+
+def test_a_ledger_holds_one_unit_per_agent(tmp_path: Path) -> None:
+    """Each way round, whatever the policy: the refusal comes before anything is written."""
+    for first, second in ((VISITS, {}), ({}, VISITS)):
+        ledger = tmp_path / f"{len(first)}.sqlite"
+        simulate(small(tmp_path / f"first-{len(first)}", **first, run={"ledger": str(ledger)}))
+        with pytest.raises(
+            LedgerError, match=r"agent 'agent-\d' has entries that protect each (person|record), and"
+        ) as e:
+            simulate(small(tmp_path / f"second-{len(first)}", **second, run={"ledger": str(ledger)}))
+        assert "\n" not in str(e.value)
+        assert verify(ledger) == []
+        assert not (tmp_path / f"second-{len(first)}").exists()
+        with Ledger.open(ledger, create=False) as books:
+            assert {event.unit for event in books.spent("agent-0")} <= {"person" if first else "record"}
+
+
+def test_verify_sees_an_agent_of_both_units(tmp_path: Path) -> None:
+    """Written by someone else's hands: what is stated of that agent is no ε."""
+    records, persons = (prepare(load(made)).plan for made in (small(tmp_path / "a"), visits(tmp_path / "b")))
+    assert records is not None
+    assert persons is not None
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        ledger.reserve("a", records.event, "run", "0")
+        ledger.require_unit = lambda events: None  # type: ignore[method-assign]
+        ledger.reserve("a", persons.event, "run", "1")
+        ledger.reserve("b", persons.event, "run", "1")
+        with pytest.raises(FedspaError, match="do not add up"):
+            ledger.total("a", 1e-3, "add-remove")
+    assert verify(tmp_path / "ledger.sqlite") == [
+        "agent 'a' has entries that protect each record and others that protect each person: their ε do not add up"
+    ]
+
+
+def test_a_ledger_of_before_there_were_units_goes_on(tmp_path: Path) -> None:
+    simulate(small(tmp_path / "run", run={"ledger": str(tmp_path / "ledger.sqlite")}))
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
+        assert all("unit" not in text for (text,) in connection.execute("SELECT text FROM event"))
+    simulate(small(tmp_path / "again", run={"ledger": str(tmp_path / "ledger.sqlite")}))
+
+
+def test_a_policy_may_ask_for_persons(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(POLICY)
+    asked = {"policy": str(tmp_path / "policy.toml")}
+    with pytest.raises(PolicyRefusal, match="the plan protects each record, this policy asks for each person"):
+        simulate(small(tmp_path / "records", run=asked))
+    assert simulate(visits(tmp_path / "persons", run=asked)).summary["unit"] == "person"
+
+
+def test_secure_noise_and_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other records count after it, drawn anew: a function of each person's own, and of nobody else's."""
+    with monkeypatch.context() as patch:
+        folder = crash(visits(tmp_path / "run", privacy={"noise": "secure"}), 2, patch)
+    summary = fedspa.run(resume=folder).summary
+    assert (summary["unit"], summary["rounds"]) == ("person", 4)
+    assert verify(folder / "ledger.sqlite") == []
+
+
+def test_a_resume_with_other_persons_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_records.visits()
+    assert data.persons is not None
+    made = small(tmp_path / "run")
+
+    def stop(data: Dataset) -> None:
+        simulate(made, data=data, stop=lambda: True)
+
+    with pytest.raises(FedspaError, match="stopped after round 1"):
+        stop(data)
+    others = replace(data, persons=np.roll(data.persons, 1))
+    with pytest.raises(FedspaError, match="the digest of the persons is another"):
+        simulate(data=others, resume=tmp_path / "run")
+    with pytest.raises(FedspaError):
+        simulate(data=replace(data, persons=None), resume=tmp_path / "run")
+    assert simulate(data=data, resume=tmp_path / "run").summary["unit"] == "person"
+    told = json.loads((tmp_path / "run/summary.json").read_text())["provenance"]
+    assert not any("persons" in key for key in told)  # a digest without noise stays beside the records
+
+
+def test_persons_are_named_by_an_array_of_an_npz(tmp_path: Path) -> None:
+    data = small_records.visits()
+    assert data.persons is not None
+    arrays = dict(
+        zip(("x_train", "y_train", "x_test", "y_test"), (data.train_x, data.train_y, data.test_x, data.test_y))
+    )
+    np.savez(tmp_path / "visits.npz", patient=[f"p{person}" for person in data.persons], **arrays)  # type: ignore[arg-type]
+    named = {"data": {"name": str(tmp_path / "visits.npz"), "person": "patient"}}
+    assert simulate(small(tmp_path / "run", **named)).summary["unit"] == "person"
+    del named["data"]["person"]
+    assert simulate(small(tmp_path / "records", **named)).summary["unit"] == "record"
+
+
+def test_data_without_persons_cannot_protect_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.person is 'patient'; the data 'digits' does not say whose") as caught:
+        simulate(small(tmp_path / "run", data={"person": "patient"}))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_person_at_two_agents_is_refused(tmp_path: Path) -> None:
+    data = small_records.visits()
+    assert data.persons is not None
+    owners = data.persons % 6
+    simulate(small(tmp_path / "run"), data=replace(data, owners=owners))
+    somebody = int(np.bincount(data.persons).argmax())
+    owners[np.flatnonzero(data.persons == somebody)[0]] = (somebody + 1) % 6
+    with pytest.raises(DataError, match=f"person {somebody} has records at agents"):
+        simulate(small(tmp_path / "strays"), data=replace(data, owners=owners))
+    assert not (tmp_path / "strays").exists()
+
+
+def test_delta_is_below_one_over_all_persons(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"6 agents hold up to 20 persons each: it must be below 1/120"):
+        prepared(privacy={"delta": 0.01})
+    prepared(privacy={"delta": 0.008})
+
+
+def test_an_agent_may_be_one_persons_phone(tmp_path: Path) -> None:
+    """m = 1: nothing is sampled, every step has all of the noise, and δ must be small against all phones."""
+    rng = np.random.default_rng(0)
+    owners = np.repeat(np.arange(30), 5)
+    y = rng.integers(0, 2, 150)
+    x = rng.normal(size=(150, 3)) + 2 * y[:, None]
+    data = replace(from_arrays(x, y, x[:40], y[:40], name="phones", persons=owners), owners=owners)
+    made: dict[str, Any] = {
+        "federation": {"agents": 30, "rounds": 2, "per_round": 15},
+        "algorithm": {"local_steps": 2, "batch": 1},
+        "privacy": {"noise_multiplier": 3.0, "delta": 1e-3},
+        "run": {"out": str(tmp_path / "run")},
+    }
+    result = fedspa.run(made, data=data)
+    with Ledger.open(tmp_path / "run/ledger.sqlite", create=False) as ledger:
+        (event,) = ledger.spent("agent-0")
+    assert (event.records, event.rate, event.unit) == (1, 1.0, "person")
+    # Two steps of one round each cost a plain Gaussian of 3/√2: nothing is amplified.
+    assert result.summary["epsilon"] == pytest.approx(gaussian_epsilon(2**0.5 / 3, 1e-3), rel=1e-6)
+    assert result.summary["epsilon_replace_one"] == pytest.approx(gaussian_epsilon(2 * 2**0.5 / 3, 1e-3), rel=1e-6)
+    with pytest.raises(ConfigError, match=r"30 agents hold up to 1 persons each: it must be below 1/30"):
+        fedspa.run(made | {"privacy": {"noise_multiplier": 3.0, "delta": 0.04}}, data=data)
+
+
+def test_the_median_is_over_persons(tmp_path: Path) -> None:
+    """The paper's clip value, read off the data: of persons, too, and flagged all the same."""
+    summary = simulate(visits(tmp_path / "run", privacy={"clip_rule": "median"})).summary
+    assert (summary["private"], summary["unit"]) == (False, "person")
+
+
+def test_the_reference_engine_and_exact_noise(tmp_path: Path) -> None:
+    assert simulate(visits(tmp_path / "a", run={"engine": "reference"})).summary["engine"] == "reference"
+    assert simulate(visits(tmp_path / "b", privacy={"noise": "exact"})).summary["private"]
+    with pytest.raises(ConfigError, match="an example is a person"):
+        simulate(visits(tmp_path / "c", run={"engine": "native"}))
+
+
+def test_a_model_of_the_users_own_with_a_task_of_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    persons = np.repeat(np.arange(60), 3)
+    x = rng.normal(size=(180, 4))
+    data = from_arrays(x, x @ np.ones(4), x[:30], x[:30] @ np.ones(4), name="doses", persons=persons)
+    made = small(tmp_path / "run", federation={"agents": 3, "per_round": 3}, algorithm={"batch": 5})
+    summary = fedspa.run(made, data=data, module=torch.nn.Linear(4, 1), task="regression").summary
+    assert (summary["task"], summary["unit"], summary["score"]) == ("regression", "person", "rmse")
