@@ -73,6 +73,7 @@ def test_the_runs_own_config_names_the_task_and_loads_again(folder: Path) -> Non
     assert written.task.name == "regression"
     assert written == load(config())
     assert load(tomllib.loads(to_toml(written))) == written
+    assert fedspa.Config.model_validate_json(written.model_dump_json()) == written
     again = simulate(folder / "out" / "config.toml", resume=folder / "out")
     assert again.summary == json.loads((folder / "out" / "summary.json").read_text("utf-8"))
 

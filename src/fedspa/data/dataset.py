@@ -72,9 +72,8 @@ class Dataset:
 
 def _check(what: str, x: Tree, y: Tree) -> None:
     for part, tree in (("features", x), ("labels", y)):
-        kinds = [type(leaf).__name__ for _, leaf in named_leaves(tree) if not isinstance(leaf, torch.Tensor)]
-        if kinds:
-            raise DataError(f"{what} is made of {', '.join(kinds)}: fedspa.from_arrays makes a Dataset of arrays")
+        if (kind := _no_tensor(tree)) is not None:
+            raise DataError(f"{what} is made of {kind}: fedspa.from_arrays makes a Dataset of arrays")
         require_aligned(tree, f"{what} {part}")
         for name, leaf in named_leaves(tree):
             if leaf.dtype not in (torch.float32, torch.int64, torch.bool):
@@ -86,6 +85,16 @@ def _check(what: str, x: Tree, y: Tree) -> None:
         raise DataError(f"{what} has {count(x)} records and {count(y)} labels: one label per record is needed")
     if count(x) and not any(leaf.numel() for leaf in leaves(x)):
         raise DataError(f"{what} is empty: its features have shape {tuple(next(leaves(x)).shape)}")
+
+
+def _no_tensor(tree: object) -> str | None:
+    """The type of a leaf that is no tensor, if there is one."""
+    if isinstance(tree, torch.Tensor):
+        return None
+    if not isinstance(tree, dict | tuple):
+        return type(tree).__name__
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return next((kind for part in parts if (kind := _no_tensor(part)) is not None), None)
 
 
 def require_finite(tree: Tree, what: str) -> None:

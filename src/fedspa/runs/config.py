@@ -105,7 +105,7 @@ class Data(Section):
     holdout: Share = Field(
         0.0,
         description="The share of the training records that no agent gets, and that accuracy is measured on in place "
-        "of the test records: for choosing settings.",
+        "of the test records: for choosing settings, or where a table marks none for testing.",
     )
     partition: Literal["iid", "dirichlet", "shards"] = Field(
         "iid",
