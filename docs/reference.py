@@ -88,6 +88,8 @@ def _values(about: FieldInfo) -> str:
             continue
         if get_origin(kind) is None:
             kinds.append(kind.__name__)
+        elif get_origin(kind) is dict:
+            kinds.append("table")
         elif str(get_origin(kind)) == "typing.Literal":
             choices += [f"`{choice}`" for choice in get_args(kind)]
         elif hasattr(kind, "__metadata__"):

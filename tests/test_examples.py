@@ -18,8 +18,12 @@ def played(name: str, words: list[str], tmp_path: Path) -> str:
     """Standard output of `python words` in a copy of the example."""
     folder = tmp_path / name
     shutil.copytree(
-        EXAMPLES / name, folder, ignore=shutil.ignore_patterns("runs", "__pycache__", "*.png", "study.json")
+        EXAMPLES / name, folder, ignore=shutil.ignore_patterns("runs", "__pycache__", "*.png", "*.csv", "study.json")
     )
+    return on(folder, words)
+
+
+def on(folder: Path, words: list[str]) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -34,6 +38,40 @@ def test_tabular(tmp_path: Path) -> None:
     assert summary["accuracy_last"] > 0.9
     assert summary["epsilon"] <= 2
     assert summary["dimension"] == 62
+
+
+RUN = ["-c", "from fedspa.cli import main; main()"]
+
+
+@pytest.mark.slow
+def test_diabetes_in_the_units_of_its_table(tmp_path: Path) -> None:
+    played("diabetes", ["table.py"], tmp_path)
+    folder = tmp_path / "diabetes"
+    checked = on(folder, [*RUN, "data", "check", "diabetes.csv", "--schema", "config.toml", "--json"])
+    assert json.loads(checked)["sound"]
+    seeded = ["--set", "privacy.noise=seeded", "--set", "run.out=out"]
+    summary = json.loads(on(folder, [*RUN, "run", "config.toml", "--json", *seeded]))
+    assert summary["task"] == "regression"
+    assert summary["epsilon"] <= 2
+    assert summary["baseline"] == pytest.approx(76.0, abs=0.1)  # of numbers from 25 to 346
+    assert 50 < summary["scores"]["rmse"] < 60
+    assert summary["scores"]["r2"] > 0.4
+    page = (folder / "out" / "report.html").read_text("utf-8")
+    assert "rmse" in page.lower()
+
+
+@pytest.mark.slow
+def test_visits_protect_each_person(tmp_path: Path) -> None:
+    played("visits", ["table.py"], tmp_path)
+    folder = tmp_path / "visits"
+    said = on(folder, [*RUN, "run", "config.toml", "--set", "run.out=out"])
+    assert "for each person" in " ".join(said.split())
+    summary = json.loads((folder / "out" / "summary.json").read_text("utf-8"))
+    assert summary["unit"] == "person"
+    assert summary["epsilon"] <= 2
+    assert summary["agents"] == 4
+    assert summary["accuracy_last"] > 0.7 > 0.6 > summary["baseline"]
+    assert "person" in (folder / "out" / "report.html").read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 import fedspa
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 from peer_job import Rounds, folder_argument, read, read_records
 
 

@@ -14,7 +14,8 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedspa.data.datasets import Dataset, from_arrays, from_examples
+    from fedspa.data.dataset import Dataset
+    from fedspa.data.given import from_agents, from_arrays, from_examples, from_partitioner, from_table
     from fedspa.errors import FedspaError, MixingWarning, SeededNoiseWarning
     from fedspa.learning.check import check
     from fedspa.learning.fix import fix
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 # Name → where it lives. Looked up on first use: torch takes seconds to import, and `fedspa --help` does not need it.
 _PUBLIC = {
     "Config": ("fedspa.runs.config", "Config"),
-    "Dataset": ("fedspa.data.datasets", "Dataset"),
+    "Dataset": ("fedspa.data.dataset", "Dataset"),
     "FedspaError": ("fedspa.errors", "FedspaError"),
     "MixingWarning": ("fedspa.errors", "MixingWarning"),
     "Problem": ("fedspa.learning.sound", "Problem"),
@@ -34,8 +35,11 @@ _PUBLIC = {
     "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
     "check": ("fedspa.learning.check", "check"),
     "fix": ("fedspa.learning.fix", "fix"),
-    "from_arrays": ("fedspa.data.datasets", "from_arrays"),
-    "from_examples": ("fedspa.data.datasets", "from_examples"),
+    "from_agents": ("fedspa.data.given", "from_agents"),
+    "from_arrays": ("fedspa.data.given", "from_arrays"),
+    "from_examples": ("fedspa.data.given", "from_examples"),
+    "from_partitioner": ("fedspa.data.given", "from_partitioner"),
+    "from_table": ("fedspa.data.given", "from_table"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.running", "simulate"),
 }
@@ -50,8 +54,11 @@ __all__ = [
     "SeededNoiseWarning",
     "check",
     "fix",
+    "from_agents",
     "from_arrays",
     "from_examples",
+    "from_partitioner",
+    "from_table",
     "load",
     "run",
 ]

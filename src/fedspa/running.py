@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from fedspa import report
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, FedspaError, SeededNoiseWarning, quoted
 from fedspa.learning.tasks.own import Loss
 from fedspa.learning.threads import torch_threads

@@ -8,7 +8,9 @@ import pytest
 import tiny_files as files
 import torch
 
-from fedspa.data.datasets import Dataset, from_arrays, load
+from fedspa.data.dataset import Dataset
+from fedspa.data.datasets import load
+from fedspa.data.given import from_arrays
 from fedspa.errors import DataError
 
 X, Y = np.random.default_rng(0).random((6, 4)), np.array([0, 1, 2, 0, 1, 2])
@@ -148,20 +150,20 @@ nan[3, 1], inf[5, 3] = np.nan, -np.inf
         ({"train_x": np.full((6, 4), 1e300)}, "train features hold NaN or ∞ .as float32"),
         ({"test_y": np.array([0, np.nan, 1, 1, 1, 1])}, "test labels hold NaN or ∞"),
         ({"test_y": np.array([0, np.inf, 1, 1, 1, 1])}, "test labels hold NaN or ∞"),
-        ({"test_y": Y * 1j}, "test labels are complex numbers"),
-        ({"test_y": np.array(list("abcabc"))}, "test labels are text, as in .*'a'.*for classes, numpy.unique"),
-        ({"train_y": Y + 0.5}, r"targets have shape \(\) float32 in train and \(\) int64 in test"),
-        ({"train_x": X * 1j}, "train features are complex"),
-        ({"train_x": [[1, 2], [3]]}, "train features are not an array of numbers"),
-        ({"train_x": X.astype(object)}, "train features are objects"),
-        ({"train_y": Y[:5]}, "train has 6 records and 5 labels"),
-        ({"test_x": X[:0], "test_y": Y[:0]}, "test is empty"),
-        ({"train_x": X[:, :0]}, "train is empty"),
-        ({"train_y": np.eye(6, dtype=int)}, r"targets have shape \(6,\) int64 in train and \(\) int64 in test"),
-        ({"train_x": {"a": X, "b": X[:5]}}, "train features 'b' has 5 examples, and 6 are in 'a'"),
-        ({"train_x": {}}, "train features has no tensors in it"),
-        ({"train_x": {"a": X}}, r"shape a \(4,\) float32 in train and \(4,\) float32 in test"),
-        ({"test_x": X[:, :3]}, r"shape \(4,\) float32 in train and \(3,\) float32 in test"),
+        ({"test_y": Y * 1j}, "test: y holds complex numbers"),
+        ({"test_y": np.array(list("abcabc"))}, "test: y holds text, as 'a'; .*classes: numpy.unique"),
+        ({"train_y": Y + 0.5}, "test: y holds torch.int64 and that of train torch.float32"),
+        ({"train_x": X * 1j}, "train: x holds complex"),
+        ({"train_x": [[1, 2], [3]]}, r"train: x is ragged: record 0 has shape \(2,\) and record 1 has \(1,\)"),
+        ({"train_x": X.astype(object)}, "train: x holds objects"),
+        ({"train_y": Y[:5]}, "train: x has 6 records and y has 5"),
+        ({"test_x": X[:0], "test_y": Y[:0]}, "test has no records"),
+        ({"train_x": X[:, :0]}, r"test: x has shape \(4,\) and that of train has \(0,\)"),
+        ({"train_y": np.eye(6, dtype=int)}, r"test: y has shape \(\) and that of train has \(6,\)"),
+        ({"train_x": {"a": X, "b": X[:5]}}, "train: x 'b' has 5 examples, and 6 are in 'a'"),
+        ({"train_x": {}}, "train: x is an empty dict"),
+        ({"train_x": {"a": X}}, "test: x is a tensor and that of train is a dict of .'a'.; they"),
+        ({"test_x": X[:, :3]}, r"test: x has shape \(3,\) and that of train has \(4,\)"),
     ],
 )
 def test_what_arrays_may_not_be(changed: dict[str, Any], said: str) -> None:
@@ -189,13 +191,22 @@ def test_a_dataset_is_checked_however_it_is_made() -> None:
     assert Dataset(x, y, x, y, classes=3, name="mine").input_shape == (2,)
     with pytest.raises(DataError, match=r"label 2, outside 0\.\.1"):
         Dataset(x, y, x, y, classes=2, name="mine")
+    with pytest.raises(DataError, match="train is empty"):
+        Dataset(x[:0], y[:0], x, y, classes=3, name="mine")
+    with pytest.raises(DataError, match=r"train is empty: its features have shape \(3, 0\)"):
+        Dataset(x[:, :0], y, x[:, :0], y, classes=3, name="mine")
+    with pytest.raises(DataError, match=r"records have shape \(2,\) float32 in train and \(1,\) float32 in test"):
+        Dataset(x, y, x[:, :1], y, classes=3, name="mine")
+    for owners in ([0, 1, 2], np.array([0, -1, 2]), np.array([0, 1]), np.array([0.0, 1, 2])):
+        with pytest.raises(DataError, match="owners must be one number from 0 on per training example"):
+            Dataset(x, y, x, y, classes=3, name="mine", owners=owners)
     with pytest.raises(DataError, match="float32, int64 or bool is needed"):
         Dataset(x.double(), y, x, y, classes=3, name="mine")
 
 
 USERS = """
 import numpy as np, torch
-from fedspa.data.datasets import Dataset
+from fedspa import Dataset
 x, y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
 def arrays(): return x, y, x, y
 def tensors(): return tuple(map(torch.from_numpy, arrays()))

@@ -1,4 +1,4 @@
-"""What people bring: arrays, torch and Hugging Face datasets, partitioners, as trees with owners; or one line."""
+"""What people bring: arrays, torch and Hugging Face datasets, partitioners, as trees; or one line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fedspa.data.foreign import examples, from_agents, from_partitioner
+from fedspa.data.foreign import examples
 from fedspa.errors import DataError
+from fedspa.examples import TARGETS, count
 
 X = np.arange(12.0).reshape(4, 3)
 Y = np.array([0, 1, 1, 0])
@@ -73,24 +74,25 @@ SAME = (torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 1, 0]))
     ids=["numpy", "lists", "small types", "list of tensors", "TensorDataset", "Subset", "pairs", "lists of", "list"],
 )
 def test_pairs(source: Any) -> None:
-    assert equal(examples(source, "it"), SAME)
+    assert equal(examples(source, "it")[:2], SAME)
 
 
 def test_types_stay_what_they_are() -> None:
-    x, y = examples((TOKENS, X), "it")
+    x, y, key = examples((TOKENS, X), "it")
+    assert key is None
     assert isinstance(x, dict)
     assert equal(x, TOKENS)
     assert isinstance(y, Tensor)
     assert y.dtype == torch.float32
 
 
-@pytest.mark.parametrize("key", ["labels", "label", "target"])
+@pytest.mark.parametrize("key", TARGETS)
 def test_a_dict_has_its_target_by_name(key: str) -> None:
-    wanted = (TOKENS, torch.tensor(Y))
-    assert equal(examples({**TOKENS, key: Y}, "it"), wanted)
-    assert equal(
-        examples(Items(lambda i: {**{name: part[i] for name, part in TOKENS.items()}, key: int(Y[i])}), "it"), wanted
-    )
+    rows = Items(lambda i: {**{name: part[i] for name, part in TOKENS.items()}, key: int(Y[i])})
+    for source in ({**TOKENS, key: Y}, rows):
+        x, y, found = examples(source, "it")
+        assert found == key
+        assert equal((x, y), (TOKENS, torch.tensor(Y)))
 
 
 def test_another_name_of_the_target() -> None:
@@ -98,45 +100,43 @@ def test_another_name_of_the_target() -> None:
 
 
 def test_the_last_of_several_is_the_target() -> None:
-    x, y = examples(TensorDataset(torch.tensor(X), torch.tensor(Y), torch.tensor(Y)), "it")
+    x, y, key = examples(TensorDataset(torch.tensor(X), torch.tensor(Y), torch.tensor(Y)), "it")
+    assert key is None
     assert equal((x, y), (SAME, SAME[1]))
 
 
-def test_agents_are_joined_and_owned() -> None:
-    parts = from_agents([(X, Y), TensorDataset(torch.tensor(X[:2]), torch.tensor(Y[:2]))], test=(X[:1], Y[:1]))
-    assert equal((parts.train_x, parts.train_y), tuple(torch.cat([part, part[:2]]) for part in SAME))
-    assert equal((parts.test_x, parts.test_y), (SAME[0][:1], SAME[1][:1]))
-    assert parts.owners.tolist() == [0, 0, 0, 0, 1, 1]
-    assert parts.owners.dtype == np.int64
+@pytest.mark.parametrize(
+    ("source", "x"),
+    [
+        (TOKENS, TOKENS),
+        (TOKENS["input_ids"], TOKENS["input_ids"]),
+        (X, SAME[0]),
+        ((X, Y), SAME),
+        (Items(lambda i: X[i]), SAME[0]),
+        (Items(lambda i: (X[i], Y[i])), SAME),
+        (Items(lambda i: {name: part[i] for name, part in TOKENS.items()}), TOKENS),
+    ],
+    ids=["dict", "tensor", "array", "tuple", "items", "items of tuples", "items of dicts"],
+)
+def test_without_a_target_all_are_inputs(source: Any, x: Any) -> None:
+    found, y, key = examples(source, "it", "")
+    assert key == ""
+    assert equal(found, x)
+    assert isinstance(y, Tensor)
+    assert y.shape == (4, 0)
 
 
-def test_keys_may_come_in_any_order() -> None:
-    turned = dict(reversed({**TOKENS, "labels": Y}.items()))
-    parts = from_agents([{**TOKENS, "labels": Y}, turned], test=turned)
-    assert equal(parts.test_x, TOKENS)
-    assert equal(parts.train_x, {key: torch.cat([part, part]) for key, part in TOKENS.items()})
-
-
-class Partitioner:
-    def __init__(self, parts: list[Any]) -> None:
-        self._parts, self.num_partitions = parts, len(parts)
-
-    def load_partition(self, partition_id: int) -> Any:
-        return self._parts[partition_id]
-
-
-def test_partitions_are_agents() -> None:
-    parts = from_partitioner(Partitioner([{"x": X, "label": Y}] * 3), test={"x": X, "label": Y})
-    assert parts.owners.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert "no partitions" in refused(lambda: from_partitioner(Partitioner([]), test=(X, Y)))
-    assert "the partitioner failed (AttributeError" in refused(lambda: from_partitioner(object(), test=(X, Y)))
+def test_a_tuple_of_bare_numbers_is_an_array() -> None:
+    x, y, _ = examples((X, (0, 1, 1, 0)), "it")
+    assert equal((x, y), SAME)
+    assert equal(examples(Items(lambda i: (tuple(X[i]), int(Y[i]))), "it")[:2], SAME)
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         ((X, Y[:3]), "it: x has 4 records and y has 3"),
-        (({"a": X, "b": X[:3]}, Y), "it: x['b'] has 3 records and y has 4"),
+        (({"a": X, "b": X[:3]}, Y), "it: x 'b' has 3 examples, and 4 are in 'a'"),
         ((X[:0], Y[:0]), "it has no records"),
         (([], []), "it has no records"),
         ((X, 5), "it: y is a single number"),
@@ -161,8 +161,11 @@ def test_partitions_are_agents() -> None:
         (((), Y), "it: x is an empty tuple"),
         (({}, Y), "it: x is an empty dict"),
         (({1: X}, Y), "it: x has the key 1; keys must be texts"),
-        ({"x": X}, "it has the keys ['x']; one of 'labels', 'label', 'target', or target= must say"),
-        ({"x": X, "label": Y, "labels": Y}, "must say which of them is learned"),
+        (
+            {"x": X},
+            "it has the keys ['x']; just one of 'labels', 'label', 'target', 'targets', 'y' must be among them",
+        ),
+        ({"x": X, "label": Y, "labels": Y}, "just one of 'labels'"),
         ({"labels": Y}, "it has nothing but 'labels'"),
         (Items(lambda i: (X[i],)), "it: record 0 is a tuple; a pair (x, y) or a dict is needed"),
         (Items(lambda i: X[i]), "it: record 0 is a ndarray"),
@@ -195,27 +198,6 @@ def test_nested_too_deeply() -> None:
         (deep,) = deep
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ((X[:, :2], Y), "agent 1: x has shape (2,) and that of the first agent has (3,); pad or cut"),
-        ((X.astype(int), Y), "agent 1: x holds torch.int64 and that of the first agent torch.float32"),
-        ((X, X[:, 0]), "agent 1: y holds torch.float32 and that of the first agent torch.int64"),
-        (({"a": X}, Y), "agent 1: x is a dict of ['a'] and that of the first agent is a tensor"),
-        (((X, X), Y), "agent 1: x is a tuple of 2 and that of the first agent is a tensor"),
-        ((X[:0], Y[:0]), "agent 1 has no records"),
-    ],
-)
-def test_agents_must_agree(other: Any, words: str) -> None:
-    assert words in refused(lambda: from_agents([(X, Y), other], test=(X, Y)))
-    assert words.replace("agent 1", "test", 1) in refused(lambda: from_agents([(X, Y)], test=other))
-
-
-@pytest.mark.parametrize("agents", [[], None, "text", 5, (X for _ in range(2))])
-def test_agents_are_a_list(agents: Any) -> None:
-    assert "a list with an entry per agent is needed" in refused(lambda: from_agents(agents, test=(X, Y)))
-
-
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),
@@ -239,12 +221,13 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_anything_is_examples_or_one_line(source: Any) -> None:
-    try:
-        examples(source, "it")
-    except DataError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-    else:
-        assert len(from_agents([source], test=source).owners) > 0
+    for target in (None, ""):
+        try:
+            x, y, _ = examples(source, "it", target)
+        except DataError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+        else:
+            assert count(x) == count(y) > 0
 
 
 # Hugging Face
@@ -262,10 +245,7 @@ def test_a_datasets_dataset() -> None:
         "ok": torch.tensor([True, False]),
     }
     for given_data in (data, data.with_format("torch"), data.select([0, 1])):
-        assert equal(examples(given_data, "it"), (x, torch.tensor([0, 1])))
-    parts = from_agents([data.shard(2, 0), data.shard(2, 1)], test=data)
-    assert equal(parts.train_x, x)
-    assert parts.owners.tolist() == [0, 1]
+        assert equal(examples(given_data, "it")[:2], (x, torch.tensor([0, 1])))
 
 
 def test_a_datasets_dataset_that_makes_its_records_when_asked() -> None:
@@ -293,5 +273,7 @@ def test_datasets_that_do_not_fit() -> None:
 def test_frames_want_a_schema() -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
-    assert "it is a frame; describe its columns by a schema" in refused(lambda: examples(frame, "it"))
-    assert equal(examples((frame[["a"]], frame["label"]), "it"), (torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])))
+    assert "it is a frame; fedspa.from_table takes it with a schema" in refused(lambda: examples(frame, "it"))
+    assert equal(
+        examples((frame[["a"]], frame["label"]), "it")[:2], (torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
+    )

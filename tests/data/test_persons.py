@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedspa.data.datasets import Dataset, from_arrays, load
+from fedspa.data.dataset import Dataset
+from fedspa.data.datasets import load
+from fedspa.data.given import from_arrays
 from fedspa.data.persons import blank_person, grouped, labels_of, numbered, owners_of
 from fedspa.data.view import view
 from fedspa.errors import DataError

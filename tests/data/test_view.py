@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.data.datasets import Dataset, from_arrays
+from fedspa.data.dataset import Dataset
 from fedspa.data.features import transform
+from fedspa.data.given import from_arrays
 from fedspa.data.view import view
 from fedspa.errors import DataError
 

@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedspa.cli import app
+from fedspa.data.columns import load_schema
+from fedspa.runs.config import load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", PAGE, flags=re.M | re.S)
@@ -39,8 +41,14 @@ def test_its_code_runs(folder: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
-        "torch.Size([6, 6]) ('age', 'sex = f', 'sex = m', 'smoker', 'smoker is missing', 'pressure')",
-        "[0 0 0 1 1 2] [0 0 1 2 3 4]",
-        "torch.Size([50, 8]) 20",
+        "torch.Size([6, 6]) [0 0 0 1 1 2] [0 0 1 2 3 4]",
+        "(200.0,) (200.0,)",
+        "torch.Size([50, 8]) 20 labels",
         "torch.float32",
     ]
+
+
+def test_its_config_says_what_its_schema_does(folder: Path) -> None:
+    config = load(folder / "run.toml")
+    assert config.task.name == "regression"
+    assert config.data.table == load_schema(folder / "schema.toml")

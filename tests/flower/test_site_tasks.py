@@ -22,7 +22,7 @@ STORIES = """
 import numpy as np
 import torch
 from torch import nn
-from fedspa.data.datasets import from_arrays
+from fedspa.data.given import from_arrays
 
 
 def drawn(node):

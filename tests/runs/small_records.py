@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.data.datasets import Dataset, from_arrays, load
+from fedspa.data.dataset import Dataset
+from fedspa.data.datasets import load
+from fedspa.data.given import from_arrays, from_examples
 from fedspa.examples import Tree, tensors
 from fedspa.paper import stand_in
 
@@ -56,7 +58,7 @@ def tokens(ignored: int = -100) -> Dataset:
     ids = [(x.flatten(1)[:, 2:14] * 16).long() for x in (data.train_x, data.test_x)]
     counted = torch.arange(12) % 3 > 0
     examples = [{"input_ids": each, "labels": each.masked_fill(~counted, ignored)} for each in ids]
-    return from_arrays(examples[0], None, examples[1], None, name="tokens")
+    return from_examples(*examples, name="tokens")
 
 
 def tokens_with_minus_one() -> Dataset:

@@ -24,6 +24,24 @@ from fedspa.runs.config import Privacy, load
 
 Sections = dict[str, dict[str, Any]]
 
+# A table, whose every column is named.
+_FILE = str(Path(__file__).with_name("clinics.csv"))
+TABLE: dict[str, Any] = {
+    "clinic": {"kind": "ignore"},
+    "part": {"kind": "ignore"},
+    "age": {"kind": "number", "range": [0, 110], "missing": 50},
+    "smoker": {"kind": "flag", "missing": "indicator"},
+    "ward": {"kind": "category", "categories": ["a", "b"], "other": True},
+    "score": {"kind": "number", "range": [0, 200], "target": True},
+}
+
+
+def table(**keys: Any) -> Sections:
+    """What a config says of it beside `keys`."""
+    columns = {name: column for name, column in TABLE.items() if name not in keys.values()}
+    return {"data": {"name": _FILE, "columns": columns, "holdout": 0.25, **keys}}
+
+
 # Other values than the default of the keys whose types do not list them.
 VALUES: dict[str, list[Any]] = {
     "federation.agents": [7],
@@ -32,6 +50,10 @@ VALUES: dict[str, list[Any]] = {
     "federation.cap": [2],
     "data.name": ["small_records:mnist"],
     "data.dir": ["elsewhere"],
+    "data.columns": [TABLE],
+    "data.agent": ["clinic"],
+    "data.split": ["part"],
+    "data.test": ["held"],
     "data.holdout": [0.25],
     "data.alpha": [5.0],
     "data.person": ["patient"],
@@ -85,6 +107,10 @@ COMPANIONS: dict[str, Sections] = {
         "task": {"name": "next-token"},
     },
     "federation.cap": {"federation": {"participation": "uniform"}},
+    "data.columns": table(),
+    "data.agent": table(agent="clinic"),
+    "data.split": table(split="part"),
+    "data.test": table(split="part", holdout=0.0),
     "data.features": {"data": {"name": "small_records:mnist"}},
     "data.alpha": {"data": {"partition": "dirichlet"}, "algorithm": {"batch": 2}},
     "data.person": {"data": {"name": "small_records:visits"}},

@@ -21,7 +21,8 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.cli import app
-from fedspa.data.datasets import Dataset, from_arrays
+from fedspa.data.dataset import Dataset
+from fedspa.data.given import from_arrays
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
 from fedspa.examples import count
 from fedspa.privacy.accounting import gaussian_epsilon

@@ -312,7 +312,7 @@ class TestShown:
 
 def test_tokens_without_labels_run_as_they_come(tmp_path: Path) -> None:
     ids = torch.randint(0, 17, (150, 8), generator=torch.Generator().manual_seed(0))
-    made = fedspa.from_arrays({"input_ids": ids[:120]}, None, {"input_ids": ids[120:]}, None, name="text")
+    made = fedspa.from_examples({"input_ids": ids[:120]}, {"input_ids": ids[120:]}, name="text", target="")
     assert made.key == ""
     result = simulate(config(tmp_path / "run", name="next-token"), data=made, module=Tagger())
     assert result.summary["score"] == "perplexity"

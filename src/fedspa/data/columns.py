@@ -26,6 +26,7 @@ _RULES = ("refuse", "indicator")
 _RULE = "it must be 'refuse', 'indicator'"
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
+Word = Annotated[str, Field(min_length=1, max_length=1000)]
 Bound = Annotated[float, Field(ge=-1e30, le=1e30)]
 
 
@@ -145,9 +146,9 @@ class Category(_Used):
     """One of a public list of words. Each of them is a feature: 1 for the word that stands there, 0 for the others."""
 
     kind: Literal["category"]
-    categories: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(min_length=1, max_length=10_000)
-    ] = Field(description="The words, as public knowledge has them; as a target, classes are numbered in this order.")
+    categories: Annotated[list[Word], Field(min_length=1, max_length=10_000)] = Field(
+        description="The words, as public knowledge has them; as a target, classes are numbered in this order."
+    )
     other: bool = Field(
         False, description="Whether a word that is not listed has a place of its own, the last; else it is an error."
     )
@@ -211,21 +212,27 @@ class Flag(_Used):
 
 
 Column = Annotated[Number | Category | Flag | Ignore, Field(discriminator="kind")]
+Columns = Annotated[dict[ColumnName, Column], Field(min_length=1, max_length=10_000)]
 KINDS: dict[str, type[BaseModel]] = {"number": Number, "category": Category, "flag": Flag, "ignore": Ignore}
 
 
 class Schema(_Section):
     """The columns of a table, and which of them say whose a record is."""
 
-    columns: Annotated[dict[ColumnName, Column], Field(min_length=1, max_length=10_000)] = Field(
-        description="A table for each column of the file; features are in this order, whatever the file's is."
+    columns: Columns = Field(
+        description='Of a table: what each column of the file is, as in `age = {kind = "number", range = [0, 110]}` '
+        "([data](data.md)); features are in this order, whatever the file's is."
     )
-    agent: ColumnName | None = Field(None, description="The column that names the agent who holds a record.")
+    agent: ColumnName | None = Field(
+        None, description="Of a table: the column that names the agent who holds a record."
+    )
     person: ColumnName | None = Field(None, description="The column that names the person a record belongs to.")
-    split: ColumnName | None = Field(None, description="The column that tells records for training and for testing.")
-    test: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
-        "test", description="What stands in `split` for testing; every other word is for training."
+    split: ColumnName | None = Field(
+        None,
+        description="Of a table: the column that tells records for testing from those for training; without, "
+        "`holdout` takes some of them.",
     )
+    test: Word = Field("test", description="What stands in `split` for testing; every other word is for training.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Schema:
@@ -289,11 +296,12 @@ def checked(values: Mapping[str, Any]) -> Schema:
     try:
         return Schema.model_validate(dict(values))
     except ValidationError as error:
-        said = (_told(item["type"], item["loc"], item["msg"], item.get("input")) for item in error.errors())
+        said = (told(item["type"], item["loc"], item["msg"], item.get("input")) for item in error.errors())
         raise ConfigError("; ".join(said)) from None
 
 
-def _told(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
+def told(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
+    """What pydantic found wrong at a place of a schema, in one line."""
     owner: type[BaseModel] = Schema
     if location[:1] == ("columns",) and len(location) > 2 and location[2] in KINDS:
         owner = KINDS[str(location[2])]  # pydantic says which kind a column was taken for

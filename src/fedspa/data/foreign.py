@@ -1,4 +1,4 @@
-"""What people have, as trees of tensors: arrays, torch `Dataset`s, Hugging Face's `datasets.Dataset`s, partitioners.
+"""What people have, as trees of tensors: arrays, torch `Dataset`s, Hugging Face's `datasets.Dataset`s.
 
 Nothing of theirs is imported: a thing is known by what it can do. Whole numbers become int64, other numbers float32,
 truth values stay bool. No record is padded, cut or scaled: that is a choice, and whoever has the records makes it.
@@ -6,75 +6,78 @@ truth values stay bool. No record is padded, cut or scaled: that is a choice, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import numbers
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data import plugin
 from fedspa.errors import DataError, quoted
+from fedspa.examples import TARGETS, Tree, count, joined, leaves, mapped, require_aligned
 
-Tree = Tensor | dict[str, "Tree"] | tuple["Tree", ...]
-TARGETS = ("labels", "label", "target")
 _KINDS = {"U": "text", "S": "bytes", "M": "dates", "m": "durations", "c": "complex numbers"}
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """Training records of all agents one after another, `owners` (whose each is, from 0), and records for testing."""
+class Entry(NamedTuple):
+    """Inputs and targets. `key`: where in a dict the targets lay, "" where there are none; None where they came apart
+    from the inputs."""
 
-    train_x: Tree
-    train_y: Tree
-    test_x: Tree
-    test_y: Tree
-    owners: NDArray[np.int64]
+    x: Tree
+    y: Tree
+    key: str | None
 
 
-def from_agents(agents: Sequence[Any], *, test: Any, target: str | None = None) -> Parts:
-    """Each agent's own records, in a list with an entry per agent; `test` is one such entry.
+def examples(source: Any, what: str, target: str | None = None) -> Entry:
+    """What one source holds: a pair (x, y), a dict of arrays, a torch Dataset or a `datasets.Dataset`.
 
-    An entry is a pair (x, y), a dict of arrays, a torch Dataset or a `datasets.Dataset`. In a dict, what is learned is
-    under `target`, or under labels, label or target.
+    In a dict, what is learned is under `target`, or under one of `TARGETS`. Where `target` is "", nothing is: all are
+    inputs, which may then be one array too. `what` names the source in errors.
     """
-    if not isinstance(agents, Sequence) or isinstance(agents, str | bytes) or not agents:
-        raise DataError(f"from_agents was given {quoted(agents, 60)}; a list with an entry per agent is needed")
-    return _joined([examples(entry, f"agent {i}", target) for i, entry in enumerate(agents)], test, target)
-
-
-def from_partitioner(partitioner: Any, *, test: Any, target: str | None = None) -> Parts:
-    """The partitions of a partitioner of flwr-datasets, an agent each: it has `num_partitions` and `load_partition`."""
     try:
-        partitions = [partitioner.load_partition(i) for i in range(int(partitioner.num_partitions))]
-    except Exception as cause:  # its own code, which may raise anything
-        raise DataError(f"the partitioner failed ({plugin.one_line(cause)}); has it been given its dataset?") from cause
-    if not partitions:
-        raise DataError("the partitioner has no partitions; one per agent is needed")
-    return from_agents(partitions, test=test, target=target)
-
-
-def examples(source: Any, what: str, target: str | None = None) -> tuple[Tree, Tree]:
-    """(x, y) of one entry, as `from_agents` takes it; `what` names it in errors."""
-    try:
-        x, y = _read(source, what, target)
+        entry = _read(source, what, target)
     except RecursionError:
         raise DataError(f"{what} is nested too deeply") from None
-    _check_count(x, y, what)
-    return x, y
+    for part, tree in (("x", entry.x), ("y", entry.y)):
+        require_aligned(tree, f"{what}: {part}")
+    if count(entry.x) != count(entry.y):
+        raise DataError(f"{what}: x has {count(entry.x)} records and y has {count(entry.y)}")
+    if not count(entry.x):
+        raise DataError(f"{what} has no records")
+    return entry
 
 
-def _read(source: Any, what: str, target: str | None) -> tuple[Tree, Tree]:
-    if isinstance(source, tuple) and len(source) == 2:
-        return _tree(source[0], f"{what}: x"), _tree(source[1], f"{what}: y")
+def require_alike(first: Tree, other: Tree, what: str, versus: str, *, records: bool = True) -> None:
+    """Two trees have the same keys, and leaves of the same type and shape (of a record, where they hold many)."""
+    if isinstance(first, dict) and isinstance(other, dict) and first.keys() == other.keys():
+        for key in first:
+            require_alike(first[key], other[key], f"{what}[{key!r}]", versus, records=records)
+    elif isinstance(first, tuple) and isinstance(other, tuple) and len(first) == len(other):
+        for i, (mine, yours) in enumerate(zip(first, other)):
+            require_alike(mine, yours, f"{what}[{i}]", versus, records=records)
+    elif isinstance(first, Tensor) and isinstance(other, Tensor):
+        here, there = (tuple(leaf.shape[1:] if records else leaf.shape) for leaf in (other, first))
+        if here != there:
+            raise DataError(f"{what} has shape {here} and that of {versus} has {there}; pad or cut them to one shape")
+        if other.dtype != first.dtype:
+            raise DataError(f"{what} holds {other.dtype} and that of {versus} {first.dtype}; make them the same")
+    else:
+        raise DataError(f"{what} is {_shape(other)} and that of {versus} is {_shape(first)}; they must be alike")
+
+
+def _read(source: Any, what: str, target: str | None) -> Entry:
+    if hasattr(source, "iloc"):
+        raise DataError(f"{what} is a frame; fedspa.from_table takes it with a schema, or give arrays (x, y)")
     if isinstance(source, Mapping):
         return _divided(_tree(source, what), what, target)
-    if hasattr(source, "iloc"):
-        raise DataError(f"{what} is a frame; describe its columns by a schema (docs/data.md), or give arrays (x, y)")
     if hasattr(source, "with_format") and not _transforms(source):
         return _divided(_tree(_columns(source, what), what), what, target)
+    if target == "" and isinstance(source, tuple | np.ndarray | Tensor):
+        return _divided(_tree(source, what), what, target)
+    if isinstance(source, tuple) and len(source) == 2:
+        return Entry(_tree(source[0], f"{what}: x"), _tree(source[1], f"{what}: y"), None)
     if hasattr(source, "__getitem__") and not isinstance(source, str | bytes | np.ndarray | Tensor):
         return _items(source, what, target)
     raise DataError(
@@ -83,30 +86,24 @@ def _read(source: Any, what: str, target: str | None) -> tuple[Tree, Tree]:
     )
 
 
-def _joined(entries: list[tuple[Tree, Tree]], test: Any, target: str | None) -> Parts:
-    (train_x, train_y), counts = entries[0], [_count(y) for _, y in entries]
-    tests = examples(test, "test", target)
-    for i, (x, y) in enumerate([*entries, tests]):
-        what = f"agent {i}" if i < len(entries) else "test"
-        for part, first, other in (("x", train_x, x), ("y", train_y, y)):
-            _check_like(first, other, f"{what}: {part}")
-    owners = np.repeat(np.arange(len(entries), dtype=np.int64), counts)
-    train_x, train_y = (_map(lambda *leaves: torch.cat(leaves), *trees) for trees in zip(*entries))
-    test_x, test_y = (_map(lambda _, leaf: leaf, *pair) for pair in zip((train_x, train_y), tests))
-    return Parts(train_x, train_y, test_x, test_y, owners)
-
-
-def _divided(tree: Tree, what: str, target: str | None) -> tuple[Tree, Tree]:
-    """A dict without its target, and the target."""
+def _divided(tree: Tree, what: str, target: str | None) -> Entry:
+    """A dict without its target, and the target; anything whole, and no targets."""
+    if target == "":
+        first = next(leaves(tree))
+        # There is still a row for each example, with nothing in it.
+        return Entry(tree, torch.zeros(len(first) if first.ndim else 0, 0, dtype=torch.int64), "")
     assert isinstance(tree, dict)
     found = [key for key in (TARGETS if target is None else (target,)) if key in tree]
     if len(found) != 1:
-        wanted = f"one of {', '.join(map(repr, TARGETS))}, or target=" if target is None else repr(target)
-        raise DataError(f"{what} has the keys {quoted(list(tree))}; {wanted} must say which of them is learned")
+        wanted = f"just one of {', '.join(map(repr, TARGETS))}" if target is None else quoted(target, 60)
+        raise DataError(
+            f"{what} has the keys {quoted(list(tree))}; {wanted} must be among them: target= names what is learned, "
+            "and target='' says that nothing is"
+        )
     x = {key: value for key, value in tree.items() if key != found[0]}
     if not x:
         raise DataError(f"{what} has nothing but {found[0]!r}; a model needs something to learn it from")
-    return x, tree[found[0]]
+    return Entry(x, tree[found[0]], found[0])
 
 
 def _transforms(source: Any) -> bool:
@@ -125,7 +122,7 @@ def _columns(source: Any, what: str) -> dict[str, Any]:
         raise DataError(f"{what} cannot be read ({plugin.one_line(cause)})") from cause
 
 
-def _items(source: Any, what: str, target: str | None) -> tuple[Tree, Tree]:
+def _items(source: Any, what: str, target: str | None) -> Entry:
     """Of a map-style Dataset: its items, stacked."""
     if not hasattr(source, "__len__"):
         raise DataError(f"{what} is a {type(source).__name__}, which has no length; a map-style Dataset is needed")
@@ -135,17 +132,25 @@ def _items(source: Any, what: str, target: str | None) -> tuple[Tree, Tree]:
             item = source[i]
         except Exception as cause:  # the user's code may raise anything
             raise DataError(f"{what}: record {i} failed in its own code ({plugin.one_line(cause)})") from cause
-        if not isinstance(item, Mapping | tuple | list) or (not isinstance(item, Mapping) and len(item) < 2):
-            raise DataError(f"{what}: record {i} is a {type(item).__name__}; a pair (x, y) or a dict is needed")
-        items.append(_tree(tuple(item) if isinstance(item, list) else item, f"{what}: record {i}"))
+        items.append(_item(item, f"{what}: record {i}", target))
     if not items:
         raise DataError(f"{what} has no records")
-    for i, item in enumerate(items):
-        _check_like(items[0], item, f"{what}: record {i}", records=False)
-    stacked = _map(lambda *leaves: torch.stack(leaves), *items)
-    if isinstance(stacked, tuple):
-        return stacked[0] if len(stacked) == 2 else stacked[:-1], stacked[-1]
+    for i, tree in enumerate(items):
+        require_alike(items[0], tree, f"{what}: record {i}", "record 0", records=False)
+    stacked = joined([mapped(lambda leaf: leaf.unsqueeze(0), tree) for tree in items])
+    if isinstance(stacked, tuple) and target != "":
+        return Entry(stacked[0] if len(stacked) == 2 else stacked[:-1], stacked[-1], None)
     return _divided(stacked, what, target)
+
+
+def _item(item: Any, what: str, target: str | None) -> Tree:
+    if target == "":
+        return _tree(item, what)
+    if isinstance(item, Mapping):
+        return _tree(item, what)
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise DataError(f"{what} is a {type(item).__name__}; a pair (x, y) or a dict is needed")
+    return tuple(_tree(part, f"{what}[{place}]") for place, part in enumerate(item))
 
 
 def _length(source: Any, what: str) -> int:
@@ -156,7 +161,7 @@ def _length(source: Any, what: str) -> int:
 
 
 def _tree(value: Any, what: str) -> Tree:
-    """Tensors in place of whatever a tree has for leaves. Lists are arrays, tuples are trees."""
+    """Tensors in place of whatever a tree has for leaves. Lists are arrays; tuples are trees, but of bare numbers."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -164,9 +169,9 @@ def _tree(value: Any, what: str) -> Tree:
         if not value:
             raise DataError(f"{what} is an empty dict")
         return {key: _tree(part, f"{what}[{key!r}]") for key, part in value.items()}
-    if isinstance(value, tuple):
-        if not value:
-            raise DataError(f"{what} is an empty tuple")
+    if isinstance(value, tuple) and not value:
+        raise DataError(f"{what} is an empty tuple")
+    if isinstance(value, tuple) and not all(isinstance(part, numbers.Number) for part in value):
         return tuple(_tree(part, f"{what}[{i}]") for i, part in enumerate(value))
     return _leaf(value, what)
 
@@ -191,11 +196,11 @@ def _array(value: Any, what: str) -> Tensor:
     if hasattr(value, "column_names"):
         raise DataError(f"{what} is a {type(value).__name__}, not an array; give one Dataset, as in data['train']")
     if isinstance(value, list) and any(isinstance(part, Tensor) for part in value):
-        leaves = [_leaf(part, f"{what}[{i}]") for i, part in enumerate(value)]
-        _refuse_ragged(leaves, what)
-        for i, leaf in enumerate(leaves):
-            _check_like(leaves[0], leaf, f"{what}[{i}]", records=False)
-        return torch.stack(leaves)
+        parts = [_leaf(part, f"{what}[{i}]") for i, part in enumerate(value)]
+        _refuse_ragged(parts, what)
+        for i, leaf in enumerate(parts):
+            require_alike(parts[0], leaf, f"{what}[{i}]", "record 0", records=False)
+        return torch.stack(parts)
     try:
         array = np.asarray(value)
     except Exception as cause:
@@ -204,8 +209,9 @@ def _array(value: Any, what: str) -> Tensor:
     if array.dtype.kind not in "biuf":
         _refuse_ragged(array, what)
         kind = _KINDS.get(array.dtype.kind, "objects")
-        example = f", as {quoted(array.flat[0], 60)}" if array.size else ""
-        raise DataError(f"{what} holds {kind}{example}; numbers are needed: encode it, or take it out")
+        example = f", as {quoted(array.ravel()[:1].tolist()[0], 60)}" if array.size else ""
+        classes = " (classes: numpy.unique(texts, return_inverse=True)[1])" * (array.dtype.kind in "US")
+        raise DataError(f"{what} holds {kind}{example}; numbers are needed: encode it{classes}, or take it out")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
         raise DataError(f"{what} holds {array.max()}, which is too large for int64")
     wide = {"b": np.bool_, "f": np.float32}.get(array.dtype.kind, np.int64)
@@ -227,60 +233,7 @@ def _refuse_ragged(value: Any, what: str) -> None:
             )
 
 
-def _check_count(x: Tree, y: Tree, what: str) -> None:
-    """Every leaf has a first dimension, the same for all: the records."""
-    leaves = [*_leaves(y, "y"), *_leaves(x, "x")]
-    for path, leaf in leaves:
-        if leaf.ndim == 0:
-            raise DataError(f"{what}: {path} is a single number; an array with a value per record is needed")
-        if len(leaf) != len(leaves[0][1]):
-            raise DataError(f"{what}: {path} has {len(leaf)} records and {leaves[0][0]} has {len(leaves[0][1])}")
-    if not len(leaves[0][1]):
-        raise DataError(f"{what} has no records")
-
-
-def _check_like(first: Tree, other: Tree, what: str, *, records: bool = True) -> None:
-    """Two trees have the same keys, and leaves of the same type and shape (of a record, where they hold many)."""
-    versus = "the first agent" if records else "record 0"
-    if isinstance(first, dict) and isinstance(other, dict) and first.keys() == other.keys():
-        for key in first:
-            _check_like(first[key], other[key], f"{what}[{key!r}]", records=records)
-    elif isinstance(first, tuple) and isinstance(other, tuple) and len(first) == len(other):
-        for i, (mine, yours) in enumerate(zip(first, other)):
-            _check_like(mine, yours, f"{what}[{i}]", records=records)
-    elif isinstance(first, Tensor) and isinstance(other, Tensor):
-        here, there = (tuple(leaf.shape[1:] if records else leaf.shape) for leaf in (other, first))
-        if here != there:
-            raise DataError(f"{what} has shape {here} and that of {versus} has {there}; pad or cut them to one shape")
-        if other.dtype != first.dtype:
-            raise DataError(f"{what} holds {other.dtype} and that of {versus} {first.dtype}; make them the same")
-    else:
-        raise DataError(f"{what} is {_shape(other)} and that of {versus} is {_shape(first)}; they must be alike")
-
-
 def _shape(tree: Tree) -> str:
     if isinstance(tree, dict):
         return f"a dict of {quoted(sorted(tree), 100)}"
     return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "a tensor"
-
-
-def _leaves(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(tree, Tensor):
-        yield path, tree
-        return
-    for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        yield from _leaves(part, f"{path}[{key!r}]")
-
-
-def _map(function: Callable[..., Tensor], *trees: Any) -> Tree:
-    """Leaf by leaf, over trees that are alike; keys are in the order of the first."""
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: _map(function, *(tree[key] for tree in trees)) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_map(function, *parts) for parts in zip(*trees))
-    return function(*trees)
-
-
-def _count(tree: Tree) -> int:
-    return len(next(_leaves(tree, ""))[1])

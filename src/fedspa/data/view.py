@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 from fedspa.data.features import Features, transform
 from fedspa.errors import DataError
 from fedspa.examples import Tree, count, layout, leaves, mapped, taken

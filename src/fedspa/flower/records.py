@@ -25,15 +25,13 @@ from torch import Tensor
 
 from fedspa.data import plugin
 from fedspa.data.columns import load_schema
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 from fedspa.data.persons import numbered
-from fedspa.data.table import read_table
+from fedspa.data.table import is_table, read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
 from fedspa.learning.tasks import Task
 from fedspa.runs.config import Data
-
-TABLES = (".csv", ".parquet", ".pq")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +59,7 @@ def load(
     Whole numbers among the inputs become float32, as the models that come with fedspa take them, unless `integers`.
     """
     name, person = str(node["data"]), node.get("person")
-    if name.endswith(TABLES):
+    if is_table(name):
         return _table(Path(name), node)
     made: Any = _npz(Path(name), person) if name.endswith(".npz") else _users(name, node)
     what = f"data = {name!r}"

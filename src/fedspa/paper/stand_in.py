@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 
 TRAIN, TEST = 6_000, 500
 

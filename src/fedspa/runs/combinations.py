@@ -8,11 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedspa.algorithms import ALGORITHMS
+from fedspa.data.table import is_table
 from fedspa.learning.tasks.named import OF
 from fedspa.runs.plans import flat
 
 if TYPE_CHECKING:
-    from fedspa.runs.config import Config, Task
+    from fedspa.runs.config import Config, Data, Task
+
+# What only a table has.
+TABLE_KEYS = ("columns", "agent", "split", "test")
 
 
 def check(config: Config) -> None:
@@ -24,6 +28,7 @@ def check(config: Config) -> None:
             f"{federation.agents}"
         )
     _refuse_foreign_options(config.task)
+    _refuse_foreign_data(config.data)
     known = ALGORITHMS[algorithm.name]
     mechanism = known.mechanism
     reads = () if mechanism is None else mechanism.options
@@ -62,3 +67,27 @@ def _refuse_foreign_options(task: Task) -> None:
             raise ValueError(f"task.{key} is for {', '.join(names)}; task.name is {task.name!r}: leave it out")
     if task.huber != 1 and task.loss != "huber":
         raise ValueError(f"task.huber is {task.huber:g}, which is for task.loss = 'huber'; task.loss is {task.loss!r}")
+
+
+def _refuse_foreign_data(data: Data) -> None:
+    """Raise a ValueError where a table's keys stand beside other data, or other data's beside a table."""
+    if not is_table(data.name):
+        for key in TABLE_KEYS:
+            if getattr(data, key) != type(data).model_fields[key].default:
+                raise ValueError(
+                    f"data.{key} is for a table (.csv, .parquet); data.name is {data.name!r}: leave it out"
+                )
+        return
+    if data.table is None:
+        raise ValueError(
+            f"data.name is {data.name!r}, a table; what its columns are must stand in [data.columns] (docs/data.md)"
+        )
+    if data.features is not None:
+        raise ValueError(f"data.features is {data.features!r}, which is for images; data.name is a table: leave it out")
+    if data.test != type(data).model_fields["test"].default and data.split is None:
+        raise ValueError(f"data.test is {data.test!r}, which stands in the column data.split; that is unset: set it")
+    if data.agent is not None and data.partition != "iid":
+        raise ValueError(
+            f"data.partition is {data.partition!r}; the column {data.agent!r} of data.agent says who holds a record: "
+            "leave one of them out"
+        )

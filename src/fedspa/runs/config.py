@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedspa import toml
 from fedspa.algorithms import ALGORITHMS
+from fedspa.data import columns as tables
+from fedspa.data.columns import ColumnName, Columns, Schema, Word
 from fedspa.data.partition import ALPHA_RANGE
 from fedspa.errors import ConfigError, quoted
 from fedspa.learning.tasks.named import Options
@@ -75,15 +78,24 @@ class Federation(Section):
     )
 
 
+def _of_a_schema(key: str, default: Any = None) -> Any:
+    """A key that means here what it means in a schema."""
+    return Field(default, description=Schema.model_fields[key].description)
+
+
 class Data(Section):
     """Which records, as which features, and how they are dealt out to agents."""
 
     name: Name = Field(
         "digits",
-        description="`digits` (in scikit-learn), `mnist`, `cifar10`, a path to an `.npz` with x_train, y_train, x_test "
-        "and y_test, or `package.module:function`.",
+        description="`digits` (in scikit-learn), `mnist`, `cifar10`, a path to a table (`.csv`, `.parquet`) that "
+        "`columns` describes, to an `.npz` with x_train, y_train, x_test and y_test, or `package.module:function`.",
     )
-    dir: Name = Field("data", description="The folder of the files of `mnist`, `cifar10` or an `.npz`.")
+    dir: Name = Field("data", description="The folder of the files of `mnist`, `cifar10`, a table or an `.npz`.")
+    columns: Columns | None = _of_a_schema("columns")
+    agent: ColumnName | None = _of_a_schema("agent")
+    split: ColumnName | None = _of_a_schema("split")
+    test: Word = _of_a_schema("test", Schema.model_fields["test"].default)
     features: Literal["aligned", "orientations", "aligned-orientations"] | None = Field(
         None,
         description="Each image as features that no data was needed for: `aligned` (moved, sized and sheared to a "
@@ -93,7 +105,7 @@ class Data(Section):
     holdout: Share = Field(
         0.0,
         description="The share of the training records that no agent gets, and that accuracy is measured on in place "
-        "of the test records: for choosing settings.",
+        "of the test records: for choosing settings, or where a table marks none for testing.",
     )
     partition: Literal["iid", "dirichlet", "shards"] = Field(
         "iid",
@@ -114,6 +126,13 @@ class Data(Section):
     alpha: Annotated[float, Field(ge=ALPHA_RANGE[0], le=ALPHA_RANGE[1])] = Field(
         0.5, description="Concentration of `dirichlet`: small is skewed, large is nearly iid."
     )
+
+    @property
+    def table(self) -> Schema | None:
+        """What the columns of a table mean; None where the data is no table."""
+        return (
+            None if self.columns is None else tables.checked({key: getattr(self, key) for key in Schema.model_fields})
+        )
 
 
 class Model(Section):
@@ -331,10 +350,30 @@ class Config(Section):
         """Whether the algorithm has an ε at all."""
         return ALGORITHMS[self.algorithm.name].private
 
+    @model_validator(mode="before")
+    @classmethod
+    def _task_of_a_table(cls, values: Any) -> Any:
+        """Where the task has no name, a table's targets say it, so that every file of the run does."""
+        if not isinstance(values, Mapping):
+            return values
+        data, task = _given(values.get("data")), _given(values.get("task"))
+        if "columns" in data and "name" not in task and isinstance(values.get("task", {}), Mapping | Task):
+            with suppress(ConfigError):  # it is told where the columns are read
+                own = tables.checked({key: data[key] for key in Schema.model_fields if key in data})
+                return {**values, "task": {**task, "name": own.task}}
+        return values
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         combinations.check(self)
         return self
+
+
+def _given(section: object) -> dict[str, Any]:
+    """The keys of a section that somebody set."""
+    if isinstance(section, Section):
+        return {key: getattr(section, key) for key in section.model_fields_set}
+    return dict(section) if isinstance(section, Mapping) else {}
 
 
 def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -405,6 +444,8 @@ def _one_line(error: ValidationError) -> str:
 
 
 def _describe(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
+    if location[:2] == ("data", "columns"):
+        return tables.told(kind, location[1:], message, given)
     key = ".".join(str(part) for part in location)
     if kind == "extra_forbidden":
         owner: Any = Config

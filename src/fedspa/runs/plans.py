@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedspa.algorithms import ALGORITHMS
@@ -36,9 +37,16 @@ def calibrated_plan(config: Config, dimension: int, active: int, records: int, u
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Its values by `section.key`."""
-    sections = config.model_dump().items()
-    return {f"{section}.{key}": value for section, values in sections for key, value in values.items()}
+    """Its values by `section.key`; of a table's columns by `data.columns.age.range`."""
+    return dict(_named("", config.model_dump()))
+
+
+def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _named(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _mechanism(config: Config) -> Mechanism:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedspa import __version__
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 from fedspa.data.plugin import GIVEN
 from fedspa.engine.native import library
 from fedspa.errors import ConfigError, printable
@@ -82,6 +82,11 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
     config would have named, and no command may take it for that."""
     sections: dict[str, Section] = {}
     if isinstance(data, Dataset):
+        if config.data.columns is not None:
+            raise ConfigError(
+                f"data.columns describes the table {config.data.name!r}; the data that was given stands in for it: "
+                "leave them out"
+            )
         sections["data"] = config.data.model_copy(update={"name": _given_name(data.name)})
     if isinstance(module, nn.Module):
         if config.model.init != "default":

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedspa.algorithms import ALGORITHMS, Terms
-from fedspa.data.datasets import Dataset, load
+from fedspa.data.dataset import Dataset
+from fedspa.data.datasets import load
 from fedspa.data.features import Features
 from fedspa.data.participation import schedule
 from fedspa.data.partition import partition
@@ -212,7 +213,8 @@ def prepare_server(
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:
     """What is learned of the data: what the config names, or the function that is given."""
     asked = task if task is not None else config.task.name
-    return resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, config.task.options)
+    options = replace(config.task.options, scale=_one_scale(data))
+    return resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, options)
 
 
 def with_targets(data: Dataset, learned: Task) -> Dataset:
@@ -229,13 +231,19 @@ def records_of(config: Config, data: Dataset | None = None, module: nn.Module | 
     """The records that the config names, or those given, as its features and with its share held out."""
     if data is not None and not isinstance(data, Dataset):
         raise DataError(
-            f"data is a {type(data).__name__}; make it by fedspa.from_arrays(train_x, train_y, test_x, test_y, name=…)"
+            f"data is a {type(data).__name__}; make it by fedspa.from_arrays(train_x, train_y, test_x, test_y, "
+            "name=…), from_examples, from_agents or from_table"
         )
     named, alone = config.data, config.privacy.noise == "exact"
     if data is None and named.features is not None:
         return _mapped(named.name, named.dir, named.person, named.features, named.holdout, alone)
-    data = data if data is not None else load(named.name, Path(named.dir), named.person)
+    data = data if data is not None else load(named.name, Path(named.dir), named.person, named.table)
     data = view(data, named.features, named.holdout, alone=alone)
+    if not count(data.test_y):
+        raise DataError(
+            f"data {data.name!r} has no records for testing; hold some out by data.holdout, as in 0.2, or name the "
+            "column of a table that marks them (data.split)"
+        )
     return with_floats(data) if module is None and config.model.name in models.NAMES else data
 
 
@@ -283,14 +291,25 @@ def _mapped(name: str, folder: str, person: str | None, features: Features, hold
 
 def _held(config: Config, owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Records that came with their agents."""
-    agents = config.federation.agents
-    holdings = [np.flatnonzero(owners == number) for number in range(agents)]
-    if (len(owners) and int(owners.max()) >= agents) or not all(map(len, holdings)):
+    agents, own = config.federation.agents, int(owners.max()) + 1
+    if agents != own:
         raise ConfigError(
-            f"federation.agents is {agents}; the data comes with {len(np.unique(owners))} agents of its own: set it to "
-            "that"
+            f"federation.agents is {agents}; the data comes with {own} agents of its own: set it to {own}"
         )
+    holdings = [np.flatnonzero(owners == number) for number in range(agents)]
+    for number, held in enumerate(holdings):
+        if not len(held):
+            raise DataError(
+                f"agent {number} of the data, counted from 0, holds no training records; give it some, or hold out "
+                f"fewer (data.holdout is {config.data.holdout:g})"
+            )
     return holdings
+
+
+def _one_scale(data: Dataset) -> float:
+    """How much of the targets' own unit 1 is: 1 where no table says so, or where its targets have several units."""
+    scales = {*(data.target_scale or ())}
+    return scales.pop() if len(scales) == 1 else 1.0
 
 
 def _labels(y: Tree) -> NDArray[np.int64]:

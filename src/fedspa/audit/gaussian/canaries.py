@@ -28,7 +28,7 @@ from fedspa.audit.probe import certain_model
 from fedspa.audit.questions import cosines
 from fedspa.audit.result import Finding, Question, certain
 from fedspa.audit.setting import Setting
-from fedspa.data.datasets import Dataset
+from fedspa.data.dataset import Dataset
 from fedspa.engine.task import Engine
 from fedspa.examples import tensors
 from fedspa.privacy.event import Neighbours

@@ -112,10 +112,10 @@ class LabelScores(Measure):
 
 class Errors(Measure):
     """Sums from which the mean errors and R² follow, in float64. R² is a mean over the numbers of an example, of those
-    that are not always the same."""
+    that are not always the same. `scale` is what an error of 1 is told as."""
 
-    def __init__(self, headline: str = "rmse") -> None:
-        self._headline = headline
+    def __init__(self, headline: str = "rmse", scale: float = 1.0) -> None:
+        self._headline, self._scale = headline, scale
         self._count, self._absolute = 0, 0.0
         # Of each number: squared errors, its mean, and the squares around that.
         self._squared = self._mean = self._spread = torch.zeros(1, dtype=torch.float64)
@@ -137,8 +137,8 @@ class Errors(Measure):
         numbers = self._count * len(self._squared)
         moving = self._spread > 0
         told: Scores = {
-            "rmse": math.sqrt(float(self._squared.sum()) / numbers),
-            "mae": self._absolute / numbers,
+            "rmse": self._scale * math.sqrt(float(self._squared.sum()) / numbers),
+            "mae": self._scale * self._absolute / numbers,
             "r2": float((1 - self._squared[moving] / self._spread[moving]).mean()) if moving.any() else None,
         }
         return {self._headline: told[self._headline]} | told

@@ -21,13 +21,17 @@ from fedspa.learning.tasks.tokens import NextToken, TokenClassification
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a config may say of a task beside its name: public numbers. `OF` says whose each is."""
+    """What a config may say of a task beside its name: public numbers. `OF` says whose each is.
+
+    `scale` follows from a table's schema: how much of the targets' own unit 1 is, in which errors are told.
+    """
 
     weights: tuple[float, ...] | None = None
     label_smoothing: float = 0.0
     loss: Error = "mse"
     huber: float = 1.0
     ignore_index: int = -100
+    scale: float = 1.0
 
 
 # Option → the tasks that it belongs to.
@@ -88,7 +92,9 @@ _SHIPPED: dict[str, Callable[[Options, Tree, int | None, str | None], Task]] = {
     "classification": _classification,
     "binary": lambda options, y, classes, key: Binary(_width(y), weights=options.weights),
     "multi-label": lambda options, y, classes, key: MultiLabel(_width(y), weights=options.weights),
-    "regression": lambda options, y, classes, key: Regression(_width(y), loss=options.loss, huber=options.huber),
+    "regression": lambda options, y, classes, key: Regression(
+        _width(y), loss=options.loss, huber=options.huber, scale=options.scale
+    ),
     "next-token": lambda options, y, classes, key: NextToken(ignore_index=options.ignore_index),
     "token-classification": lambda options, y, classes, key: TokenClassification(ignore_index=options.ignore_index),
     "module": lambda options, y, classes, key: OfModule(key),

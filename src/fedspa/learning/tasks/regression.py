@@ -22,9 +22,10 @@ class Regression(OfOutputs):
 
     name = "regression"
 
-    def __init__(self, width: int = 1, *, loss: Error = "mse", huber: float = 1.0) -> None:
-        """Huber's error is squared up to `huber` and absolute beyond."""
-        self.width, self.error, self.huber = width, loss, huber
+    def __init__(self, width: int = 1, *, loss: Error = "mse", huber: float = 1.0, scale: float = 1.0) -> None:
+        """Huber's error is squared up to `huber` and absolute beyond. Scores are told in the targets' own unit, of
+        which `scale` is 1 of what the module learns; the loss is not."""
+        self.width, self.error, self.huber, self.scale = width, loss, huber, scale
         self.headline = "mae" if loss == "mae" else "rmse"
 
     def targets(self, y: Tree, what: str) -> Tree:
@@ -58,11 +59,11 @@ class Regression(OfOutputs):
             )
 
     def measure(self) -> Errors:
-        return Errors(self.headline)
+        return Errors(self.headline, self.scale)
 
     def baseline(self, y: Tree) -> Baseline:
         assert isinstance(y, Tensor)
-        each = y.reshape(len(y), -1).double()
+        each = y.reshape(len(y), -1).double() * self.scale
         if self.headline == "mae":
             return Baseline("the median target", float((each - each.median(dim=0).values).abs().mean()))
         return Baseline("the mean target", math.sqrt(float((each - each.mean(dim=0)).square().mean())))

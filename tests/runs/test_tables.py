@@ -1,0 +1,279 @@
+"""Tables in a run: named in a config, scored in their own units, with their agents and persons, refused in a line."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedspa
+from fedspa.errors import ConfigError, DataError
+from fedspa.running import Stopped, simulate
+from fedspa.runs.checkpoint import CheckpointError
+from fedspa.runs.config import load, to_toml
+from fedspa.runs.setup import dealt, records_of
+
+COLUMNS: dict[str, dict[str, Any]] = {
+    "age": {"kind": "number", "range": [0, 100]},
+    "smoker": {"kind": "flag", "missing": False},
+    "score": {"kind": "number", "range": [100, 300], "target": True},
+}
+HEADER = "clinic,patient,age,smoker,score"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three clinics with 20 patients each, who came once to three times."""
+    monkeypatch.chdir(tmp_path)
+    rng, lines = np.random.default_rng(0), [HEADER]
+    for patient in range(60):
+        for visit in range(1 + patient % 3):
+            age = int(rng.integers(20, 80)) + visit
+            smoker = ("yes", "no", "")[int(rng.integers(3))]
+            lines.append(f"{'nsw'[patient % 3]},{patient},{age},{smoker},{150 + age + rng.normal():.1f}")
+    (tmp_path / "visits.csv").write_text("\n".join(lines) + "\n", "utf-8")
+    return tmp_path
+
+
+def config(changes: dict[str, Any] | None = None, **sections: dict[str, Any]) -> dict[str, Any]:
+    """`changes` are those of [data]; what is None there is left out."""
+    data = {"name": "visits.csv", "columns": COLUMNS, "agent": "clinic", "person": "patient", "holdout": 0.2}
+    data |= changes or {}
+    return {
+        "federation": {"agents": 3, "rounds": 2, "per_round": 3, **sections.get("federation", {})},
+        "data": {key: value for key, value in data.items() if value is not None},
+        "algorithm": {"local_steps": 2, "batch": 5},
+        "privacy": {"noise_multiplier": 2.0, "noise": "seeded"},
+        "run": {"threads": 1, "out": "out", **sections.get("run", {})},
+        **{name: section for name, section in sections.items() if name in ("task", "model")},
+    }
+
+
+def test_a_run_on_a_table_ends_in_its_own_units(folder: Path) -> None:
+    result = fedspa.run(config())
+    summary = result.summary
+    assert (summary["task"], summary["score"], summary["unit"]) == ("regression", "rmse", "person")
+    data = records_of(load(config()))
+    own = data.test_y.numpy() * 100 + 200  # type: ignore[union-attr]
+    assert summary["baseline"] == pytest.approx(own.std(), rel=1e-5)
+    found = result.module(data.test_x).detach().numpy().reshape(-1) * 100 + 200
+    assert summary["scores"]["rmse"] == pytest.approx(np.sqrt(np.square(found - own).mean()), rel=1e-5)
+    assert summary["scores"]["mae"] == pytest.approx(np.abs(found - own).mean(), rel=1e-5)
+    assert summary["scores"]["r2"] == pytest.approx(1 - np.square(found - own).sum() / own.var() / len(own), rel=1e-4)
+    assert (folder / "out" / "report.html").is_file()
+
+
+def test_the_runs_own_config_names_the_task_and_loads_again(folder: Path) -> None:
+    fedspa.run(config())
+    written = load(folder / "out" / "config.toml")
+    assert written.task.name == "regression"
+    assert written == load(config())
+    assert load(tomllib.loads(to_toml(written))) == written
+    assert fedspa.Config.model_validate_json(written.model_dump_json()) == written
+    again = simulate(folder / "out" / "config.toml", resume=folder / "out")
+    assert again.summary == json.loads((folder / "out" / "summary.json").read_text("utf-8"))
+
+
+FLAG, WARD = {"kind": "flag", "target": True}, {"kind": "category", "categories": ["a", "b"], "target": True}
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "name"),
+    [
+        ({"score": {"kind": "ignore"}, "smoker": FLAG}, {}, "classification"),
+        ({"score": {"kind": "ignore"}, "ward": WARD}, {}, "classification"),
+        ({"score": FLAG, "smoker": FLAG}, {}, "multi-label"),
+        ({}, {}, "regression"),
+        ({}, {"loss": "mae"}, "regression"),
+        ({"score": {"kind": "ignore"}, "smoker": FLAG}, {"name": "binary"}, "binary"),
+    ],
+)
+def test_the_targets_say_what_the_task_is(columns: dict[str, Any], task: dict[str, Any], name: str) -> None:
+    made = load(config({"columns": COLUMNS | columns}, task=task))
+    assert made.task.name == name
+    assert fedspa.Config(**config({"columns": COLUMNS | columns}, task=task)).task.name == name
+
+
+def test_agents_are_those_of_the_table_and_persons_are_held_out_whole() -> None:
+    made = load(config())
+    data = records_of(made)
+    assert len(dealt(made, data)) == 3
+    assert data.persons is not None
+    assert len(data.train_y) + len(data.test_y) == 120
+    table = fedspa.from_table("visits.csv", {"columns": COLUMNS, "agent": "clinic", "person": "patient"})
+    visits = np.bincount(table.persons)  # type: ignore[arg-type]
+    kept = np.unique(data.persons)
+    assert visits[kept].sum() == len(data.train_y)  # all of a person's visits, or none
+    assert visits[np.setdiff1d(np.arange(60), kept)].sum() == len(data.test_y)
+
+
+def test_overrides_change_what_is_no_table_of_its_own(folder: Path) -> None:
+    (folder / "config.toml").write_text(to_toml(load(config())), "utf-8")
+    columns = {**COLUMNS, "patient": {"kind": "ignore"}}
+    made = load(config({"columns": columns}), ["data.person=none", "data.holdout=0.5"])
+    assert made.data.person is None
+    assert records_of(made).persons is None
+    assert load(folder / "config.toml", ["data.person_records=2"]).data.person_records == 2
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no columns": ({"columns": None, "agent": None}, ["data.name is 'visits.csv', a table", "[data.columns]"]),
+    "columns of mnist": ({"name": "mnist"}, ["data.columns is for a table", "'mnist'"]),
+    "an agent of digits": ({"name": "digits", "columns": None}, ["data.agent is for a table", "'digits'"]),
+    "features": ({"features": "aligned"}, ["data.features is 'aligned'", "images"]),
+    "agents twice": ({"partition": "shards"}, ["data.partition is 'shards'", "'clinic'"]),
+    "a word for testing": ({"test": "held"}, ["data.test is 'held'", "data.split"]),
+    "a kind": (
+        {"columns": {**COLUMNS, "age": {"kind": "nmber"}}},
+        ["data.columns.age.kind is 'nmber'; it must be one of 'number'"],
+    ),
+    "a range": ({"columns": {**COLUMNS, "age": {"kind": "number"}}}, ["data.columns.age.range is missing"]),
+    "a key": (
+        {"columns": {**COLUMNS, "age": {**COLUMNS["age"], "rnge": 1}}},
+        ["'data.columns.age.rnge'; allowed: kind, missing, range, target"],
+    ),
+    "columns of another type": ({"columns": 3}, ["data.columns is 3; it must be a valid dict"]),
+    "no target": ({"columns": {"age": COLUMNS["age"]}}, ["no column of data.columns has target = true"]),
+    "a column twice": ({"agent": "age"}, ["data.agent is 'age', which is in data.columns too"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_go_together(folder: Path, name: str) -> None:
+    changes, words = REFUSED[name]
+    with pytest.raises(ConfigError) as caught:
+        fedspa.run(config(changes))
+    refused(caught.value, words, folder)
+
+
+def refused(error: Exception, words: list[str], folder: Path) -> None:
+    assert "\n" not in str(error)
+    for word in words:
+        assert word in str(error)
+    assert not (folder / "out").exists()
+
+
+def test_agents_and_the_table_must_agree(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fedspa.run(config(federation={"agents": 4}))
+    refused(caught.value, ["federation.agents is 4; the data comes with 3 agents of its own: set it to 3"], folder)
+
+
+def test_without_a_split_some_must_be_held_out(folder: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        fedspa.run(config({"holdout": 0.0}))
+    refused(caught.value, ["data 'visits.csv' has no records for testing", "data.holdout", "data.split"], folder)
+    data = fedspa.from_table("visits.csv", {"columns": COLUMNS, "agent": "clinic", "person": "patient"})
+    given = {key: value for key, value in config().items() if key != "data"}
+    with pytest.raises(DataError, match="no records for testing"):
+        fedspa.run(given, data=data)
+    assert fedspa.run({**given, "data": {"holdout": 0.2}, "task": {"name": "regression"}}, data=data).summary[
+        "unit"
+    ] == ("person")
+
+
+def test_an_agent_that_is_left_without_records(folder: Path) -> None:
+    """One with a single record, which is held out."""
+    rest = [f"{'ns'[row % 2]},{row + 2},50,no,{200 + row % 90}" for row in range(90)]
+    (folder / "visits.csv").write_text("\n".join([HEADER, "w,1,50,no,200", *rest]) + "\n", "utf-8")
+    shares = [share / 20 for share in range(1, 19)]
+    found = [records_of(load(config({"holdout": share}))) for share in shares]
+    gone = [share for share, data in zip(shares, found) if 0 not in data.owners]  # type: ignore[operator]
+    assert gone
+    with pytest.raises(DataError) as caught:
+        fedspa.run(config({"holdout": gone[0]}))
+    refused(caught.value, ["agent 0 of the data, counted from 0, holds no training records", "data.holdout"], folder)
+
+
+def test_a_table_does_not_stand_beside_data_that_was_given(folder: Path) -> None:
+    x, y = np.zeros((40, 2)), np.arange(40) % 2
+    with pytest.raises(ConfigError) as caught:
+        fedspa.run(config(), data=fedspa.from_arrays(x, y, x, y, name="mine"))
+    refused(caught.value, ["data.columns describes the table 'visits.csv'"], folder)
+
+
+FILES: dict[str, tuple[str | bytes | None, list[str]]] = {
+    "a column that is missing": ("clinic,patient,age,score\nn,1,50,200\n", ["has no column 'smoker'"]),
+    "a column too many": (f"{HEADER},more\nn,1,50,no,200,1\n", ["has the column 'more'", "kind = 'ignore'"]),
+    "a wrong type": (f"{HEADER}\nn,1,fifty,no,200\n", ["line 2, column 'age': 'fifty' is no finite number"]),
+    "a wrong flag": (f"{HEADER}\nn,1,50,perhaps,200\n", ["line 2, column 'smoker': 'perhaps' is no word for true"]),
+    "nobody": (f"{HEADER}\nn,,50,no,200\n", ["line 2, column 'patient'", "is missing; every record must have it"]),
+    "an empty file": ("", ["is empty; its first line must name the columns"]),
+    "no records": (f"{HEADER}\n", ["has no records below the names of its columns"]),
+    "no CSV": (b"PK\x03\x04\xff\xfe\x00\n\x00\n", ["visits.csv", "UTF-8"]),
+    "a directory": (None, ["'visits.csv' is no file"]),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_no_such_table(folder: Path, name: str) -> None:
+    content, words = FILES[name]
+    (folder / "visits.csv").unlink()
+    if content is None:
+        (folder / "visits.csv").mkdir()
+    else:
+        (folder / "visits.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError) as caught:
+        fedspa.run(config())
+    refused(caught.value, words, folder)
+
+
+def test_a_category_that_is_new(folder: Path) -> None:
+    columns = {**COLUMNS, "smoker": {"kind": "category", "categories": ["yes"], "missing": "yes"}}
+    with pytest.raises(DataError) as caught:
+        fedspa.run(config({"columns": columns}))
+    refused(caught.value, ["column 'smoker': 'no' is no category of it; the schema lists ['yes']"], folder)
+
+
+# Between a kill and --resume
+
+
+@pytest.fixture
+def stopped(folder: Path) -> Path:
+    with pytest.raises(Stopped):
+        simulate(config(), stop=lambda: True)
+    return folder / "out"
+
+
+def test_another_content_is_another_run(stopped: Path, folder: Path) -> None:
+    text = (folder / "visits.csv").read_text("utf-8").splitlines()
+    cells = text[1].split(",")
+    (folder / "visits.csv").write_text("\n".join([text[0], ",".join([*cells[:4], "299"]), *text[2:]]), "utf-8")
+    with pytest.raises(CheckpointError, match=r"the digest of the (training|test) labels is another"):
+        simulate(resume=stopped)
+
+
+def test_other_persons_are_another_run(stopped: Path, folder: Path) -> None:
+    text = (folder / "visits.csv").read_text("utf-8")
+    (folder / "visits.csv").write_text(text.replace("n,57,", "n,54,"), "utf-8")
+    with pytest.raises(CheckpointError, match="the digest of the persons is another"):
+        simulate(resume=stopped)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            {"age": {"kind": "number", "range": [0, 110]}},
+            r"data\.columns\.age\.range was \[0\.0, 100\.0\] and is \[0\.0, 1",
+        ),
+        ({"smoker": {"kind": "flag", "missing": True}}, r"data\.columns\.smoker\.missing was False and is True"),
+        ({"smoker": {"kind": "ignore"}}, r"data\.columns\.smoker\.kind was 'flag' and is 'ignore'"),
+    ],
+)
+def test_another_schema_is_another_run(stopped: Path, columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        simulate(config({"columns": COLUMNS | columns}), resume=stopped)
+
+
+def test_columns_in_another_order_are_other_features(stopped: Path) -> None:
+    with pytest.raises(CheckpointError, match="the digest of the training records is another"):
+        simulate(config({"columns": dict(reversed(COLUMNS.items()))}), resume=stopped)
+
+
+def test_the_same_table_goes_on(stopped: Path) -> None:
+    assert simulate(resume=stopped).summary["rounds"] == 2
