@@ -17,7 +17,7 @@ from fedspa.examples import Tree, blanks, count, mapped, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.base import OfOutputs
-from fedspa.learning.tasks.drawing import Drawing
+from fedspa.learning.tasks.drawing import Drawing, require_seeds
 
 
 class GenericEngine:
@@ -43,6 +43,7 @@ class GenericEngine:
         return [local_steps(theta, task, self) for task in tasks]
 
     def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
+        require_seeds(self.draws, x)
         microbatch = rows_at_once(theta, self._budget)
         gradients_of = self._model.gradients_alone if theta.device.type == "cpu" else self._on_gpu
         for x_part, y_part in zip(split(x, microbatch), split(y, microbatch)):
