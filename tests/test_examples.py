@@ -103,7 +103,7 @@ def test_patients(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_adapters(tmp_path: Path) -> None:
     out = played("adapters", ["train.py", "--rounds", "1", "--pretrain", "20"], tmp_path)
-    assert "896 of 15232 parameters were trained" in out
+    assert "1408 of 15904 parameters were trained" in out
     assert "at ε = 4.00" in out
     assert list((tmp_path / "adapters" / "runs").glob("*/report.html"))
 

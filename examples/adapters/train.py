@@ -131,7 +131,7 @@ def main() -> None:
     result = fedspa.run(
         {
             "federation": {"agents": len(AGENTS), "per_round": len(AGENTS), "rounds": asked.rounds},
-            "algorithm": {"compression": 1.0, "local_steps": 4, "batch": 25, "local_lr": 0.5, "server": "average"},
+            "algorithm": {"compression": 1.0, "local_steps": 4, "batch": 25, "local_lr": 1.0, "server": "average"},
             "privacy": {"epsilon": 4.0, "delta": 1e-4, "clip_value": 0.5},
             "run": {"seed": asked.seed},
         },

@@ -28,7 +28,9 @@ from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked import supports as stacked_supports
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import ConfigError
+from fedspa.examples import blank
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.tasks import Classification
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -269,10 +271,10 @@ def test_a_site_takes_no_engine_that_does_not_keep_records_apart(monkeypatch: py
     site = pytest.importorskip("fedspa.flower.site")
     monkeypatch.setattr(GenericEngine, "separates_records", False)
     for engine in ("reference", "generic"):
-        site._engine.cache_clear()
+        site._ENGINES.clear()
         if engine == "reference":
-            assert site._engine("logistic", (4,), 2, engine, 1, False)[0].name == engine
+            assert site._engine("logistic", blank((4,)), Classification(2), None, engine, 1, False)[0].name == engine
         else:
             with pytest.raises(ConfigError, match=r"'generic' does not keep records apart"):
-                site._engine("logistic", (4,), 2, engine, 1, False)
-    site._engine.cache_clear()
+                site._engine("logistic", blank((4,)), Classification(2), None, engine, 1, False)
+    site._ENGINES.clear()

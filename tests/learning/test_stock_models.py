@@ -115,6 +115,18 @@ def test_frozen_parts_are_no_part_of_theta() -> None:
     same_gradients(net, task, tokens(), torch.zeros(COUNT))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_in_eval_mode_has_gradients_on_a_gpu(kind: type[nn.RNNBase]) -> None:
+    """cuDNN has none for it."""
+    torch.manual_seed(0)
+    net, task, x, y = kind(4, 5, batch_first=True).eval(), Own(waves), torch.randn(COUNT, 6, 4), torch.zeros(COUNT)
+    wanted = alone_in_float64(net, task, x, y)
+    theta = FlatModel(net.cuda(), task).flatten()
+    found = torch.cat(list(GenericEngine(net, task).rows(theta, x.cuda(), y.cuda(), None)))
+    assert float((found.cpu().double() - wanted).abs().max() / wanted.abs().max()) < 1e-3
+
+
 class TwiceUsed(nn.Module):
     """One layer at two places, and one matrix under two names."""
 

@@ -70,7 +70,7 @@ def test_a_screen_fits_80_columns_and_states_the_terms_of_epsilon(stopped: Path)
     screen.print(screenful(stopped, snapshot(stopped), None))
     text = screen.export_text()
     assert "2 of 4, interrupted" in text
-    terms = "(NOT PRIVATE: SEEDED NOISE, δ = 0.001, add-remove, poisson sampling, pld)"
+    terms = "(NOT PRIVATE: SEEDED NOISE, for each record, δ = 0.001, add-remove, poisson sampling, pld)"
     assert terms in " ".join(text.split())
     assert "seeded noise" in text
     assert max(len(line) for line in text.splitlines()) <= 80

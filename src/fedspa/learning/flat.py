@@ -109,7 +109,8 @@ class FlatModel:
     def _at(self, parameters: dict[str, Tensor], function: Callable[[nn.Module], T]) -> T:
         """`function` of the module while it has these parameters."""
         named = {f"module.{name}": value for name, value in parameters.items()}
-        return cast(T, functional_call(self._carrier, named, (function,)))
+        with forward.differentiable(self.module):
+            return cast(T, functional_call(self._carrier, named, (function,)))
 
     def _split(self, theta: Tensor) -> dict[str, Tensor]:
         parts = torch.split(theta, self._sizes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from fedspa.errors import ConfigError
@@ -51,3 +52,15 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, training in modes:
             layer.training = training
+
+
+@contextmanager
+def differentiable(module: nn.Module) -> Iterator[None]:
+    """On a GPU, recurrent layers in eval mode run by torch's own kernels: cuDNN's have no backward pass in that mode,
+    and each example would lose its gradient."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase) and not layer.training]
+    if not any(parameter.is_cuda for layer in layers for parameter in layer.parameters()):
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=False):
+        yield
