@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data import plugin
-from fedspa.data.columns import load_schema
+from fedspa.data.columns import is_table, load_schema
 from fedspa.data.dataset import Dataset
 from fedspa.data.persons import numbered
-from fedspa.data.table import is_table, read_table
+from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
 from fedspa.learning.tasks import Task
