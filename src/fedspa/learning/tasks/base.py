@@ -66,12 +66,15 @@ class OfOutputs(Task):
         self.require_outputs(outputs(module, x), y)
 
     @abstractmethod
-    def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
-        """Over the examples whose outputs and targets these are."""
+    def losses(self, found: Tensor, y: Tree) -> Tensor:
+        """Of each of the examples whose outputs and targets these are."""
 
-    @abstractmethod
+    def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
+        return self.losses(found, y).mean()
+
     def total_loss(self, found: Tensor, y: Tree) -> Tensor:
         """The sum over the examples, in float64."""
+        return self.losses(found, y).double().sum()
 
     @abstractmethod
     def require_outputs(self, found: Tensor, y: Tree) -> None:

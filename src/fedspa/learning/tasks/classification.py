@@ -47,8 +47,12 @@ class Classification(OfOutputs):
             raise DataError(f"{what}: label {low if low < 0 else high} is outside 0 … {self.classes - 1}")
         return y
 
+    def losses(self, found: Tensor, y: Tree) -> Tensor:
+        return self._loss(found, y, "none")
+
     def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
-        return self._loss(found, y, "mean")
+        # torch's own mean divides by the weights again, by which a single example would lose its own.
+        return self._loss(found, y, "mean") if self.plain else super().mean_loss(found, y)
 
     def total_loss(self, found: Tensor, y: Tree) -> Tensor:
         return self._loss(found, y, "sum").double()
@@ -58,14 +62,10 @@ class Classification(OfOutputs):
         # torch passes over one label, -100 by default: here each outside the classes is wrong, so that one is out of
         # reach.
         y, ignored = y.clamp(min=-1), torch.iinfo(torch.int64).min
-        if self.plain:
-            return functional.cross_entropy(found, y, ignore_index=ignored, reduction=reduction)
         weights = None if self.weights is None else torch.tensor(self.weights, dtype=found.dtype, device=found.device)
-        each = functional.cross_entropy(
-            found, y, weights, ignore_index=ignored, reduction="none", label_smoothing=self.label_smoothing
+        return functional.cross_entropy(
+            found, y, weights, ignore_index=ignored, reduction=reduction, label_smoothing=self.label_smoothing
         )
-        # torch's own mean divides by the weights again, by which a single example would lose its own.
-        return each.mean() if reduction == "mean" else each.sum()
 
     def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)

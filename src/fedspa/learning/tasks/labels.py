@@ -33,13 +33,7 @@ class MultiLabel(OfOutputs):
             raise DataError(f"{what}: a label is {strange[0].item():g}; {self.name} needs 0 or 1")
         return y.to(torch.float32)
 
-    def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
-        return self._each(found, y).mean()
-
-    def total_loss(self, found: Tensor, y: Tree) -> Tensor:
-        return self._each(found, y).double().sum()
-
-    def _each(self, found: Tensor, y: Tree) -> Tensor:
+    def losses(self, found: Tensor, y: Tree) -> Tensor:
         assert isinstance(y, Tensor)
         wanted, given = y.reshape(len(y), -1).to(found.dtype), found.reshape(len(y), -1)
         # A label that is neither costs the example its gradient; torch would follow it far beyond any sense.

@@ -31,13 +31,7 @@ class Regression(OfOutputs):
             raise DataError(f"{what}: regression needs one number per example, or one row of numbers")
         return y.to(torch.float32)
 
-    def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
-        return self._each(found, y).mean()
-
-    def total_loss(self, found: Tensor, y: Tree) -> Tensor:
-        return self._each(found, y).double().sum()
-
-    def _each(self, found: Tensor, y: Tree) -> Tensor:
+    def losses(self, found: Tensor, y: Tree) -> Tensor:
         assert isinstance(y, Tensor)
         wanted, given = y.reshape(len(y), -1).to(found.dtype), found.reshape(len(y), -1)
         if self.error == "mse":

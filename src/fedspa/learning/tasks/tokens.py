@@ -35,13 +35,7 @@ class TokenClassification(OfOutputs):
             raise DataError(f"{what}: label {low} is below 0, and task.ignore_index is {self.ignored}")
         return y
 
-    def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
-        return self._each(found, y).mean()
-
-    def total_loss(self, found: Tensor, y: Tree) -> Tensor:
-        return self._each(found, y).double().sum()
-
-    def _each(self, found: Tensor, y: Tree) -> Tensor:
+    def losses(self, found: Tensor, y: Tree) -> Tensor:
         found, y = self.aligned(found, y)
         counts = y != self.ignored
         # A label outside the classes costs the example its gradient, and never a GPU its process.
