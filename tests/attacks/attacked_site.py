@@ -13,7 +13,7 @@ from fedspa.algorithms import Terms
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from fedspa.runs.config import Task
+from fedspa.runs.sections import Task
 
 RUN = "0123456789abcdef" * 2
 # One bias of a logistic model of 8 × 8 images and ten classes: a server may cut θ into "layers" as it likes.

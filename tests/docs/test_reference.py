@@ -16,7 +16,7 @@ import reference
 def test_every_key_of_a_config_has_a_meaning() -> None:
     for name, section in Config.model_fields.items():
         for key, about in section.annotation.model_fields.items():  # type: ignore[union-attr]
-            assert about.description, f"say what {name}.{key} means, by Field(description=…) in runs/config.py"
+            assert about.description, f"say what {name}.{key} means, by Field(description=…) in runs/sections.py"
             assert about.description[-1] == "."
 
 

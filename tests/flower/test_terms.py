@@ -28,7 +28,7 @@ from fedspa.flower.terms import (
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.mechanism import BINOMIAL
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
-from fedspa.runs.config import Task
+from fedspa.runs.sections import Task
 
 SIZES = {"dimension": 650, "clip_value": 0.3, "batch": 20, "records": 100, "participations": 3}
 PLAN = replace(GAUSSIAN_PLAN, **SIZES, active=130, clip="l2", local_steps=4)

@@ -24,7 +24,8 @@ from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
 from fedspa.mechanisms import MECHANISMS, Plan, event_of
 from fedspa.privacy import accounting
 from fedspa.privacy.cap import BY_FILTER_SO_FAR, FirstPlan, total
-from fedspa.runs.config import Task, load
+from fedspa.runs.config import load
+from fedspa.runs.sections import Task
 from fedspa.runs.setup import prepare
 
 PLAN = toy.LaplacePlan(650, 0.01, 10, 200, 2, 4.0, 1e-3)

@@ -15,7 +15,8 @@ import fedspa
 from fedspa.errors import ConfigError
 from fedspa.learning.threads import torch_threads
 from fedspa.runs.books import Books
-from fedspa.runs.config import Config, Run, load
+from fedspa.runs.config import Config, load
+from fedspa.runs.sections import Run
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
 

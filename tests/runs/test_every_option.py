@@ -20,7 +20,8 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
 from fedspa.algorithms import ALGORITHMS as REGISTRY
 from fedspa.learning.tasks.named import NAMES as TASKS
-from fedspa.runs.config import Privacy, load
+from fedspa.runs.config import load
+from fedspa.runs.sections import Privacy
 
 Sections = dict[str, dict[str, Any]]
 

@@ -37,7 +37,7 @@ def check(
     """
     from fedspa.data.columns import load_schema
     from fedspa.data.findings import examine
-    from fedspa.runs.config import Data
+    from fedspa.runs.sections import Data
 
     found = examine(file, load_schema(schema, beside=frozenset(Data.model_fields)))
     if as_json:

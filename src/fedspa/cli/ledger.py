@@ -16,7 +16,7 @@ from fedspa.errors import ConfigError
 if TYPE_CHECKING:
     from fedspa.agent.ledger.summary import AgentSummary, LedgerSummary
     from fedspa.privacy.event import Event
-    from fedspa.runs.config import Privacy
+    from fedspa.runs.sections import Privacy
 
 app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
 

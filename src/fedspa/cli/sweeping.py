@@ -45,7 +45,7 @@ def machine_overrides(device: str, jobs: int) -> list[str]:
     import torch
 
     from fedspa.paper.provenance import cores
-    from fedspa.runs.config import MOST_THREADS
+    from fedspa.runs.sections import MOST_THREADS
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

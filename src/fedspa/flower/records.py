@@ -31,7 +31,7 @@ from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
 from fedspa.learning.tasks import Task
-from fedspa.runs.config import Data
+from fedspa.runs.sections import Data
 
 
 @dataclass(frozen=True, eq=False)

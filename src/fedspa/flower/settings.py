@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError
 
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import config as configs
-from fedspa.runs.config import Config, Many, Section
+from fedspa.runs.config import Config
+from fedspa.runs.sections import Many, Section
 
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 

@@ -54,8 +54,9 @@ from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import Unit, noise_modes, seeded_words
 from fedspa.randomness.streams import Stream, derive_key, root_key
-from fedspa.runs.config import Config, Data
-from fedspa.runs.config import Task as TaskSection
+from fedspa.runs.config import Config
+from fedspa.runs.sections import Data
+from fedspa.runs.sections import Task as TaskSection
 from fedspa.runs.setup import dealt, records_of, task_of, trained_on, with_targets
 from fedspa.runs.statement import shown
 

@@ -26,7 +26,7 @@ from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
-from fedspa.runs.config import Task
+from fedspa.runs.sections import Task
 from fedspa.wire.payload import Coding
 
 VERSION: Final = 3  # one more with every change of the keys below: else an agent of before calls them unknown

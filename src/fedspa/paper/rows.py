@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError
 
 from fedspa import toml
 from fedspa.errors import ConfigError
-from fedspa.runs.config import Config, Section, load
+from fedspa.runs.config import Config, load
+from fedspa.runs.sections import Section
 
 TrialKind = Literal["published", "verified", "tuned"]
 TRIAL_KINDS: tuple[TrialKind, ...] = get_args(TrialKind)

@@ -13,7 +13,8 @@ from fedspa.learning.options import OF
 from fedspa.runs.plans import flat
 
 if TYPE_CHECKING:
-    from fedspa.runs.config import Config, Data, Task
+    from fedspa.runs.config import Config
+    from fedspa.runs.sections import Data, Task
 
 # What only a table has.
 TABLE_KEYS = ("columns", "agent", "split", "test")

@@ -19,8 +19,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedspa import durable
 from fedspa.errors import FedspaError
-from fedspa.runs.config import Section
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.sections import Section
 
 log = logging.getLogger(__name__)
 
