@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.generic import GenericEngine
+from fedspa.errors import DataError
 from fedspa.examples import taken
-from fedspa.flower import records
+from fedspa.flower import records, site
 
 
 def load(monkeypatch: pytest.MonkeyPatch, made: Any, classes: int | None = None, **how: bool) -> records.Records:
@@ -37,3 +38,34 @@ def test_a_bad_image_leaves_the_others_their_bits(monkeypatch: pytest.MonkeyPatc
         rows.append(torch.cat(list(GenericEngine(module).rows(theta, x, labels, None))))
     assert rows[0].isfinite().all()
     assert torch.equal(*rows)
+
+
+IDS: list[list[Any]] = [["ann", "bob", *[None] * 4], ["ann", "bob", *[float("nan")] * 4], ["ann", "bob", *[""] * 4]]
+
+
+@pytest.mark.parametrize("ids", IDS)
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
+def test_a_record_without_an_id_is_in_no_persons_example(monkeypatch: pytest.MonkeyPatch, ids, dtype) -> None:
+    """Its person may be among the others. No filling would keep it out of a release for every model: some take any
+    whole number, and no truth value is a bad one."""
+    made = np.arange(18).reshape(6, 3).astype(dtype), np.zeros(6), ids
+    monkeypatch.setattr(records, "_users", lambda *_: made)
+    site._own_records.cache_clear()
+    node = (("agent", f"{ids} {dtype}"), ("data", "a:b"), ("model", "a:b"), ("task", "regression"))
+    persons = site._grouped(node, None)
+    assert isinstance(persons.x, dict)
+    assert persons.x["count"].tolist() == [1, 1]
+    assert persons.x["records"].tolist() == made[0][:2, None].tolist()
+
+
+def test_where_no_record_has_an_id_nobody_is_protected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_users", lambda *_: (np.zeros((2, 3)), np.zeros(2), [None, None]))
+    with pytest.raises(DataError, match="no record says whose it is"):
+        site._grouped((("agent", "nobody"), ("data", "a:b"), ("task", "regression")), None)
+
+
+def test_a_long_id_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an array of texts these would be 80 GB."""
+    own = load(monkeypatch, (np.zeros((1000, 3)), np.zeros(1000), [*["ann"] * 999, "b" * 20_000_000]))
+    assert own.persons is not None
+    assert own.persons.tolist() == [0] * 999 + [1]

@@ -4,7 +4,8 @@ The name is written in the agent's node-config, never taken from the server. Wha
 whether or how the agent answers, so no record can spoil the reading. One with numbers that are not finite, with a label
 that is none of the site's classes, or without an id where others say whose they are, is *bad*. It stays among the
 records, whose number it does not change, and is filled with what no model takes: NaN, and whole numbers below any token
-or label. Its gradient then counts as zero. That depends on the record and on the site's own settings alone. Only what
+or label. Its gradient then counts as zero. That depends on the record and on the site's own settings alone. One without
+an id is in no person's example either: its person may be among the others, and would add to a release twice. Only what
 all records share is refused: an array that is none, other shapes, no records.
 """
 
@@ -26,7 +27,6 @@ from torch import Tensor
 from fedspa.data import plugin
 from fedspa.data.columns import load_schema
 from fedspa.data.dataset import Dataset
-from fedspa.data.persons import numbered
 from fedspa.data.table import is_table, read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
@@ -37,7 +37,8 @@ from fedspa.runs.config import Data
 @dataclass(frozen=True, eq=False)
 class Records:
     """Inputs and targets: float32, int64 or bool. `bad` are the numbers of the bad ones. `key` says where the targets
-    lay in a dict that held all. `persons` says whose each is, by numbers from 0, where the site names them."""
+    lay in a dict that held all. `persons` says whose each is, by numbers from 0, where the site names them; -1 where a
+    record does not say."""
 
     x: Tree
     y: Tree
@@ -105,7 +106,7 @@ def _table(path: Path, node: Mapping[str, Any]) -> Records:
         found.y[index],
         tuple(place[row] for row in found.bad if row in place),
         None,
-        None if found.persons is None else numbered(found.persons[kept]),
+        None if found.persons is None else found.persons[kept],
     )
 
 
@@ -189,8 +190,7 @@ def _mapped(transform: Callable[[Tensor], Tensor], x: Tree, good: Tensor, what: 
 
 
 def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | None, Tensor]:
-    """Whose each record is, and which of them have an id. One without is bad, since its person may be among the others
-    and would count twice; it stands as a person of its own: an error would tell of it."""
+    """Whose each record is, and which of them have an id."""
     if ids is None:
         return None, torch.ones(records, dtype=torch.bool)
     ids = ids.detach().cpu() if isinstance(ids, Tensor) else ids
@@ -198,9 +198,9 @@ def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | Non
     array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(ids, dtype=object)
     if array.shape != (records,):
         raise DataError(f"{what} has persons of shape {array.shape}; one id per record is needed, for {records}")
-    named = [_is_id(cell) for cell in array.tolist()]
-    known = [str(cell) if there else f"\0{row}" for row, (cell, there) in enumerate(zip(array.tolist(), named))]
-    return numbered(np.unique(np.array(known), return_inverse=True)[1].astype(np.int64)), torch.tensor(named)
+    known: dict[str, int] = {}  # not in an array of texts, in which all are as long as the longest
+    persons = [known.setdefault(str(cell), len(known)) if _is_id(cell) else -1 for cell in array.tolist()]
+    return np.array(persons, dtype=np.int64), torch.tensor(persons) >= 0
 
 
 def _is_id(cell: Any) -> bool:

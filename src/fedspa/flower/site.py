@@ -265,8 +265,12 @@ def _own_records(node: tuple[tuple[str, Any], ...], classes: int | None) -> Reco
 def _grouped(node: tuple[tuple[str, Any], ...], classes: int | None) -> Examples:
     own = _own_records(node, classes)
     assert own.persons is not None
-    draws = Stream(derive_key(root_key("secure", 0), "records of persons")).uint64(len(own.persons))
-    return grouped(own.x, own.y, own.persons, _person_records(dict(node)), draws)
+    named = np.flatnonzero(own.persons >= 0)
+    if not len(named):
+        raise DataError(f"data = {dict(node)['data']!r}: no record says whose it is; name persons, or leave them out")
+    x, y = (taken(tree, torch.from_numpy(named)) for tree in (own.x, own.y))
+    draws = Stream(derive_key(root_key("secure", 0), "records of persons")).uint64(len(named))
+    return grouped(x, y, own.persons[named], _person_records(dict(node)), draws)
 
 
 def _bad_records(own: Records, classes: int | None) -> str:
