@@ -121,7 +121,7 @@ def test_a_site_protects_its_persons(ward):
     assert refusal(ward) == "terms"  # a run of records, whose ε is no person's
     people = ward.held(0).examples
     assert (people.x["count"] == 4).sum() == 1
-    assert len(people.x["count"]) == 151
+    assert len(people.x["count"]) == 150
     assert participate(ward, PERSONS, THETA).startswith(b"FSPA")
     with Ledger.open(ward.ledger, create=False) as ledger:
         assert {event.unit for event in ledger.spent("clinic")} == {"person"}
@@ -130,17 +130,14 @@ def test_a_site_protects_its_persons(ward):
 def test_a_record_without_an_id_counts_for_nobody(ward):
     """It may be somebody's who is there already, and would then count twice."""
     assert ward.own_records().bad == (50,)
-    people = ward.held(0).examples
-    broken = people.x["records"].isnan().flatten(1).any(dim=1)
-    assert broken.sum() == 1
-    assert people.x["count"][broken].tolist() == [1]
+    assert not ward.held(0).examples.x["records"].isnan().any()
 
 
 @pytest.mark.parametrize("ids", [["a", float("nan"), "b"], ["a", None, "b"], [1.0, float("nan"), 2.0], ["a", "", "b"]])
 def test_what_is_no_id(ids):
     persons, named = records._persons(ids, 3, "data")
     assert named.tolist() == [True, False, True]
-    assert len(set(persons.tolist())) == 3
+    assert persons.tolist() == [0, -1, 1]
 
 
 def test_a_site_may_ask_for_persons(clinic):
