@@ -16,6 +16,7 @@ from fedspa.engine.generic import GenericEngine
 from fedspa.errors import DataError
 from fedspa.examples import taken
 from fedspa.flower import records, site
+from fedspa.learning.tasks.named import resolve
 
 
 def load(monkeypatch: pytest.MonkeyPatch, made: Any, classes: int | None = None, **how: bool) -> records.Records:
@@ -69,3 +70,39 @@ def test_a_long_id_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     own = load(monkeypatch, (np.zeros((1000, 3)), np.zeros(1000), [*["ann"] * 999, "b" * 20_000_000]))
     assert own.persons is not None
     assert own.persons.tolist() == [0] * 999 + [1]
+
+
+class Anything(nn.Module):
+    """Takes whatever it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(x.float().nan_to_num())
+        return found
+
+
+TARGETS: dict[str, tuple[int | None, int, Any, Any]] = {
+    "classification": (3, 3, np.array([0, 1, 2]), 7),
+    "binary": (None, 1, np.array([0, 1, 1]), 7),
+    "multi-label": (None, 2, np.array([[0, 1], [1, 1], [1, 0]]), 7),
+    "regression": (None, 1, np.array([0.5, 1, 2]), np.nan),
+}
+
+
+@pytest.mark.parametrize("task", TARGETS)
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
+def test_a_bad_record_counts_as_zero_even_where_the_model_takes_anything(monkeypatch, task, dtype) -> None:
+    classes, width, y, strange = TARGETS[task]
+    y = y.copy()
+    y[1] = strange
+    own = load(monkeypatch, (np.arange(9).reshape(3, 3).astype(dtype), y), classes, integers=True)
+    learned = resolve(task, own.y, classes, None)
+    own = records.settled(own, learned, "data")
+    assert own.bad == (1,)
+    module = Anything(width)
+    theta = nn.utils.parameters_to_vector(module.parameters()).detach()
+    (rows,) = GenericEngine(module, learned).rows(theta, own.x, own.y, None)
+    assert rows.isfinite().all(dim=1).tolist() == [True, False, True]

@@ -126,24 +126,26 @@ def _parts(made: Any, what: str) -> tuple[Any, Any, Any, str | None]:
 
 
 def settled(records: Records, task: Task, what: str) -> Records:
-    """With targets as the task takes them. A record whose target it does not take is bad; where it would not take the
-    kind of target at all, that is an error."""
+    """With targets as the task takes them, and as none takes them where a record is bad: some models take any input.
+    A record whose target the task does not take is bad too; where it would not take the kind of target at all, that is
+    an error."""
     targets = partial(task.targets, what=what)
-    y = task.labels(records.x, records.y)
+    y, bad = task.labels(records.x, records.y), set(records.bad)
     try:
-        return replace(records, y=targets(y))
+        ready = targets(y)
     except DataError:
         blank = targets(blanks(y))  # refused for all
-    ready, bad = [], set(records.bad)
-    for number, one in enumerate(split(y, 1)):
-        try:
-            ready.append(targets(one))
-        except DataError:
-            ready.append(blank)
-            bad.add(number)
+        each = []
+        for number, one in enumerate(split(y, 1)):
+            try:
+                each.append(targets(one))
+            except DataError:
+                each.append(blank)
+                bad.add(number)
+        ready = joined(each)
     good = torch.ones(count(y), dtype=torch.bool)
     good[sorted(bad)] = False
-    return replace(records, x=_spoilt(records.x, good), y=joined(ready), bad=tuple(sorted(bad)))
+    return replace(records, x=_spoilt(records.x, good), y=_spoilt(ready, good), bad=tuple(sorted(bad)))
 
 
 def _tree(value: Any, what: str, integers: bool, *, lists: bool = False) -> Tree:
