@@ -106,3 +106,28 @@ def test_a_bad_record_counts_as_zero_even_where_the_model_takes_anything(monkeyp
     theta = nn.utils.parameters_to_vector(module.parameters()).detach()
     (rows,) = GenericEngine(module, learned).rows(theta, own.x, own.y, None)
     assert rows.isfinite().all(dim=1).tolist() == [True, False, True]
+
+
+LISTS: list[tuple[Any, Any]] = [
+    ([0, 1, 1], [0, 1, None]),
+    ([0, 1, 1], [0, 1, 0.5]),
+    ([0, 1, 1], [0, 1, 2**70]),
+    ([True, False, True], [True, False, 2]),
+    ([[0, 1], [1, 1], [1, 0]], [[0, 1], [1, 1], [None, 0]]),
+]
+
+
+@pytest.mark.parametrize(("targets", "odd"), LISTS)
+def test_one_target_in_a_list_does_not_decide_the_type_of_the_others(monkeypatch, targets, odd) -> None:
+    kept = [load(monkeypatch, (np.zeros((3, 2)), some), integers=True).y for some in (targets, odd)]
+    assert all(isinstance(y, Tensor) and y.dtype == torch.float32 for y in kept)
+    assert taken(kept[0], slice(2)).tolist() == taken(kept[1], slice(2)).tolist()
+
+
+@pytest.mark.parametrize("kind", ["Int64", None])
+def test_a_column_of_a_frame_does_not_say_its_type(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
+    pandas = pytest.importorskip("pandas")
+    for last in (1, None):
+        x = {"age": pandas.Series([4, 5, last], dtype=kind)}
+        with pytest.raises(DataError, match="is a Series; give an array or tensor, whose type says what it holds"):
+            load(monkeypatch, (x, np.zeros(3)), integers=True)

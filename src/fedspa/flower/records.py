@@ -26,7 +26,6 @@ from torch import Tensor
 
 from fedspa.data import plugin
 from fedspa.data.columns import load_schema
-from fedspa.data.dataset import Dataset
 from fedspa.data.table import is_table, read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
@@ -58,14 +57,13 @@ def load(
 
     With `classes`, a target is a label. `transform` maps all inputs, each by itself; of a bad one it sees zeros.
     Whole numbers among the inputs become float32, as the models that come with fedspa take them, unless `integers`.
+    So do targets in lists, which have no type of their own; labels become int64.
     """
     name, person = str(node["data"]), node.get("person")
     if is_table(name):
         return _table(Path(name), node)
     made: Any = _npz(Path(name), person) if name.endswith(".npz") else _users(name, node)
     what = f"data = {name!r}"
-    if isinstance(made, Dataset):
-        made = made.train_x, made.train_y, made.persons
     inputs, targets, ids, key = _parts(made, what)
     x = _tree(inputs, f"{what}: x", integers)
     y = torch.zeros(count(x), 0) if targets is None else _tree(targets, f"{what}: y", True, lists=True)
@@ -120,8 +118,8 @@ def _parts(made: Any, what: str) -> tuple[Any, Any, Any, str | None]:
         inputs = {name: part for name, part in made.items() if name != key}
         return inputs, made[key] if key else None, None, key
     raise DataError(
-        f"{what} gave a {type(made).__name__}; the pair (x, y), the three (x, y, persons), a dict with labels in it or "
-        "a Dataset is needed"
+        f"{what} gave a {type(made).__name__}; the pair (x, y), the three (x, y, persons) or a dict with labels in it "
+        "is needed"
     )
 
 
@@ -154,11 +152,13 @@ def _tree(value: Any, what: str, integers: bool, *, lists: bool = False) -> Tree
     if isinstance(value, tuple) and any(hasattr(part, "shape") or isinstance(part, Mapping) for part in value):
         return tuple(_tree(part, f"{what} {place}", integers) for place, part in enumerate(value))
     array = _numbers(value, what)
-    if integers and array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64))
-    if integers and not lists and not hasattr(value, "dtype"):
+    # The type of a list or of a frame's column follows from what is in it: one missing value makes floats of all.
+    typed = isinstance(getattr(value, "dtype", None), np.dtype | torch.dtype) and not hasattr(value, "iloc")
+    if integers and not lists and not typed:
         raise DataError(f"{what} is a {type(value).__name__}; give an array or tensor, whose type says what it holds")
-    if integers and array.dtype.kind == "b":
+    if integers and typed and array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64))
+    if integers and typed and array.dtype.kind == "b":
         return torch.from_numpy(array.copy())
     with np.errstate(over="ignore", invalid="ignore"):
         return torch.from_numpy(array.astype(np.float32))
