@@ -60,6 +60,11 @@ def load(
     So do targets in lists, which have no type of their own; labels become int64.
     """
     name, person = str(node["data"]), node.get("person")
+    if person is not None and not name.endswith(".npz"):  # who means to protect persons must not protect rows
+        raise ConfigError(
+            f"node-config: person is {person!r}, which names an array of an .npz; data is {name!r}: leave it out, and "
+            "let the schema name the column (data.person), or the function return (x, y, persons)"
+        )
     if is_table(name):
         return _table(Path(name), node)
     made: Any = _npz(Path(name), person) if name.endswith(".npz") else _users(name, node)
