@@ -136,5 +136,5 @@ def test_a_column_of_a_frame_does_not_say_its_type(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("data", ["visits.csv", "clinic:visits"])
 def test_persons_that_only_the_node_config_names_are_refused(data: str) -> None:
     """The site would protect rows, and its operator believe that it protects persons."""
-    with pytest.raises(ConfigError, match="person is 'patient', which names an array of an .npz"):
+    with pytest.raises(ConfigError, match=r"person is 'patient', which names an array of an \.npz"):
         records.load({"data": data, "person": "patient", "schema": "schema.toml"}, None)
