@@ -133,11 +133,23 @@ def test_a_record_without_an_id_counts_for_nobody(ward):
     assert not ward.held(0).examples.x["records"].isnan().any()
 
 
-@pytest.mark.parametrize("ids", [["a", float("nan"), "b"], ["a", None, "b"], [1.0, float("nan"), 2.0], ["a", "", "b"]])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        *(["a", float("nan"), "b"], ["a", None, "b"], [1.0, float("nan"), 2.0], ["a", "", "b"], [b"a", b" ", b"b"]),
+        *(np.array(["a", np.nan, "b"]), ["a", "None", "b"], ["a", "<NA>", "b"], ["a", [1], "b"], [1, 10**200, 2]),
+    ],
+)
 def test_what_is_no_id(ids):
     persons, named = records._persons(ids, 3, "data")
     assert named.tolist() == [True, False, True]
     assert persons.tolist() == [0, -1, 1]
+
+
+def test_an_id_is_one_however_it_is_written():
+    persons, named = records._persons([17, 17.0, "17", " 17 ", b"17", np.int64(17), "017", "ann"], 8, "data")
+    assert persons.tolist() == [0] * 6 + [1, 2]
+    assert named.all()
 
 
 def test_a_site_may_ask_for_persons(clinic):

@@ -15,7 +15,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data import plugin
+from fedspa.data.cells import MISSING, Odd, word
 from fedspa.data.columns import load_schema
 from fedspa.data.table import is_table, read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
 from fedspa.learning.tasks import Task
 from fedspa.runs.config import Data
+
+_NO_IDS = {"none", "<na>", "nat"}  # Python's and pandas' words for nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +98,8 @@ def load(
 
 def _table(path: Path, node: Mapping[str, Any]) -> Records:
     schema = node.get("schema")
+    if "features" in node:
+        raise ConfigError(f"node-config: features is {node['features']!r}, which is for images; data is a table")
     if not isinstance(schema, str) or not schema:
         raise ConfigError(f"node-config: data is '{path}'; schema=\"schema.toml\" must say what its columns are")
     found = read_table(path, load_schema(Path(schema), beside=frozenset(Data.model_fields)), strict=False)
@@ -206,14 +210,19 @@ def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | Non
     if array.shape != (records,):
         raise DataError(f"{what} has persons of shape {array.shape}; one id per record is needed, for {records}")
     known: dict[str, int] = {}  # not in an array of texts, in which all are as long as the longest
-    persons = [known.setdefault(str(cell), len(known)) if _is_id(cell) else -1 for cell in array.tolist()]
+    ids = map(_id, array.tolist())
+    persons = [-1 if text is None else known.setdefault(text, len(known)) for text in ids]
     return np.array(persons, dtype=np.int64), torch.tensor(persons) >= 0
 
 
-def _is_id(cell: Any) -> bool:
-    if isinstance(cell, str | bytes):
-        return bool(cell)
-    return isinstance(cell, Real) and cell == cell  # NaN is not itself
+def _id(cell: Any) -> str | None:
+    """An id as tables read it, so that 17 and "17 " are one person; None where there is none. What other programs write
+    for a missing one is none: as the id of many it would be a second one of theirs."""
+    try:
+        text = word(cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell)
+    except Odd:
+        return None
+    return None if text is None or text.lower() in MISSING | _NO_IDS else text
 
 
 def _numbers(values: Any, what: str) -> NDArray[Any]:
