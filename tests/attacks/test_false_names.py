@@ -68,7 +68,7 @@ def test_every_file_says_what_was_trained(tmp_path: Path, given: dict[str, Any],
     assert {key: told[key] for key in names} == names
     kind = type(result.module)
     assert told["class of the module"] == f"{kind.__module__}.{kind.__qualname__}"
-    assert (told["number of parameters"], told["shape of a record"]) == (650, "1 × 8 × 8")
+    assert (told["number of parameters"], told["shape of a record"]) == (650, "(1, 8, 8) float32")
     assert told["fedspa version"] == fedspa.__version__
     assert told["torch version"] == torch.__version__
     page = (tmp_path / "run" / "report.html").read_text("utf-8")

@@ -145,7 +145,7 @@ def test_code_that_no_digest_reaches_shows_in_the_scores(stopped: Path, monkeypa
     monkeypatch.setattr(digest, "of_module", lambda module: "blind")
     with pytest.raises(Stopped):
         simulate(config(stopped.with_name("blind")), data=records(), module=net(), stop=lambda: True)
-    with pytest.raises(CheckpointError, match="with the same parameters: the code of its module"):
+    with pytest.raises(CheckpointError, match="with the same parameters: the code of its task, of its module"):
         simulate(resume=stopped.with_name("blind"), data=records(), module=net(function=torch.cos))
 
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedspa.learning.tasks.named import NAMES, OF
+from fedspa.learning.options import OF
+from fedspa.learning.tasks.named import NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
 

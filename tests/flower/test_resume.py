@@ -107,8 +107,8 @@ def test_a_resume_under_another_config_is_refused(simulation, train):
         train(simulation, flower__resume=True, privacy__noise_multiplier=1.0)
 
 
-def doubled(config, dimension, active, records):
-    plan = calibrated_plan(config, dimension, active, records)
+def doubled(config, dimension, active, records, unit):
+    plan = calibrated_plan(config, dimension, active, records, unit)
     return dataclasses.replace(plan, noise_multiplier=2 * plan.noise_multiplier)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
+import json
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -13,7 +14,7 @@ from flwr.common.config import flatten_dict, parse_config_args
 
 from fedspa.errors import ConfigError
 from fedspa.flower.server_app import deployed
-from fedspa.flower.settings import LISTS, read_config
+from fedspa.flower.settings import AS_TEXT, read_config
 from fedspa.runs.config import Config
 
 from .local_grid import DEPLOYMENT, SIMULATION
@@ -37,10 +38,24 @@ def test_a_text_that_is_no_list_is_named(text):
         read_config(BY_LAYER | {"algorithm.layer_shares": text})
 
 
+def test_a_table_travels_with_its_columns_as_text():
+    columns = {
+        "age": {"kind": "number", "range": [0, 110]},
+        "score": {"kind": "number", "range": [0, 9], "target": True},
+    }
+    table = SIMULATION | {"data.name": "visits.csv", "data.holdout": 0.2}
+    config, _ = read_config(table | flatten_dict({"data": {"columns": json.dumps(columns)}}))
+    assert config.task.name == "regression"
+    assert list(config.data.columns or ()) == ["age", "score"]
+    for text in ("[1]", "{", "age", 3):
+        with pytest.raises(ConfigError, match=r"data.columns is .* text of a JSON object"):
+            read_config(table | {"data.columns": text})
+
+
 def test_every_other_key_has_a_value_that_flower_takes():
     for section, of in Config.model_fields.items():
         for key, field in of.annotation.model_fields.items():
-            assert (f"{section}.{key}" in LISTS) != _plain(field.annotation), f"{section}.{key}"
+            assert (f"{section}.{key}" in AS_TEXT) != _plain(field.annotation), f"{section}.{key}"
 
 
 def _plain(kind: Any) -> bool:

@@ -50,12 +50,34 @@ def reply(question: Message, **values: Any) -> Message:
     return Message(RecordDict({"update": ConfigRecord(values)}), reply_to=question)
 
 
+TAGGER = {"model.name": "small_records:Tagger", "federation.rounds": 2}
+COLUMNS = {
+    "age": {"kind": "number", "range": [0, 110], "missing": 50},
+    "smoker": {"kind": "flag", "missing": "indicator"},
+    "clinic": {"kind": "ignore"},
+    "score": {"kind": "number", "range": [0, 200], "target": True},
+}
+TABLE = {
+    "data.name": str(Path(__file__).parents[1] / "runs" / "clinics.csv"),
+    "data.columns": json.dumps(COLUMNS),
+    "data.agent": "ward",
+    "data.split": "part",
+    "data.test": "held",
+    "federation.agents": 3,
+    "algorithm.compression": 1.0,
+    "algorithm.batch": 5,
+}
+
+
 TWINS: list[dict[str, Any]] = [
     {},
     {"algorithm.mask": "shared", "algorithm.server": "adam", "algorithm.beta2": 0.9, "algorithm.kappa": 0.01},
     {"privacy.clip_rule": "quantile", "algorithm.coding": "f32", "run.engine": "generic", "privacy.accountant": "rdp"},
     {"privacy.clip_rule": "median", "privacy.clip": "coordinate", "data.partition": "shards", "run.threads": 1},
     {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "data.name": "digits", "model.name": "mlp"},
+    {"task.label_smoothing": 0.1, "task.weights": str([1.0, 2.0] * 5), "run.engine": "generic"},
+    {"task.name": "next-token", "task.ignore_index": -1, "data.name": "small_records:tokens_with_minus_one"} | TAGGER,
+    TABLE | {"task.loss": "huber", "task.huber": 0.5},
     {"data.name": "small_records:visits", "data.person": "patient", "data.person_records": 3, "algorithm.batch": 10},
     CPSGD | {"algorithm.bits": 5},
     CPSGD

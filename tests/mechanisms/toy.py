@@ -25,7 +25,7 @@ from fedspa.audit.questions import law_question, threshold_attack
 from fedspa.audit.result import Question
 from fedspa.audit.run import Audited
 from fedspa.audit.setting import Setting
-from fedspa.engine.local import Gradients
+from fedspa.engine.local import Gradients, seeded
 from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Clipping, ClipRule, Mechanism
@@ -198,8 +198,12 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
     assert isinstance(plan, LaplacePlan)
     assert isinstance(engine, Gradients)
     for agent in agents:
-        sampling, private = (Stream(derive_key(agent.key, label)) for label in ("sampling", "noise"))
-        x, y = agent.take(torch.from_numpy(draw_batch("fixed", plan.batch, 0.0, agent.records, sampling)))
+        sampling, private, forward = (
+            Stream(derive_key(agent.key, label)) for label in ("sampling", "noise", "forward")
+        )
+        chosen = draw_batch("fixed", plan.batch, 0.0, agent.records, sampling)
+        x, y = agent.take(torch.from_numpy(chosen))
+        x = seeded(x, engine, chosen, agent.records, forward)
         total = torch.zeros(plan.dimension, dtype=torch.float64)
         for rows in engine.rows(theta, x, y, None):
             total += clip_rows(rows, plan.clip, plan.clip_value).sum(dim=0, dtype=torch.float64)

@@ -116,15 +116,20 @@ def test_a_plan_between_leaves_part_of_delta_once_it_is_given_up() -> None:
     st.sampled_from(["add-remove", "replace-one"]),
     st.booleans(),
 )
-def test_a_total_is_a_cap_that_admits_and_no_larger_one_refuses(
+def test_a_total_is_a_cap_that_admits_as_larger_ones_do(
     planned: int, others: int, announced: int, delta: float, neighbours: Neighbours, known: bool
 ) -> None:
+    """But for caps between the two prices of a first plan that was left: they keep δ for all of it."""
     events = {event: n for event, n in ((PLAN.event, planned), (OTHER, others)) if n}
     first = FirstPlan(PLAN.event, announced) if known else None
     cost = total(events, delta, neighbours, first).epsilon
     if not events:
         return
+    kept = (0.0, 0.0)
+    if first is not None and not first.covers(events):
+        kept = first.epsilon(delta, neighbours), filter.least_epsilon(first.seen, delta, neighbours)
     for larger in (1, 1.001, 1.05, 1.3, 2):
-        assert admits(events, Cap(cost * larger, delta, neighbours), first)
+        if larger == 1 or not kept[0] <= cost * larger < kept[1]:
+            assert admits(events, Cap(cost * larger, delta, neighbours), first)
     # PLD of the same events is what they would cost had all been fixed beforehand.
     assert cost >= accounting.epsilon(events, delta, neighbours=neighbours) * (1 - 1e-9)

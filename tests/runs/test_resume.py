@@ -19,6 +19,7 @@ from fedspa.agent.policy import PolicyRefusal
 from fedspa.errors import ConfigError, LedgerError
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.privacy.event import Unit
 from fedspa.randomness import streams
 from fedspa.running import Stopped, simulate
 from fedspa.runs import setup
@@ -262,8 +263,8 @@ class TestRefusals:
         config["privacy"] |= {"epsilon": 8.0, "noise": noise, "noise_multiplier": None, "trials": None}
         stop_after(config, 2)
 
-        def mended(config: Config, dimension: int, active: int, records: int) -> Plan:
-            plan = calibrated_plan(config, dimension, active, records)
+        def mended(config: Config, dimension: int, active: int, records: int, unit: Unit) -> Plan:
+            plan = calibrated_plan(config, dimension, active, records, unit)
             if isinstance(plan, BinomialPlan):
                 return replace(plan, trials=2 * plan.trials)
             return replace(plan, noise_multiplier=2 * plan.noise_multiplier)

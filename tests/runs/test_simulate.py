@@ -265,9 +265,12 @@ def test_integers_on_the_wire_change_the_model_little(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"module": nn.Linear(7, 2)}, r"the module cannot take the data's records, of shape \(5,\)"),
-        ({"module": nn.Linear(5, 1)}, r"the module must give one score a class, shape \(batch, 2\): .* gave \(3, 1\)"),
+        (
+            {"module": nn.Linear(5, 1)},
+            r"the module: it must give one score per class, .*\(batch, 2\): .* gave \(3, 1\)",
+        ),
         ({"module": nn.Sequential(nn.Linear(5, 3))}, r"gave \(3, 3\)"),
-        ({"module": nn.LSTM(5, 2)}, "gave tuple"),
+        ({"module": nn.LSTM(5, 3)}, r"one score per class.* gave \(3, 3\)"),
         ({"module": nn.Linear}, r"module is a type; it must be a torch\.nn\.Module"),
         ({"data": (1, 2, 3, 4)}, r"data is a tuple; make it by fedspa\.from_arrays"),
     ],
@@ -301,14 +304,16 @@ def test_the_quickstart_learns_under_its_guarantee(tmp_path: Path) -> None:
 
 
 class Restless(nn.Module):
-    """Draws randomness of its own, where no layer shows it."""
+    """Keeps what it saw last, where no layer shows it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(64, 10)
+        self.last = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(self.layer(x.flatten(1)), 0.5)
+        before, self.last = self.last, float(x.mean())
+        return self.layer(x.flatten(1) - before)
 
 
 class TestBadInput:
@@ -337,8 +342,8 @@ class TestBadInput:
             assert word in str(caught.value)
         assert not (tmp_path / "run").exists()
 
-    def test_a_model_that_draws_randomness_fails_before_anything_is_written(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"must draw no randomness and change no state"):
+    def test_a_model_that_keeps_state_fails_before_anything_is_written(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"Restless\) gives an example another gradient once others were seen"):
             fedspa.run(small(tmp_path), module=Restless())
         assert not (tmp_path / "run").exists()
 

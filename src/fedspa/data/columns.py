@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedspa import toml
+from fedspa.data import plugin
 from fedspa.data.cells import MISSING, Odd, Reader, flag, number, word
 from fedspa.errors import ConfigError, quoted
 
 _MOST_FEATURES = 100_000
 _NARROWEST, _NARROWEST_SHARE = 1e-30, 1e-9  # of a range, and next to its bounds: float64 must tell its values apart
 _RULES = ("refuse", "indicator")
+_SUFFIXES = (".csv", ".parquet", ".pq")
 _RULE = "it must be 'refuse', 'indicator'"
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -280,6 +282,11 @@ class Schema(_Section):
     def features(self) -> tuple[str, ...]:
         """Their names, in order."""
         return tuple(feature for name, column in self.inputs.items() for feature in column.features(name))
+
+
+def is_table(name: str) -> bool:
+    """Whether `name` is a path of a table rather than the name of something else."""
+    return name.lower().endswith(_SUFFIXES) and not name.startswith(plugin.GIVEN)
 
 
 def load_schema(path: Path, beside: frozenset[str] = frozenset()) -> Schema:

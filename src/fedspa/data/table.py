@@ -24,13 +24,7 @@ from fedspa.errors import DataError, quoted
 _LONGEST_LINE = 1 << 20
 _LONGEST_FIELD = csv.field_size_limit()  # the csv module's own limit, held for fields without quotes too
 _LONG_FIELD = Odd("has a field that is too long", f"a field has at most {_LONGEST_FIELD} characters")
-_SUFFIXES = (".csv", ".parquet", ".pq")
 Row = Sequence[object] | Odd
-
-
-def is_table(name: str) -> bool:
-    """Whether `name` is a path of a table rather than the name of something else."""
-    return name.lower().endswith(_SUFFIXES) and not name.startswith(plugin.GIVEN)
 
 
 @dataclass(frozen=True)

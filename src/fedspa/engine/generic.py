@@ -18,7 +18,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import in_modes, modes
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.base import OfOutputs
-from fedspa.learning.tasks.drawing import Drawing
+from fedspa.learning.tasks.drawing import Drawing, require_seeds
 
 
 class GenericEngine:
@@ -46,6 +46,7 @@ class GenericEngine:
         return [local_steps(theta, task, self) for task in tasks]
 
     def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
+        require_seeds(self.draws, x)
         microbatch = rows_at_once(theta, self._budget)
         gradients_of = self._model.gradients_alone if theta.device.type == "cpu" else self._on_gpu
         for x_part, y_part in zip(split(x, microbatch), split(y, microbatch)):

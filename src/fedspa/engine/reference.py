@@ -15,7 +15,7 @@ from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.examples import Tree, each_alone, in_float64, moved
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.tasks import Task
-from fedspa.learning.tasks.drawing import Drawing
+from fedspa.learning.tasks.drawing import Drawing, require_seeds
 from fedspa.learning.threads import one_example_a_time
 
 
@@ -32,6 +32,7 @@ class ReferenceEngine:
         return [local_steps(theta.to("cpu", torch.float64), task, self) for task in tasks]
 
     def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
+        require_seeds(self.draws, x)
         for one, target in zip(each_alone(x), each_alone(y)):
             try:
                 with one_example_a_time():

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedspa.data import plugin
 from fedspa.data.cells import MISSING, Odd, word
-from fedspa.data.columns import load_schema
-from fedspa.data.table import is_table, read_table
+from fedspa.data.columns import is_table, load_schema
+from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
 from fedspa.learning.tasks import Task

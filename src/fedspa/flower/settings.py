@@ -2,8 +2,8 @@
 
 Flower hands over one flat mapping (`[tool.flwr.app.config]`, overridden by `flwr run -c 'federation.rounds=5'`), whose
 keys read `section.key`. Flower only overrides what the app's pyproject.toml declares, and TOML has no word for
-nothing: a key declared as "" is one that is not set. Its values are numbers, texts and truths: a list comes as the text
-of one. What a Flower run could not heed is refused by name; nothing is dropped in silence.
+nothing: a key declared as "" is one that is not set. Its values are numbers, texts and truths: a list or a table comes
+as the text of one. What a Flower run could not heed is refused by name; nothing is dropped in silence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fedspa.runs.config import Config, Many, Section
 
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 
-LISTS: Final = frozenset({"algorithm.layer_shares", "task.weights"})
+# Keys whose values come as JSON, and what that must be.
+AS_TEXT: Final = {"algorithm.layer_shares": list, "task.weights": list, "data.columns": dict}
 
 
 class FlowerSettings(Section):
@@ -51,7 +52,7 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
             )
         sections.setdefault(section, {})
         if value != "":
-            sections[section][name] = _list(key, value) if key in LISTS else value
+            sections[section][name] = _read(key, value) if key in AS_TEXT else value
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:
@@ -103,12 +104,13 @@ def _refuse_unheeded(config: Config) -> None:
         )
 
 
-def _list(key: str, value: Any) -> Any:
+def _read(key: str, value: Any) -> Any:
     """From its text, as in "[0, 1, 0.1, 1]"."""
     try:
         found = json.loads(value)
     except (TypeError, ValueError, RecursionError):
         found = None
-    if not isinstance(found, list):
-        raise ConfigError(f'run config: {key} is {value!r}; it must be the text of a list, as in "[0, 1, 0.1, 1]"')
+    if not isinstance(found, AS_TEXT[key]):
+        like = 'list, as in "[0, 1, 0.1, 1]"' if AS_TEXT[key] is list else """JSON object, as in '{"age": {…}}'"""
+        raise ConfigError(f"run config: {key} is {quoted(value)}; it must be the text of a {like}")
     return found

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedspa.algorithms import ALGORITHMS
-from fedspa.data.table import is_table
-from fedspa.learning.tasks.named import OF
+from fedspa.data.columns import is_table
+from fedspa.learning.options import OF
 from fedspa.runs.plans import flat
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from fedspa.data import columns as tables
 from fedspa.data.columns import ColumnName, Columns, Schema, Word
 from fedspa.data.partition import ALPHA_RANGE
 from fedspa.errors import ConfigError, quoted
-from fedspa.learning.tasks.named import Options
+from fedspa.learning.options import Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.runs import combinations

@@ -122,6 +122,16 @@ def parsed(path: Path, text: str) -> Event:
         raise LedgerError(f"{path} holds what is no event: {error}; restore it from a backup") from error
 
 
+def unit_in(path: Path, text: str) -> str:
+    """What an event protects, also where its kind is one that only a newer version knows."""
+    try:
+        return event_of(text).unit
+    except UnknownKind:
+        return str(json.loads(text).get("unit", "record"))
+    except PrivacyError:
+        return parsed(path, text).unit
+
+
 def noise(path: Path, connection: sqlite3.Connection) -> dict[str, int]:
     """How many participations had their noise from where."""
     query = "SELECT text, sum(count) FROM total JOIN event ON event.id = total.event GROUP BY event"

@@ -19,7 +19,7 @@ from typing import Self
 from fedspa.agent.ledger import content
 from fedspa.agent.ledger import file as ledger_file
 from fedspa.agent.ledger import witness as ledger_witness
-from fedspa.agent.ledger.content import Reservation, parsed
+from fedspa.agent.ledger.content import Reservation, parsed, unit_in
 from fedspa.agent.ledger.errors import explained
 from fedspa.agent.ledger.schema import entry_hash
 from fedspa.agent.ledger.witness import Witness
@@ -156,7 +156,7 @@ class Ledger:
         protect persons: a total of both would be neither's."""
         with explained(self.path):
             texts = self._connection.execute("SELECT text FROM event").fetchall()
-        units = {parsed(self.path, text).unit for (text,) in texts} | {event.unit for event in events.values()}
+        units = {unit_in(self.path, text) for (text,) in texts} | {event.unit for event in events.values()}
         if len(units) > 1:  # in some agent's entries: it may not be one of these
             for agent, event in events.items():
                 _check_unit(agent, self.spent(agent), event)

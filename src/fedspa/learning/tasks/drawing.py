@@ -44,3 +44,11 @@ class Drawing(Task):
 
     def baseline(self, y: Tree) -> Baseline | None:
         return self._task.baseline(y)
+
+
+def require_seeds(draws: bool, x: Tree) -> None:
+    """Raise where an engine whose model may draw is given inputs without seeds. Example by example that would cost each
+    its gradient, and nobody would be told."""
+    seeds = x[1] if isinstance(x, tuple) and len(x) == 2 else None
+    if draws and not (isinstance(seeds, Tensor) and seeds.dtype == torch.int64 and seeds.ndim == 1):
+        raise TypeError("this engine takes x as the pair of inputs and seeds: engine/local.py has `seeded`")

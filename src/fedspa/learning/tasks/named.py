@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor
@@ -11,37 +10,13 @@ from torch import Tensor
 from fedspa.data import plugin
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree, layout
+from fedspa.learning.options import Options
 from fedspa.learning.tasks.base import Task
 from fedspa.learning.tasks.classification import Classification
 from fedspa.learning.tasks.labels import Binary, MultiLabel
 from fedspa.learning.tasks.own import Loss, OfModule, Own
-from fedspa.learning.tasks.regression import Error, Regression
+from fedspa.learning.tasks.regression import Regression
 from fedspa.learning.tasks.tokens import NextToken, TokenClassification
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a config may say of a task beside its name: public numbers. `OF` says whose each is.
-
-    `scale` follows from a table's schema: how much of the targets' own unit 1 is, in which errors are told.
-    """
-
-    weights: tuple[float, ...] | None = None
-    label_smoothing: float = 0.0
-    loss: Error = "mse"
-    huber: float = 1.0
-    ignore_index: int = -100
-    scale: float = 1.0
-
-
-# Option → the tasks that it belongs to.
-OF: dict[str, tuple[str, ...]] = {
-    "weights": ("classification", "binary", "multi-label"),
-    "label_smoothing": ("classification",),
-    "loss": ("regression",),
-    "huber": ("regression",),
-    "ignore_index": ("next-token", "token-classification"),
-}
 
 
 def resolve(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +10,9 @@ from torch.nn import functional
 
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree
+from fedspa.learning.options import Error
 from fedspa.learning.tasks.base import Baseline, OfOutputs
 from fedspa.learning.tasks.measures import Errors
-
-Error = Literal["mse", "mae", "huber"]
 
 
 class Regression(OfOutputs):

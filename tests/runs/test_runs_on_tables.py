@@ -12,10 +12,11 @@ import pytest
 
 import fedspa
 from fedspa.errors import ConfigError, DataError
+from fedspa.learning.tasks import Regression
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load, to_toml
-from fedspa.runs.setup import dealt, records_of
+from fedspa.runs.setup import dealt, records_of, task_of
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "age": {"kind": "number", "range": [0, 100]},
@@ -65,6 +66,25 @@ def test_a_run_on_a_table_ends_in_its_own_units(folder: Path) -> None:
     assert summary["scores"]["mae"] == pytest.approx(np.abs(found - own).mean(), rel=1e-5)
     assert summary["scores"]["r2"] == pytest.approx(1 - np.square(found - own).sum() / own.var() / len(own), rel=1e-4)
     assert (folder / "out" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("other", "scale"), [([0, 200], 100.0), ([0, 100], 1.0)])
+def test_several_targets_have_a_unit_where_their_ranges_are_as_wide(other: list[float], scale: float) -> None:
+    made = load(config({"columns": {**COLUMNS, "age": {"kind": "number", "range": other, "target": True}}}))
+    task = task_of(made, records_of(made))
+    assert isinstance(task, Regression)
+    assert (task.width, task.scale) == (2, scale)
+
+
+def test_a_person_at_two_agents_is_refused(folder: Path) -> None:
+    text = (folder / "visits.csv").read_text("utf-8")
+    (folder / "visits.csv").write_text(text + "s,0,50,no,200\n", "utf-8")
+    made = load(config({"holdout": 0.05}))
+    data = records_of(made)
+    assert data.persons is not None
+    assert 0 in data.persons
+    with pytest.raises(DataError, match="person 0 has records at agents 0 and 1"):
+        dealt(made, data)
 
 
 def test_the_runs_own_config_names_the_task_and_loads_again(folder: Path) -> None:
