@@ -45,6 +45,13 @@ def test_each_alone_is_a_copy_of_its_own(tree: Tree) -> None:
             assert copy.untyped_storage().nbytes() == copy.nbytes  # nothing of its neighbours lies beside it
 
 
+def test_how_all_lie_does_not_show_in_one() -> None:
+    """Images that came with their channels last, and the same in order."""
+    turned = torch.rand(4, 5, 5, 3).permute(0, 3, 1, 2)
+    for whole in (turned, turned[1:3], turned.contiguous(), taken(turned, torch.tensor([2, 0]))):
+        assert {one.stride() for one in each_alone(whole) if isinstance(one, torch.Tensor)} == {(75, 25, 5, 1)}
+
+
 def test_the_way_to_each_leaf_is_its_name() -> None:
     assert [name for name, _ in named_leaves((IMAGE, {"text": (IDS, MASK)}))] == ["0", "1.text.0", "1.text.1"]
     assert layout({"ids": IDS, "mask": MASK}) == "ids (3,) int64, mask (3,) bool"

@@ -85,9 +85,10 @@ def split(tree: Tree, size: int) -> Iterator[Tree]:
 
 
 def each_alone(tree: Tree) -> Iterator[Tree]:
-    """One example after another, as copies: a view lies where its neighbours left it room."""
+    """One example after another, as contiguous copies: a view lies where its neighbours left it room, and its strides
+    tell how they lay, by which torch chooses the order of a sum."""
     for part in split(tree, 1):
-        yield mapped(Tensor.clone, part)
+        yield mapped(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), part)
 
 
 def blank(shape: tuple[int, ...]) -> Examples:

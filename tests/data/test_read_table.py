@@ -190,12 +190,12 @@ def test_a_bad_row_is_one_line_or_a_bad_record(tmp_path: Path, row: str | bytes,
     assert table.persons[0] == table.persons[2]
 
 
-def test_a_row_without_a_person_is_a_person_of_its_own(tmp_path: Path) -> None:
+def test_a_row_without_a_person_is_nobodys(tmp_path: Path) -> None:
     nobody = "north,,,5,f,yes,1"
-    table = read_table(written(tmp_path, HEADER, ROWS[0], nobody, nobody), SCHEMA, strict=False)
+    table = read_table(written(tmp_path, HEADER, ROWS[0], nobody, "no row", nobody), SCHEMA, strict=False)
     assert table.persons is not None
-    assert len(set(table.persons.tolist())) == 3
-    assert table.bad == (1, 2)
+    assert table.persons.tolist() == [0, -1, -1, -1]
+    assert table.bad == (1, 2, 3)
 
 
 def test_an_agent_must_have_a_name_in_the_simulator_and_none_at_a_site(tmp_path: Path) -> None:

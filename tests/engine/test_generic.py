@@ -171,6 +171,22 @@ def test_layers_that_break_the_guarantee_are_refused_by_name(layer: nn.Module, w
         FlatModel(nn.Sequential(nn.Linear(4, 4), layer))
 
 
+@pytest.mark.parametrize("make", [GenericEngine, ReferenceEngine])
+def test_modes_that_are_changed_after_an_engine_was_made_change_nothing(make: Any) -> None:
+    """Who evaluates between two rounds and then says `module.train()` must not thaw what was frozen: a batch norm would
+    keep statistics of the records, without noise, and the model's file would hold them."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4).eval(), nn.Flatten(), nn.Linear(16, 2))
+    engine, x, y = make(module), torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 1])
+    theta = FlatModel(module).flatten()
+    before = torch.cat(list(engine.rows(theta, x, y, None)))
+    module.train()
+    assert torch.equal(torch.cat(list(engine.rows(theta, x, y, None))), before)
+    engine.mean(theta, x, y)
+    assert module[1].training
+    assert not module[1].running_mean.any()
+
+
 def test_frozen_parameters_are_no_part_of_theta() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     net[0].requires_grad_(False)

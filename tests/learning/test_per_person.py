@@ -15,7 +15,7 @@ from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, blank, mapped
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, Own, PerPerson, Regression, Task
-from fedspa.learning.tasks.person import of_records
+from fedspa.learning.tasks.person import tried
 from fedspa.learning.trial import try_gradients
 
 COUNTS = [1, 3, 4]
@@ -88,13 +88,37 @@ def test_engines_agree() -> None:
 def test_a_model_is_tried_on_records() -> None:
     """That is what it takes: a model that mixes them, or fails, is named as it is for records."""
     like, task = blank_person(blank((4,)), 3), PerPerson(Classification(3))
-    assert not try_gradients(net(3), *of_records(like, task))
     noisy = nn.Sequential(nn.Linear(4, 3), _Noisy())
-    assert try_gradients(noisy, *of_records(like, task))
+    for each in tried(like, task):
+        assert not try_gradients(net(3), *each)
+        assert try_gradients(noisy, *each)
     with pytest.warns(MixingWarning):
         choose("generic", nn.Sequential(_Centred(), nn.Linear(4, 3)), like, "cpu", 1, False, task=task)
     with pytest.raises(ConfigError, match=r"made like \(4,\)"):
         choose("generic", nn.Linear(5, 3), like, "cpu", 1, False, task=task)
+
+
+@pytest.mark.filterwarnings("ignore::fedspa.errors.MixingWarning")
+def test_a_model_is_tried_on_several_records_of_a_person() -> None:
+    """Norms of one's own often keep statistics of a batch, and none of a single record. A record alone would not show
+    it, and the next person's gradient would hold what the last one left."""
+    module, task = nn.Sequential(_Averaging(), nn.Linear(4, 3)), PerPerson(Classification(3))
+    with pytest.raises(ConfigError, match=r"layer '0' \(_Averaging\) keeps something of one example for the next"):
+        choose("generic", module, blank_person(blank((4,)), 2), "cpu", 1, False, task=task)
+    assert choose("generic", module, blank_person(blank((4,)), 1), "cpu", 1, False, task=task).name == "generic"
+
+
+class _Averaging(nn.Module):
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 1:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
+        return x - self.mean
 
 
 class _Centred(nn.Module):

@@ -34,7 +34,7 @@ class Table:
     y: int64 (records,) for a classification, float32 of 0 and 1 (records, targets) for several flags, float32
     (records,) or (records, targets) for numbers, each scaled so that `y * target_scale + target_offset` is in the
     column's own unit; 0 in bad records. `owners` and `persons` count from 0, and are -1 where `test` says that a
-    record is for testing; they are None where the schema names no such column.
+    record is for testing, or where it does not say whose it is; they are None where the schema names no such column.
     """
 
     x: Tensor
@@ -122,10 +122,10 @@ class Encoder:
             good &= known
             test = part == self._schema.test
         for column, numbers in ((self._owner, self._owners), (self._person, self._persons)):
-            if column is not None and not test:
-                known, name = self._known(line, column, whose[column])
-                good &= known
-                numbers.add(name if known else line)
+            known, name = (False, "") if column is None or test else self._known(line, column, whose[column])
+            good &= known or column is None or test
+            if known:
+                numbers.add(name)
             else:
                 numbers.skip()
         self._close(test, good)
@@ -136,7 +136,7 @@ class Encoder:
         for values in self._values.values():
             values.append(math.nan)
         for numbers in (self._owners, self._persons):
-            numbers.add(line)
+            numbers.skip()
         self._close(False, False)
 
     def _known(self, line: int, column: str, cell: object) -> tuple[bool, str]:
@@ -211,16 +211,17 @@ class Encoder:
 
 
 class _Numbers:
-    """Names as small numbers, in the order of first sight. A key that is a number stands for a row without a name."""
+    """Names as small numbers, in the order of first sight."""
 
     def __init__(self) -> None:
-        self._known: dict[str | int, int] = {}
+        self._known: dict[str, int] = {}
         self._rows = array("q")
 
-    def add(self, key: str | int) -> None:
-        self._rows.append(self._known.setdefault(key, len(self._known)))
+    def add(self, name: str) -> None:
+        self._rows.append(self._known.setdefault(name, len(self._known)))
 
     def skip(self) -> None:
+        """A row without a name."""
         self._rows.append(-1)
 
     def array(self) -> NDArray[np.int64]:
@@ -229,7 +230,7 @@ class _Numbers:
     def counts(self) -> dict[str, int]:
         """How many rows each name has."""
         times = Counter(self._rows)
-        return {key: times[number] for key, number in self._known.items() if isinstance(key, str)}
+        return {name: times[number] for name, number in self._known.items()}
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from fedspa.errors import ConfigError
 from fedspa.examples import Examples, layout
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, PerPerson, Task
-from fedspa.learning.tasks.person import of_records
+from fedspa.learning.tasks.person import tried
 from fedspa.learning.trial import try_gradients
 
 EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
@@ -41,10 +41,10 @@ def choose(
     if obstacle is not None and name != "auto":
         raise ConfigError(f"run.engine = {name!r} is not possible here: {obstacle}; use 'auto' or 'generic'")
     if chosen in ("reference", "generic") or obstacle is not None:
-        draws = try_gradients(module, *of_records(like, task))
+        drew = [try_gradients(module, *each) for each in tried(like, task)]
         kind = ReferenceEngine if chosen == "reference" else GenericEngine
         # On a CPU every example has a seed of its own, whatever the trial saw: a model may draw for rare examples only.
-        return kind(module, task, draws=draws or torch.device(device).type == "cpu")
+        return kind(module, task, draws=any(drew) or torch.device(device).type == "cpu")
     if chosen == "stacked":
         return stacked.StackedEngine(module, device, tf32=tf32)
     return native.NativeEngine(module, threads)

@@ -15,6 +15,7 @@ from fedspa.engine.local import local_steps, rows_at_once
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.examples import Tree, blanks, count, mapped, split
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.forward import in_modes, modes
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.tasks.drawing import Drawing, require_seeds
@@ -31,6 +32,8 @@ class GenericEngine:
         plain = FlatModel(module, task)
         self._model = FlatModel(module, Drawing(plain.task)) if draws else plain
         self.draws = draws
+        # Those that were found sound: whoever has the module may change its modes between two rounds.
+        self._modes = modes(module)
         self._budget = memory_budget
         self._maps: bool | None = None  # these two on a GPU
         self._blank_outputs: Tensor | None = None
@@ -47,12 +50,12 @@ class GenericEngine:
         microbatch = rows_at_once(theta, self._budget)
         gradients_of = self._model.gradients_alone if theta.device.type == "cpu" else self._on_gpu
         for x_part, y_part in zip(split(x, microbatch), split(y, microbatch)):
-            with torch.random.fork_rng(devices=[], enabled=self.draws):
+            with in_modes(self._modes), torch.random.fork_rng(devices=[], enabled=self.draws):
                 gradients = gradients_of(theta, x_part, y_part)
             yield gradients if coordinates is None else gradients[:, coordinates]
 
     def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
-        with torch.random.fork_rng(devices=[], enabled=self.draws):
+        with in_modes(self._modes), torch.random.fork_rng(devices=[], enabled=self.draws):
             return self._model.gradient(theta, x, y)
 
     def _on_gpu(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:

@@ -4,7 +4,8 @@ The name is written in the agent's node-config, never taken from the server. Wha
 whether or how the agent answers, so no record can spoil the reading. One with numbers that are not finite, with a label
 that is none of the site's classes, or without an id where others say whose they are, is *bad*. It stays among the
 records, whose number it does not change, and is filled with what no model takes: NaN, and whole numbers below any token
-or label. Its gradient then counts as zero. That depends on the record and on the site's own settings alone. Only what
+or label. Its gradient then counts as zero. That depends on the record and on the site's own settings alone. One without
+an id is in no person's example either: its person may be among the others, and would add to a release twice. Only what
 all records share is refused: an array that is none, other shapes, no records.
 """
 
@@ -14,7 +15,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data import plugin
+from fedspa.data.cells import MISSING, Odd, word
 from fedspa.data.columns import is_table, load_schema
-from fedspa.data.dataset import Dataset
-from fedspa.data.persons import numbered
 from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
 from fedspa.learning.tasks import Task
 from fedspa.runs.sections import Data
 
+_NO_IDS = {"none", "<na>", "nat"}  # Python's and pandas' words for nothing
+
 
 @dataclass(frozen=True, eq=False)
 class Records:
     """Inputs and targets: float32, int64 or bool. `bad` are the numbers of the bad ones. `key` says where the targets
-    lay in a dict that held all. `persons` says whose each is, by numbers from 0, where the site names them."""
+    lay in a dict that held all. `persons` says whose each is, by numbers from 0, where the site names them; -1 where a
+    record does not say."""
 
     x: Tree
     y: Tree
@@ -57,14 +59,18 @@ def load(
 
     With `classes`, a target is a label. `transform` maps all inputs, each by itself; of a bad one it sees zeros.
     Whole numbers among the inputs become float32, as the models that come with fedspa take them, unless `integers`.
+    So do targets in lists, which have no type of their own; labels become int64.
     """
     name, person = str(node["data"]), node.get("person")
+    if person is not None and not name.endswith(".npz"):  # who means to protect persons must not protect rows
+        raise ConfigError(
+            f"node-config: person is {person!r}, which names an array of an .npz; data is {name!r}: leave it out, and "
+            "let the schema name the column (data.person), or the function return (x, y, persons)"
+        )
     if is_table(name):
         return _table(Path(name), node)
     made: Any = _npz(Path(name), person) if name.endswith(".npz") else _users(name, node)
     what = f"data = {name!r}"
-    if isinstance(made, Dataset):
-        made = made.train_x, made.train_y, made.persons
     inputs, targets, ids, key = _parts(made, what)
     x = _tree(inputs, f"{what}: x", integers)
     y = torch.zeros(count(x), 0) if targets is None else _tree(targets, f"{what}: y", True, lists=True)
@@ -92,6 +98,8 @@ def load(
 
 def _table(path: Path, node: Mapping[str, Any]) -> Records:
     schema = node.get("schema")
+    if "features" in node:
+        raise ConfigError(f"node-config: features is {node['features']!r}, which is for images; data is a table")
     if not isinstance(schema, str) or not schema:
         raise ConfigError(f"node-config: data is '{path}'; schema=\"schema.toml\" must say what its columns are")
     found = read_table(path, load_schema(Path(schema), beside=frozenset(Data.model_fields)), strict=False)
@@ -105,7 +113,7 @@ def _table(path: Path, node: Mapping[str, Any]) -> Records:
         found.y[index],
         tuple(place[row] for row in found.bad if row in place),
         None,
-        None if found.persons is None else numbered(found.persons[kept]),
+        None if found.persons is None else found.persons[kept],
     )
 
 
@@ -119,30 +127,32 @@ def _parts(made: Any, what: str) -> tuple[Any, Any, Any, str | None]:
         inputs = {name: part for name, part in made.items() if name != key}
         return inputs, made[key] if key else None, None, key
     raise DataError(
-        f"{what} gave a {type(made).__name__}; the pair (x, y), the three (x, y, persons), a dict with labels in it or "
-        "a Dataset is needed"
+        f"{what} gave a {type(made).__name__}; the pair (x, y), the three (x, y, persons) or a dict with labels in it "
+        "is needed"
     )
 
 
 def settled(records: Records, task: Task, what: str) -> Records:
-    """With targets as the task takes them. A record whose target it does not take is bad; where it would not take the
-    kind of target at all, that is an error."""
+    """With targets as the task takes them, and as none takes them where a record is bad: some models take any input.
+    A record whose target the task does not take is bad too; where it would not take the kind of target at all, that is
+    an error."""
     targets = partial(task.targets, what=what)
-    y = task.labels(records.x, records.y)
+    y, bad = task.labels(records.x, records.y), set(records.bad)
     try:
-        return replace(records, y=targets(y))
+        ready = targets(y)
     except DataError:
         blank = targets(blanks(y))  # refused for all
-    ready, bad = [], set(records.bad)
-    for number, one in enumerate(split(y, 1)):
-        try:
-            ready.append(targets(one))
-        except DataError:
-            ready.append(blank)
-            bad.add(number)
+        each = []
+        for number, one in enumerate(split(y, 1)):
+            try:
+                each.append(targets(one))
+            except DataError:
+                each.append(blank)
+                bad.add(number)
+        ready = joined(each)
     good = torch.ones(count(y), dtype=torch.bool)
     good[sorted(bad)] = False
-    return replace(records, x=_spoilt(records.x, good), y=joined(ready), bad=tuple(sorted(bad)))
+    return replace(records, x=_spoilt(records.x, good), y=_spoilt(ready, good), bad=tuple(sorted(bad)))
 
 
 def _tree(value: Any, what: str, integers: bool, *, lists: bool = False) -> Tree:
@@ -151,11 +161,13 @@ def _tree(value: Any, what: str, integers: bool, *, lists: bool = False) -> Tree
     if isinstance(value, tuple) and any(hasattr(part, "shape") or isinstance(part, Mapping) for part in value):
         return tuple(_tree(part, f"{what} {place}", integers) for place, part in enumerate(value))
     array = _numbers(value, what)
-    if integers and array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64))
-    if integers and not lists and not hasattr(value, "dtype"):
+    # The type of a list or of a frame's column follows from what is in it: one missing value makes floats of all.
+    typed = isinstance(getattr(value, "dtype", None), np.dtype | torch.dtype) and not hasattr(value, "iloc")
+    if integers and not lists and not typed:
         raise DataError(f"{what} is a {type(value).__name__}; give an array or tensor, whose type says what it holds")
-    if integers and array.dtype.kind == "b":
+    if integers and typed and array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64))
+    if integers and typed and array.dtype.kind == "b":
         return torch.from_numpy(array.copy())
     with np.errstate(over="ignore", invalid="ignore"):
         return torch.from_numpy(array.astype(np.float32))
@@ -189,8 +201,7 @@ def _mapped(transform: Callable[[Tensor], Tensor], x: Tree, good: Tensor, what: 
 
 
 def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | None, Tensor]:
-    """Whose each record is, and which of them have an id. One without is bad, since its person may be among the others
-    and would count twice; it stands as a person of its own: an error would tell of it."""
+    """Whose each record is, and which of them have an id."""
     if ids is None:
         return None, torch.ones(records, dtype=torch.bool)
     ids = ids.detach().cpu() if isinstance(ids, Tensor) else ids
@@ -198,15 +209,20 @@ def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | Non
     array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(ids, dtype=object)
     if array.shape != (records,):
         raise DataError(f"{what} has persons of shape {array.shape}; one id per record is needed, for {records}")
-    named = [_is_id(cell) for cell in array.tolist()]
-    known = [str(cell) if there else f"\0{row}" for row, (cell, there) in enumerate(zip(array.tolist(), named))]
-    return numbered(np.unique(np.array(known), return_inverse=True)[1].astype(np.int64)), torch.tensor(named)
+    known: dict[str, int] = {}  # not in an array of texts, in which all are as long as the longest
+    ids = map(_id, array.tolist())
+    persons = [-1 if text is None else known.setdefault(text, len(known)) for text in ids]
+    return np.array(persons, dtype=np.int64), torch.tensor(persons) >= 0
 
 
-def _is_id(cell: Any) -> bool:
-    if isinstance(cell, str | bytes):
-        return bool(cell)
-    return isinstance(cell, Real) and cell == cell  # NaN is not itself
+def _id(cell: Any) -> str | None:
+    """An id as tables read it, so that 17 and "17 " are one person; None where there is none. What other programs write
+    for a missing one is none: as the id of many it would be a second one of theirs."""
+    try:
+        text = word(cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell)
+    except Odd:
+        return None
+    return None if text is None or text.lower() in MISSING | _NO_IDS else text
 
 
 def _numbers(values: Any, what: str) -> NDArray[Any]:

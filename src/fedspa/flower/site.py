@@ -52,6 +52,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Own, PerPerson, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
+from fedspa.learning.tasks.person import TRIED
 from fedspa.privacy.event import Unit, noise_modes, seeded_words
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
@@ -126,6 +127,11 @@ class Site:
             )
         return own
 
+    @property
+    def _person_records(self) -> int:
+        """The most records of a person that may count: a public number, where what a site holds may be fewer."""
+        return _person_records(self.node) if self.config is None else self.config.data.person_records
+
     def own_records(self) -> Records:
         """A deployed agent's records, bad ones marked."""
         return _own_records(tuple(sorted(self.node.items())), self.own_classes)
@@ -158,7 +164,7 @@ class Site:
             self.model or model,
             held.record,
             task,
-            None if self.unit == "record" else next(leaves(held.examples.y)).shape[1],
+            None if self.unit == "record" else min(TRIED, self._person_records),
             run.engine if run is not None else "auto",
             run.threads if run is not None else 1,
             exact,
@@ -266,8 +272,12 @@ def _own_records(node: tuple[tuple[str, Any], ...], classes: int | None) -> Reco
 def _grouped(node: tuple[tuple[str, Any], ...], classes: int | None) -> Examples:
     own = _own_records(node, classes)
     assert own.persons is not None
-    draws = Stream(derive_key(root_key("secure", 0), "records of persons")).uint64(len(own.persons))
-    return grouped(own.x, own.y, own.persons, _person_records(dict(node)), draws)
+    named = np.flatnonzero(own.persons >= 0)
+    if not len(named):
+        raise DataError(f"data = {dict(node)['data']!r}: no record says whose it is; name persons, or leave them out")
+    x, y = (taken(tree, torch.from_numpy(named)) for tree in (own.x, own.y))
+    draws = Stream(derive_key(root_key("secure", 0), "records of persons")).uint64(len(named))
+    return grouped(x, y, own.persons[named], _person_records(dict(node)), draws)
 
 
 def _bad_records(own: Records, classes: int | None) -> str:
@@ -313,8 +323,8 @@ _ENGINES: dict[tuple[object, ...], tuple[Engine, int]] = {}
 def _engine(
     name: str, record: Examples, task: Task, most: int | None, engine: EngineName, threads: int, exact: bool
 ) -> tuple[Engine, int]:
-    """Made once for each model, task and kind of examples. `most` is how many records of a person count; None where an
-    example is a record."""
+    """Made once for each model, task and kind of examples. `most` is how many records of a person it is tried with;
+    None where an example is a record."""
     known = (name, layout(record.x), layout(record.y), _told(task), most, engine, threads, exact)
     if known not in _ENGINES:
         shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None

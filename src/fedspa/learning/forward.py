@@ -42,16 +42,33 @@ def _logits(found: object) -> Tensor:
     )
 
 
+Modes = list[tuple[nn.Module, bool]]
+
+
+def modes(module: nn.Module) -> Modes:
+    """Which mode each layer is in: `training`, or not."""
+    return [(layer, layer.training) for layer in module.modules()]
+
+
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """In eval mode; afterwards each layer is in the mode that it was in."""
-    modes = [(layer, layer.training) for layer in module.modules()]
-    module.eval()
+def in_modes(wanted: Modes) -> Iterator[None]:
+    """Layers in these modes; afterwards each is in the mode that it was in."""
+    before = [(layer, layer.training) for layer, _ in wanted]
+    for layer, training in wanted:
+        layer.training = training
     try:
         yield
     finally:
-        for layer, training in modes:
+        for layer, training in before:
             layer.training = training
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In eval mode; afterwards each layer is in the mode that it was in."""
+    with in_modes(modes(module)):
+        module.eval()  # which a module may have its own way for
+        yield
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.made_up import made_up
 from fedspa.learning.mixing import mixing
 from fedspa.learning.sound import Problem, may_draw
-from fedspa.learning.tasks import Task
+from fedspa.learning.tasks import PerPerson, Task
 from fedspa.learning.threads import one_example_a_time
 from fedspa.learning.traces.outside import Outside
 from fedspa.learning.traces.state import Drawn, State, Where, changed, of_task, same_bits, within
@@ -69,7 +69,9 @@ def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
         try:
             found = trying.problems(examples)
             trying.outside.restore()
-            return Trial(found or mixing(copied(module).to("cpu"), examples), trying.draws)
+            if not found and not isinstance(task, PerPerson):  # a person's records may mix: they are one example
+                found = mixing(copied(module).to("cpu"), examples)
+            return Trial(found, trying.draws)
         finally:
             trying.outside.restore()
 

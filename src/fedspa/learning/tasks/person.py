@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedspa.examples import Examples, Tree, mapped
+from fedspa.examples import Examples, Tree, leaves, mapped
 from fedspa.learning.tasks.base import Task
 from fedspa.learning.tasks.measures import Measure
+
+TRIED = 3  # records of a person that a module is tried with together
 
 
 class PerPerson(Task):
@@ -45,13 +47,32 @@ class PerPerson(Task):
         return self.task.measure()
 
 
-def of_records(like: Examples, task: Task | None) -> tuple[Examples, Task | None]:
-    """What a module is tried with: where examples are persons, their first records, and the task of records."""
+class _Whole(PerPerson):
+    """Of persons all of whose places are filled, so that x is nothing but their records."""
+
+    def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
+        persons, places = next(leaves(y)).shape[:2]
+        return super().loss(module, {"records": x, "count": torch.full((persons,), places)}, y)
+
+
+def tried(like: Examples, task: Task | None) -> list[tuple[Examples, Task | None]]:
+    """What a module is tried with. Where examples are persons: a record by itself, and some of a person's together, of
+    which a module may keep what it keeps of none alone, as norms do that count a batch."""
     if not isinstance(task, PerPerson):
-        return like, task
+        return [(like, task)]
     assert isinstance(like.x, dict)
-    x, y = (mapped(lambda leaf: leaf[:, 0], tree) for tree in (like.x["records"], like.y))
-    return Examples(x, y), task.task
+    records = Examples(like.x["records"], like.y)
+    alone, some = (Examples(*(mapped(take, tree) for tree in records)) for take in (_first, _some))
+    several = next(leaves(some.y)).shape[1] > 1
+    return [(alone, task.task), *([(some, _Whole(task.task))] if several else [])]
+
+
+def _first(leaf: Tensor) -> Tensor:
+    return leaf[:, 0]
+
+
+def _some(leaf: Tensor) -> Tensor:
+    return leaf[:, :TRIED]
 
 
 def _of(tree: Tree, person: int, own: slice) -> Tree:
