@@ -137,7 +137,8 @@ class TestBadInput:
             (lambda module, example: module(example[0]).sum() * torch.nan, "is nan; it must be finite"),
             (lambda module, example: module(example[0]).sum() / example[1].min(), "is nan; it must be finite"),
             (lambda module, example: torch.zeros(()), "has no gradient for an example"),
-            (lambda module, example: example["x"], "cannot take the data's records"),
+            (lambda module, example: example["x"], "it is called as loss(module, example)"),
+            (torch.nn.CrossEntropyLoss(), "it is called as loss(module, example)"),
         ],
     )
     def test_a_loss_of_ones_own(self, tmp_path: Path, task: Callable[..., Tensor], said: str) -> None:
