@@ -191,7 +191,11 @@ class TestSummary:
         notes = simulate(config(tmp_path / "run"), data=data, module=Bare()).summary["warnings"]
         assert "the last model predicts class 0 for every held-out record" in notes
         worse = "the last model is not better than no model: accuracy 33.33%, and 66.67% by the most frequent class"
-        assert any(note.startswith(worse) for note in notes)
+        assert any(note.startswith(worse) and "try algorithm.server = 'average'" in note for note in notes)
+        plain = config(tmp_path / "plain")
+        plain["algorithm"]["server"] = "average"
+        notes = simulate(plain, data=data, module=Bare()).summary["warnings"]
+        assert any(note.startswith(worse) and note.endswith("of the held-out records") for note in notes)
 
     def test_one_that_did_is_not(self, tmp_path: Path) -> None:
         sections = {"algorithm": {"name": "fedavg", "local_lr": 0.1, "local_steps": 20}}
