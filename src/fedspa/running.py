@@ -110,6 +110,8 @@ def simulate(
     for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
         if called is not None and not callable(called):
             raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")
+    if resume is not None and not (Path(resume) / "config.toml").is_file():
+        raise ConfigError(f"resume is {str(resume)!r}: there is no run in that folder")
     if resume is not None and config is None:
         config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)

@@ -104,6 +104,8 @@ def test_iid_ignores_labels() -> None:
 def test_too_many_or_no_agents(scheme: str) -> None:
     with pytest.raises(ConfigError, match=r"federation\.agents = 6 is more than the 5 training records"):
         partition(np.zeros(5), 6, scheme, alpha=1.0, seed=0)
+    with pytest.raises(ConfigError, match="more than the 5 training persons: each needs one"):
+        partition(np.zeros(5), 6, scheme, alpha=1.0, seed=0, held="persons")
     for agents in (0, -1):
         with pytest.raises(ConfigError, match=rf"federation\.agents = {agents} must be at least 1"):
             partition(np.zeros(5), agents, scheme, alpha=1.0, seed=0)

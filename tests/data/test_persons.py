@@ -109,7 +109,9 @@ def test_an_id_that_is_missing_or_none_is_refused(ids: Any) -> None:
 
 
 def test_one_id_per_training_record() -> None:
-    with pytest.raises(DataError, match="persons must be one number from 0 on per training example"):
+    with pytest.raises(
+        DataError, match="persons must be one number from 0 on per training example, of which there are 3"
+    ):
         from_arrays(np.zeros((3, 2)), [0, 1, 0], np.zeros((2, 2)), [0, 1], name="d", persons=["a", "b"])
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.generic import GenericEngine
-from fedspa.errors import ConfigError, DataError
+from fedspa.errors import DataError
 from fedspa.examples import taken
 from fedspa.flower import records, site
 from fedspa.learning.tasks.named import resolve
@@ -131,10 +131,3 @@ def test_a_column_of_a_frame_does_not_say_its_type(monkeypatch: pytest.MonkeyPat
         x = {"age": pandas.Series([4, 5, last], dtype=kind)}
         with pytest.raises(DataError, match="is a Series; give an array or tensor, whose type says what it holds"):
             load(monkeypatch, (x, np.zeros(3)), integers=True)
-
-
-@pytest.mark.parametrize("data", ["visits.csv", "clinic:visits"])
-def test_persons_that_only_the_node_config_names_are_refused(data: str) -> None:
-    """The site would protect rows, and its operator believe that it protects persons."""
-    with pytest.raises(ConfigError, match=r"person is 'patient', which names an array of an \.npz"):
-        records.load({"data": data, "person": "patient", "schema": "schema.toml"}, None)

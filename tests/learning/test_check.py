@@ -92,6 +92,7 @@ BY_NAME: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     ),
     "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "1", "no sizes yet", "`module(example)`"),
     "lazy batch norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LazyBatchNorm1d()), "1", "no sizes yet", "module("),
+    "compiled": (lambda: torch.compile(nn.Linear(4, 3)), "", "torch.compile", "give `module._orig_mod`"),
     "meta": (lambda: nn.Sequential(nn.Linear(4, 3, device="meta")), "0", "'meta'", "'cpu'"),
     "frozen": (lambda: nn.Linear(4, 3).requires_grad_(False), "", "no trainable", "requires_grad_"),
     "empty": (nn.Flatten, "", "no trainable", "requires_grad_"),

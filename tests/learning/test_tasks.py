@@ -305,7 +305,13 @@ def test_targets_beyond_the_module_are_found_before_a_run() -> None:
 @pytest.mark.parametrize(
     ("task", "module", "x", "y", "said"),
     [
-        (Classification(3), dense(4), drawn(2, IN), whole(3, 2), r"one score per class, shape \(batch, 3\).*\(3, 4\)"),
+        (
+            Classification(3),
+            dense(4),
+            drawn(2, IN),
+            whole(3, 2),
+            r"one score per class, shape \(batch, 3\) for the labels 0 to 2.*\(3, 4\)",
+        ),
         (MultiLabel(3), dense(4), drawn(2, IN), whole(2, 2, 3), r"one logit per label, shape \(batch, 3\)"),
         (Regression(2), dense(1), drawn(2, IN), drawn(2, 2), r"one number per target, shape \(batch, 2\)"),
         (NextToken(), dense(4), drawn(2, IN), whole(2, 2, 5), r"for each token, shape \(batch, 5, classes\)"),
@@ -313,7 +319,9 @@ def test_targets_beyond_the_module_are_found_before_a_run() -> None:
         (OfModule(""), Tagger(), {"input_ids": whole(2, 2, 5)}, torch.zeros(2, 0), "returns its loss"),
         (Own(lambda module, example: module(example[0])), dense(4), drawn(2, IN), whole(2, 2), "must be one number"),
         (Own(lambda module, example: 1.0), dense(4), drawn(2, IN), whole(2, 2), "it gave float"),
-        (Own(lambda module, example: example["x"]), dense(4), drawn(2, IN), whole(2, 2), "cannot take the data's"),
+        (Own(lambda module, example: example["x"]), dense(4), drawn(2, IN), whole(2, 2), r"called as loss\(module"),
+        (Regression(1), dense(1), whole(2, 2, IN), drawn(2), r"whole numbers are taken for tokens.* give x\.float\(\)"),
+        (Regression(1), dense(1).double(), drawn(2, IN), drawn(2), r"records are float32, so give module\.float\(\)"),
     ],
 )
 def test_a_module_that_does_not_fit_the_task(task: Task, module: nn.Module, x: Tree, y: Tree, said: str) -> None:
@@ -355,6 +363,21 @@ def test_module_and_own_function_of_the_same_loss_agree() -> None:
     theta = models[0].flatten()
     found = {float(model.mean_loss(theta, x, y)) for model in models}
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (torch.rand(4), r"not whole numbers.* as in task='regression'$"),
+        (
+            torch.zeros(4, 6, dtype=torch.int64),
+            r"\(6,\) int64.* task='next-token', 'token-classification' or 'multi-label'$",
+        ),
+    ],
+)
+def test_targets_that_are_no_classes_have_another_task(y: Tensor, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        resolve("classification", y, None, None)
 
 
 def test_names_and_options_are_known_together() -> None:

@@ -332,3 +332,10 @@ def test_a_model_of_the_users_own_with_a_task_of_its_own(tmp_path: Path) -> None
     made = small(tmp_path / "run", federation={"agents": 3, "per_round": 3}, algorithm={"batch": 5})
     summary = fedspa.run(made, data=data, module=torch.nn.Linear(4, 1), task="regression").summary
     assert (summary["task"], summary["unit"], summary["score"]) == ("regression", "person", "rmse")
+
+
+def test_too_few_persons_are_called_persons() -> None:
+    x = np.zeros((40, 4))
+    data = from_arrays(x, [0, 1] * 20, x, [0, 1] * 20, name="visits", persons=np.repeat(np.arange(10), 4))
+    with pytest.raises(ConfigError, match=r"federation\.agents = 20 is more than the 10 training persons"):
+        fedspa.run({"federation": {"agents": 20}, "privacy": {"epsilon": 1.0}}, data=data)

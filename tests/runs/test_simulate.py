@@ -447,3 +447,8 @@ def test_fedavg_reproduces_on_mnist(tmp_path: Path) -> None:
     overrides = [f'data.dir="{folder}"', f'run.out="{tmp_path / "run"}"', "federation.rounds=12"]
     config = load(shipped.config("mnist-fedavg"), overrides)
     assert fedspa.run(config).summary["accuracy_best"] >= 0.97
+
+
+def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"resume is '.*/none': there is no run in that folder"):
+        fedspa.run(resume=tmp_path / "none")

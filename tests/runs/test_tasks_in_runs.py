@@ -137,7 +137,8 @@ class TestBadInput:
             (lambda module, example: module(example[0]).sum() * torch.nan, "is nan; it must be finite"),
             (lambda module, example: module(example[0]).sum() / example[1].min(), "is nan; it must be finite"),
             (lambda module, example: torch.zeros(()), "has no gradient for an example"),
-            (lambda module, example: example["x"], "cannot take the data's records"),
+            (lambda module, example: example["x"], "it is called as loss(module, example)"),
+            (torch.nn.CrossEntropyLoss(), "it is called as loss(module, example)"),
         ],
     )
     def test_a_loss_of_ones_own(self, tmp_path: Path, task: Callable[..., Tensor], said: str) -> None:
@@ -190,7 +191,11 @@ class TestSummary:
         notes = simulate(config(tmp_path / "run"), data=data, module=Bare()).summary["warnings"]
         assert "the last model predicts class 0 for every held-out record" in notes
         worse = "the last model is not better than no model: accuracy 33.33%, and 66.67% by the most frequent class"
-        assert any(note.startswith(worse) for note in notes)
+        assert any(note.startswith(worse) and "try algorithm.server = 'average'" in note for note in notes)
+        plain = config(tmp_path / "plain")
+        plain["algorithm"]["server"] = "average"
+        notes = simulate(plain, data=data, module=Bare()).summary["warnings"]
+        assert any(note.startswith(worse) and note.endswith("of the held-out records") for note in notes)
 
     def test_one_that_did_is_not(self, tmp_path: Path) -> None:
         sections = {"algorithm": {"name": "fedavg", "local_lr": 0.1, "local_steps": 20}}

@@ -101,4 +101,5 @@ def _verdict(found: Findings, file: Path) -> list[str]:
     made = f"{found.rows:,} rows, {found.features:,} features, {found.task}"
     if found.sound:
         return [f"{file}: sound; {made}"]
-    return [f"{file}: not sound; {made}; bad rows: {found.bad_rows:,}, which count as zero at a site"]
+    bad = f"; bad rows: {found.bad_rows:,}, which count as zero at a site" if found.bad_rows else ""
+    return [f"{file}: not sound; {made}{bad}"]

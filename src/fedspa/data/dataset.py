@@ -57,7 +57,10 @@ class Dataset:
                 _check_labels(f"data {self.name!r}: {split}", y, self.classes)
         for what, numbers in (("owners", self.owners), ("persons", self.persons)):
             if numbers is not None and not _from_zero(numbers, count(self.train_y)):
-                raise DataError(f"data {self.name!r}: {what} must be one number from 0 on per training example")
+                raise DataError(
+                    f"data {self.name!r}: {what} must be one number from 0 on per training example, of which there "
+                    f"are {count(self.train_y)}"
+                )
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:

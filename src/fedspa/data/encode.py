@@ -99,6 +99,11 @@ class Encoder:
     def __len__(self) -> int:
         return len(self._test)
 
+    def _mend(self, name: str) -> str:
+        if name in self._schema.targets:
+            return "what is learned must be there: mend it, or take the row out"
+        return f"mend it, or say in data.columns.{name}.missing what it becomes"
+
     def add(self, line: int, cells: Sequence[object]) -> None:
         """A row: the cells of the columns in `wanted`, in that order."""
         good = True
@@ -110,7 +115,7 @@ class Encoder:
                     self.missing[name] += 1
                     value = stand_in
                 if value is None:
-                    raise Odd(LACKING, f"mend it, or say in data.columns.{name}.missing what it becomes")
+                    raise Odd(LACKING, self._mend(name))
             except Odd as odd:
                 self._report(line, name, cell, odd)
                 good, value = False, math.nan

@@ -27,8 +27,11 @@ _STREAM = (0x70617274,)
 ALPHA_RANGE = (1e-6, 1e6)
 
 
-def partition(labels: ArrayLike, agents: int, scheme: str, *, alpha: float, seed: int) -> list[NDArray[np.int64]]:
+def partition(
+    labels: ArrayLike, agents: int, scheme: str, *, alpha: float, seed: int, held: str = "records"
+) -> list[NDArray[np.int64]]:
     """The indices of each agent's records, sorted. ``alpha`` is the concentration that only ``dirichlet`` reads.
+    ``held`` is what an error calls them.
 
     The split is an experiment's stand-in for data that agents would hold anyway; it looks at labels and is not private.
     """
@@ -36,7 +39,7 @@ def partition(labels: ArrayLike, agents: int, scheme: str, *, alpha: float, seed
     if agents < 1:
         raise ConfigError(f"federation.agents = {agents} must be at least 1")
     if agents > len(y):
-        raise ConfigError(f"federation.agents = {agents} is more than the {len(y)} training records: each needs one")
+        raise ConfigError(f"federation.agents = {agents} is more than the {len(y)} training {held}: each needs one")
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_STREAM))
     match scheme:
         case "iid":

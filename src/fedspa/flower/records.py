@@ -62,13 +62,10 @@ def load(
     So do targets in lists, which have no type of their own; labels become int64.
     """
     name, person = str(node["data"]), node.get("person")
-    if person is not None and not name.endswith(".npz"):  # who means to protect persons must not protect rows
-        raise ConfigError(
-            f"node-config: person is {person!r}, which names an array of an .npz; data is {name!r}: leave it out, and "
-            "let the schema name the column (data.person), or the function return (x, y, persons)"
-        )
+    if "schema" in node and name.endswith(".npz"):
+        raise ConfigError(f"node-config: schema is {node['schema']!r}, and data = {name!r} is no table: leave it out")
     if is_table(name):
-        return _table(Path(name), node)
+        return _table(Path(name), node, classes)
     made: Any = _npz(Path(name), person) if name.endswith(".npz") else _users(name, node)
     what = f"data = {name!r}"
     inputs, targets, ids, key = _parts(made, what)
@@ -85,6 +82,8 @@ def load(
         )
     if classes is not None and not (isinstance(y, Tensor) and y.ndim == 1):
         raise DataError(f"{what}: y must be one label per record; node-config: task names what else is learned")
+    if person is not None and ids is None:
+        raise ConfigError(f"node-config: person is {person!r}, and {what} names no persons; return (x, y, persons)")
     persons, named = _persons(ids, count(x), what)
     good = _finite(x) & _finite(y) & named
     if classes is not None:
@@ -96,13 +95,22 @@ def load(
     return Records(_spoilt(x, good), y, tuple((~good).nonzero().flatten().tolist()), key, persons)
 
 
-def _table(path: Path, node: Mapping[str, Any]) -> Records:
-    schema = node.get("schema")
-    if "features" in node:
-        raise ConfigError(f"node-config: features is {node['features']!r}, which is for images; data is a table")
-    if not isinstance(schema, str) or not schema:
+def _table(path: Path, node: Mapping[str, Any], classes: int | None) -> Records:
+    named = node.get("schema")
+    if not isinstance(named, str) or not named:
         raise ConfigError(f"node-config: data is '{path}'; schema=\"schema.toml\" must say what its columns are")
-    found = read_table(path, load_schema(Path(schema), beside=frozenset(Data.model_fields)), strict=False)
+    schema = load_schema(Path(named), beside=frozenset(Data.model_fields))
+    if node.get("person", schema.person) != schema.person:
+        raise ConfigError(
+            f"node-config: person is {node['person']!r}; of a table the schema says it, in [data], and {named} has "
+            f"{'no person' if schema.person is None else f'person = {schema.person!r}'} there"
+        )
+    if "features" in node:
+        raise ConfigError(f"node-config: features is {node['features']!r}; they are of images, and '{path}' is a table")
+    if classes is not None and classes != schema.classes:
+        learned = f"{schema.classes} classes" if schema.classes else f'what task="{schema.task}" is for'
+        raise ConfigError(f"node-config: classes is {classes}; the target of the schema {named} is {learned}")
+    found = read_table(path, schema, strict=False)
     kept = np.flatnonzero(~found.test) if found.test is not None else np.arange(len(found.y))
     if not len(kept):
         raise DataError(f"data = '{path}' has no records for training")
@@ -255,12 +263,12 @@ def _npz(path: Path, person: object) -> tuple[Any, ...]:
     members = ("x", "y") if person is None else ("x", "y", str(person))
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return tuple(arrays[member] for member in members)
-    except KeyError as error:
-        needed = ", ".join(members)
-        raise DataError(f"data = '{path}' lacks {error}; an agent's .npz has the arrays {needed}") from error
+            lacking = [member for member in members if member not in arrays]
+            if not lacking:
+                return tuple(arrays[member] for member in members)
     except Exception as error:  # numpy and zipfile raise a dozen kinds on what is no .npz
         raise DataError(f"data = '{path}' cannot be read ({plugin.one_line(error)})") from error
+    raise DataError(f"data = '{path}' has no array {lacking[0]!r}; an agent's .npz has {', '.join(members)}")
 
 
 def _users(name: str, node: Mapping[str, Any]) -> object:

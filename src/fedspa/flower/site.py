@@ -37,13 +37,15 @@ from torch import Tensor
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
+from fedspa.data.columns import is_table
 from fedspa.data.features import NAMES, Features, transform
 from fedspa.data.persons import blank_person, grouped
 from fedspa.data.plugin import is_plugin
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
-from fedspa.errors import ConfigError, DataError
+from fedspa.errors import ConfigError, DataError, LedgerError
 from fedspa.examples import Examples, blanks, count, layout, leaves, taken
+from fedspa.flower import node_config
 from fedspa.flower.records import Records, load, settled
 from fedspa.flower.settings import read_config
 from fedspa.learning import models
@@ -56,7 +58,6 @@ from fedspa.learning.tasks.person import TRIED
 from fedspa.privacy.event import Unit, noise_modes, seeded_words
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
-from fedspa.runs.sections import Data
 from fedspa.runs.sections import Task as TaskSection
 from fedspa.runs.setup import dealt, records_of, task_of, trained_on, with_targets
 from fedspa.runs.statement import shown
@@ -66,9 +67,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedspa.agent")
 
-# Whoever names one of these is an agent with records of its own, whatever process it runs in.
-_NEEDED = frozenset({"agent", "data", "classes", "policy", "ledger"})
-MOST_CLASSES = 10**6
 _MOST_ENGINES = 4  # a server could ask for many kinds
 
 
@@ -130,7 +128,7 @@ class Site:
     @property
     def _person_records(self) -> int:
         """The most records of a person that may count: a public number, where what a site holds may be fewer."""
-        return _person_records(self.node) if self.config is None else self.config.data.person_records
+        return node_config.person_records(self.node) if self.config is None else self.config.data.person_records
 
     def own_records(self) -> Records:
         """A deployed agent's records, bad ones marked."""
@@ -185,7 +183,7 @@ class Site:
 
 def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
     """The site of a node-config. `run_config` is the server's: it is looked at in simulations only."""
-    if node.get("simulation") is True or (in_simulation_engine() and not _NEEDED & node.keys()):
+    if node.get("simulation") is True or (in_simulation_engine() and not node_config.NEEDED & node.keys()):
         config, _ = read_config(run_config)
         policy = node.get("policy", config.run.policy)
         ledger = node.get("ledger", config.run.ledger)
@@ -213,32 +211,11 @@ def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
         raise ConfigError(
             f"node-config: task is {task!r}; it must be one of {', '.join(TASKS)}, or package.module:function"
         )
-    _person_records(node)
+    node_config.person_records(node)
     policy, ledger = Policy.load(node["policy"]), Path(node["ledger"])
-    return Site(node["agent"], node.get("model"), task, policy, ledger, None, dict(node), _classes(node, task))
-
-
-def _classes(node: Mapping[str, Any], task: str) -> int | None:
-    """The node-config's, where its task has classes."""
-    classes = node.get("classes")
-    if task != "classification":
-        if classes is not None:
-            raise ConfigError(f"node-config: classes is {classes!r}; the task {task!r} has none: leave it out")
-        return None
-    if type(classes) is not int or not 2 <= classes <= MOST_CLASSES:
-        raise ConfigError(
-            f"node-config: classes is {'missing' if classes is None else repr(classes)}; it must be a whole number "
-            f"from 2 to {MOST_CLASSES}, as classes=2: how many classes the run has, not how many this site "
-            "happens to hold"
-        )
-    return classes
-
-
-def _person_records(node: Mapping[str, Any]) -> int:
-    most = node.get("person-records", Data.model_fields["person_records"].default)
-    if type(most) is not int or not 1 <= most <= 100_000:
-        raise ConfigError(f"node-config: person-records is {most!r}; it must be a whole number from 1 to 100000")
-    return most
+    return Site(
+        node["agent"], node.get("model"), task, policy, ledger, None, dict(node), node_config.classes(node, task)
+    )
 
 
 def in_simulation_engine() -> bool:
@@ -264,7 +241,7 @@ def _own_records(node: tuple[tuple[str, Any], ...], classes: int | None) -> Reco
     name = values.get("task", "classification")
     own = settled(own, resolve(name, blanks(own.y), classes, own.key), f"data = {values['data']!r}")
     if own.bad:
-        logger.warning("%s", _bad_records(own, classes))
+        logger.warning("%s", _bad_records(own, classes, values["data"]))
     return own
 
 
@@ -277,16 +254,19 @@ def _grouped(node: tuple[tuple[str, Any], ...], classes: int | None) -> Examples
         raise DataError(f"data = {dict(node)['data']!r}: no record says whose it is; name persons, or leave them out")
     x, y = (taken(tree, torch.from_numpy(named)) for tree in (own.x, own.y))
     draws = Stream(derive_key(root_key("secure", 0), "records of persons")).uint64(len(named))
-    return grouped(x, y, own.persons[named], _person_records(dict(node)), draws)
+    return grouped(x, y, own.persons[named], node_config.person_records(dict(node)), draws)
 
 
-def _bad_records(own: Records, classes: int | None) -> str:
+def _bad_records(own: Records, classes: int | None, data: str) -> str:
     """For the operator's eyes: it tells of records."""
     first = ", ".join(map(str, own.bad[:10])) + (", …" if len(own.bad) > 10 else "")
     label = "" if classes is None else f", or a label outside 0 to {classes - 1}"
+    why = f"a number or a person's id that is missing, a number that is not finite{label}"
+    if is_table(data):
+        why = "cells that the schema does not take: `fedspa data check` lists them"
     return (
-        f"{len(own.bad)} of {count(own.y)} records are bad (a number or a person's id that is missing, a number "
-        f"that is not finite{label}) and count as zero in training: number {first} from 0 on; mend them"
+        f"{len(own.bad)} of {count(own.y)} records are bad ({why}) and count as zero in training: number {first} from "
+        "0 on; mend them"
     )
 
 
@@ -347,32 +327,60 @@ def _told(task: Task) -> str:
 
 def main(arguments: list[str]) -> int:
     """Check a node-config before a SuperNode is started with it; with --create-ledger, make its ledger."""
-    from flwr.common.config import parse_config_args
-
     create = "--create-ledger" in arguments
     texts = [argument for argument in arguments if argument != "--create-ledger"]
-    if len(texts) != 1:
-        print("usage: python -m fedspa.flower.site [--create-ledger] '<node-config>'", file=sys.stderr)
-        return 2
-    site = read_site(parse_config_args(texts), {})
+    asked = texts in (["--help"], ["-h"])
+    if len(texts) != 1 or texts[0].startswith("-"):
+        usage = "usage: python -m fedspa.flower.site [--create-ledger] '<node-config>'"
+        print(usage, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    logger.addHandler(logging.NullHandler())  # bad records are told below, once
+    site = read_site(node_config.parse(texts[0]), {})
     held = site.held(0)
     assert site.ledger is not None
     assert site.policy is not None
+    _require_use(site, held)
+    if not create and not site.ledger.exists():
+        raise LedgerError(f"{site.ledger} is missing; --create-ledger makes a new one: restore it where there was one")
     with Ledger.open(site.ledger, create=create) as ledger:
         spent = ledger.total(site.agent, site.policy.delta, site.policy.neighbours)
-        words = seeded_words(noise_modes(ledger.spent(site.agent)))
+        events = ledger.spent(site.agent)
+    for unit in {event.unit for event in events} - {site.unit}:
+        raise LedgerError(
+            f"{site.ledger}: what {site.agent!r} spent there is for each {unit}, and this node-config protects each "
+            f"{site.unit}; an agent's entries have one unit"
+        )
     if (own := site.own_records()).bad:
-        print(f"fedspa: {_bad_records(own, site.own_classes)}", file=sys.stderr)
+        print(f"fedspa: {_bad_records(own, site.own_classes, site.node['data'])}", file=sys.stderr)
     print(f"agent    {site.agent}")
     learned = f"classes 0 to {site.own_classes - 1}" if site.own_classes is not None else f"task {site.task}"
     print(f"records  {count(own.y)} of shape {layout(held.record.x)}, {learned}")
     if site.unit == "person":
-        print(f"persons  {count(held.examples.y)}, of each at most {next(leaves(held.examples.y)).shape[1]} records")
+        print(f"persons  {count(held.examples.y)}, of each at most {_most(held)} records")
     terms = f"δ = {site.policy.delta:g}, {site.policy.neighbours}, {spent.by}"
     print(f"ledger   {site.ledger}: ε = {shown(spent.epsilon)} spent of {site.policy.epsilon:g} ({terms})")
-    if words is not None:  # a simulation's ledger
+    if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger
         print(f"note     {words}")
     return 0
+
+
+def _require_use(site: Site, held: Held) -> None:
+    """An error where no run could be served: each of them would be refused."""
+    assert site.policy is not None
+    if site.policy.unit not in (None, site.unit):
+        raise ConfigError(
+            f"the policy asks for unit = {site.policy.unit!r}, and the records of this node-config are protected for "
+            f"each {site.unit}: every run would be refused"
+        )
+    if site.model is not None:
+        task = resolve(site.task, held.record.y, site.own_classes, held.key)
+        most = None if site.unit == "record" else _most(held)
+        _engine(site.model, held.record, task, most, "auto", 1, False)
+
+
+def _most(held: Held) -> int:
+    """How many records the person with the most has, of those that count."""
+    return next(leaves(held.examples.y)).shape[1]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from fedspa.algorithms import ALGORITHMS, Terms
 from fedspa.algorithms.base import require_sendable
 from fedspa.data.features import NAMES
 from fedspa.errors import FedspaError, PayloadError, PrivacyError
-from fedspa.flower.site import MOST_CLASSES
+from fedspa.flower.node_config import MOST_CLASSES
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule, Mechanism, NoPlan, Plan
 from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES

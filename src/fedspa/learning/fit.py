@@ -6,10 +6,11 @@ import torch
 
 from fedspa.data import plugin
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, blanks, layout, moved
+from fedspa.examples import Examples, Tree, blanks, layout, leaves, moved
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.tasks.base import OfOutputs
+from fedspa.learning.tasks.own import Own
 
 
 def require_fit(model: FlatModel, like: Examples, what: str) -> None:
@@ -22,9 +23,24 @@ def require_fit(model: FlatModel, like: Examples, what: str) -> None:
         except ConfigError as cause:
             raise ConfigError(f"{what}: {cause}") from cause
         except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
+            why = plugin.one_line(cause)
+            if type(model.task) is Own:  # it may take outputs, as torch's losses do
+                raise ConfigError(
+                    f"{what}: the task's function failed on records of shape {layout(like.x)} ({why}); it is called as "
+                    "loss(module, example), where example is the pair (x, y) or the dict that was given"
+                ) from cause
             raise ConfigError(
-                f"{what} cannot take the data's records, of shape {layout(like.x)} ({plugin.one_line(cause)})"
+                f"{what} cannot take the data's records, of shape {layout(like.x)} ({why}){_hint(model, like)}"
             ) from cause
+
+
+def _hint(model: FlatModel, like: Examples) -> str:
+    """What to do where the types of numbers are the likely cause."""
+    if any(parameter.dtype == torch.float64 for parameter in model.module.parameters()):
+        return "; records are float32, so give module.float()"
+    if all(leaf.dtype == torch.int64 for leaf in leaves(like.x)):
+        return "; whole numbers are taken for tokens, int64: give x.float() where they are none"
+    return ""
 
 
 def require_known(model: FlatModel, x: Tree, y: Tree, what: str) -> None:

@@ -114,6 +114,8 @@ def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:
     """Why it is unsound, and what mends it."""
     this = f"module.get_submodule('{name}')" if name else "module"
     own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
+    if "_orig_mod" in layer._modules:  # torch's OptimizedModule, whose own file takes seconds to import
+        yield "was made by torch.compile, which keeps what it compiled for later examples", f"give `{this}._orig_mod`"
     if any(is_lazy(values) for values in own):
         yield "has no sizes yet", "`module(example)` gives it some: pass one example through it first"
         return

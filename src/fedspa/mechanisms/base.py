@@ -193,7 +193,7 @@ class Caveat:
 
 def upload(summary: Mapping[str, Any]) -> str:
     """What an upload holds: the values of the active coordinates, unless a mechanism has it otherwise."""
-    return f"{summary['compression']:.3g} of {summary['dimension']:,} coordinates"
+    return f"p = {summary['compression']:.3g} of {summary['dimension']:,} coordinates"
 
 
 @dataclass(frozen=True, slots=True)

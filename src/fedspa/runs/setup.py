@@ -266,7 +266,8 @@ def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
     if owners is not None:
         return _held(config, owners)
     rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
-    return partition(labels, config.federation.agents, rule, alpha=alpha, seed=seed)
+    held = "records" if data.persons is None else "persons"
+    return partition(labels, config.federation.agents, rule, alpha=alpha, seed=seed, held=held)
 
 
 def trained_on(config: Config, data: Dataset) -> Examples:

@@ -15,6 +15,7 @@ from fedspa.runs.setup import Job, Simulated
 from fedspa.runs.statement import warnings
 from fedspa.server.coordinator import Coordinator
 from fedspa.server.evaluation import Closing
+from fedspa.server.optimizers import ServerOptimizer
 
 TOGETHER = (
     "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "
@@ -92,7 +93,7 @@ def summarise(
             *([] if total is None or total.note is None else [total.note]),
             *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
             *([TOGETHER] if job.plan is not None and together else []),
-            *_no_better(closing, baseline, history[-1]),
+            *_no_better(closing, baseline, history[-1], job.server.optimizer),
         ],
     }
 
@@ -113,15 +114,23 @@ def _reached(task: Task, history: Sequence[RoundMetrics]) -> dict[str, Any]:
     }
 
 
-def _no_better(closing: Closing, baseline: Baseline | None, last: RoundMetrics) -> list[str]:
+def _no_better(
+    closing: Closing, baseline: Baseline | None, last: RoundMetrics, optimizer: ServerOptimizer
+) -> list[str]:
     """Warnings that the last model has learned nothing that shows."""
     found = []
     if closing.one_answer is not None:
         found.append(f"the last model predicts class {closing.one_answer} for every held-out record")
     name, score = last.headline, last.score
     if baseline is not None and not math.isnan(score) and better(name)((score, baseline.score)) == baseline.score:
+        # Where noise outweighs what was learned, a step that is scaled to one size is a step of noise.
+        adaptive = (
+            f"; the server's adam scales every step to about algorithm.server_lr = {optimizer.server_lr:g}: try "
+            "algorithm.server = 'average'"
+        )
         found.append(
             f"the last model is not better than no model: {label(name)} {shown_score(name, score)}, and "
             f"{shown_score(name, baseline.score)} by {baseline.answer} of the held-out records"
+            + (adaptive if optimizer.step == "adam" else "")
         )
     return found

@@ -69,10 +69,11 @@ class Classification(OfOutputs):
 
     def require_outputs(self, found: Tensor, y: Tree) -> None:
         assert isinstance(y, Tensor)
+        assert self.classes is not None
         if found.shape != (len(y), self.classes):
             raise ConfigError(
-                f"it must give one score per class, shape (batch, {self.classes}): for a batch of {len(y)} it gave "
-                f"{tuple(found.shape)}"
+                f"it must give one score per class, shape (batch, {self.classes}) for the labels 0 to "
+                f"{self.classes - 1}: for a batch of {len(y)} it gave {tuple(found.shape)}"
             )
 
     def strange(self, found: Tensor, y: Tree) -> Tensor | None:

@@ -41,8 +41,7 @@ def resolve(
 def _classification(options: Options, y: Tree, classes: int | None, key: str | None) -> Task:
     if classes is None:
         raise DataError(
-            f"the targets are no classes 0, 1, 2 … ({_why_none(y)}): mend them, or name the task, as in "
-            "task='regression'"
+            f"the targets are no classes 0, 1, 2 … ({_why_none(y)}): mend them, or name the task, as in {_other(y)}"
         )
     return Classification(classes, weights=options.weights, label_smoothing=options.label_smoothing)
 
@@ -50,6 +49,12 @@ def _classification(options: Options, y: Tree, classes: int | None, key: str | N
 def _width(y: Tree) -> int:
     """Numbers per example."""
     return max(1, y[0].numel()) if isinstance(y, Tensor) else 1
+
+
+def _other(y: Tree) -> str:
+    """A task, or some, that such targets may be for."""
+    rows = isinstance(y, Tensor) and y.ndim == 2 and y.shape[1] > 1 and not y.is_floating_point()
+    return "task='next-token', 'token-classification' or 'multi-label'" if rows else "task='regression'"
 
 
 def _why_none(y: Tree) -> str:

@@ -1,0 +1,59 @@
+"""The keys of a node-config: how its text is read, and which values they may have. `fedspa.flower.site` says what each
+is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedspa.data.plugin import is_plugin
+from fedspa.errors import ConfigError
+from fedspa.runs.sections import Data
+
+# Whoever names one of these is an agent with records of its own, whatever process it runs in.
+NEEDED = frozenset({"agent", "data", "classes", "policy", "ledger"})
+KEYS = (*sorted(NEEDED), "features", "model", "person", "person-records", "schema", "simulation", "task")
+MOST_CLASSES = 10**6
+
+
+def parse(text: str) -> dict[str, Any]:
+    """A node-config as it is written for a SuperNode, with no key that means nothing. A function that makes the records
+    is given all keys, and may have some of its own."""
+    from click import ClickException
+    from flwr.common.config import parse_config_args
+
+    try:
+        node = dict(parse_config_args([text]))
+    except ClickException as error:
+        raise ConfigError(
+            "the node-config cannot be read; it must be of the form key=value with blanks between, texts in double "
+            "quotes and the whole in single ones, as 'agent=\"north\" classes=2'"
+        ) from error
+    strange = [key for key in node if key not in KEYS]
+    if strange and not is_plugin(str(node.get("data", ""))):
+        raise ConfigError(f"node-config: unknown key {strange[0]}; allowed: {', '.join(sorted(KEYS))}")
+    return node
+
+
+def classes(node: Mapping[str, Any], task: str) -> int | None:
+    """How many, where the task has classes."""
+    given = node.get("classes")
+    if task != "classification":
+        if given is not None:
+            raise ConfigError(f"node-config: classes is {given!r}; the task {task!r} has none: leave it out")
+        return None
+    if type(given) is not int or not 2 <= given <= MOST_CLASSES:
+        raise ConfigError(
+            f"node-config: classes is {'missing' if given is None else repr(given)}; it must be a whole number "
+            f"from 2 to {MOST_CLASSES}, as classes=2: how many classes the run has, not how many this site "
+            'happens to hold; where no classes are learned, name what is, as task="regression"'
+        )
+    return given
+
+
+def person_records(node: Mapping[str, Any]) -> int:
+    """The most records of a person that count."""
+    most = node.get("person-records", Data.model_fields["person_records"].default)
+    if type(most) is not int or not 1 <= most <= 100_000:
+        raise ConfigError(f"node-config: person-records is {most!r}; it must be a whole number from 1 to 100000")
+    return most

@@ -1,0 +1,155 @@
+"""`python -m fedspa.flower.site`: an operator's mistakes, each of which is one line."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
+from fedspa.flower import site
+from fedspa.flower.site import read_site
+
+from .local_grid import POLICY
+from .test_terms import PLAN
+
+ROWS = "who,age,grade\n" + "".join(f"p{n // 2},{20 + n},{'abc'[n % 3]}\n" for n in range(40))
+SCHEMA = """
+[data]
+{person}
+[data.columns]
+{who}
+age = {{kind = "number", range = [0, 110]}}
+grade = {{kind = "category", categories = ["a", "b", "c"], target = true}}
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> dict[str, Any]:
+    """A site with a table of twenty persons, which its schema names."""
+    (tmp_path / "rows.csv").write_text(ROWS)
+    (tmp_path / "schema.toml").write_text(SCHEMA.format(person='person = "who"', who=""))
+    (tmp_path / "silent.toml").write_text(SCHEMA.format(person="", who='who = {kind = "ignore"}'))
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=8.0))
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "rows.npz", x=rng.normal(size=(40, 3)), y=rng.integers(0, 3, 40))
+    Ledger.open(tmp_path / "ledger.sqlite").close()
+    files = {"data": "rows.csv", "schema": "schema.toml", "policy": "policy.toml", "ledger": "ledger.sqlite"}
+    return {"agent": "north", "classes": 3, **{key: str(tmp_path / file) for key, file in files.items()}}
+
+
+def text(node: dict[str, Any]) -> str:
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
+
+
+def without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key not in keys}
+
+
+def test_a_sound_site(node, capsys):
+    assert site.main([text(node)]) == 0
+    told = capsys.readouterr()
+    assert "persons  20, of each at most 2 records" in told.out
+    assert told.err == ""
+
+
+def test_a_person_that_the_schema_does_not_know_is_refused(node, tmp_path: Path):
+    """The operator asked for persons: records must not be protected in their place."""
+    silent = {**node, "schema": str(tmp_path / "silent.toml")}
+    assert read_site(silent, {}).unit == "record"
+    with pytest.raises(ConfigError, match=r"person is 'who'; of a table the schema says it, .* has no person there"):
+        read_site({**silent, "person": "who"}, {}).held(0)
+    with pytest.raises(ConfigError, match=r"person is 'age'; .* has person = 'who' there"):
+        read_site({**node, "person": "age"}, {}).held(0)
+    assert read_site({**node, "person": "who"}, {}).unit == "person"
+
+
+def test_a_function_that_names_no_persons_where_they_are_asked_for(node, tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "rows_without_ids.py").write_text(
+        "import numpy as np\n\ndef rows():\n    return np.zeros((4, 2)), np.zeros(4, dtype=int)\n"
+    )
+    asked = {**without(node, "schema"), "data": "rows_without_ids:rows", "person": "who"}
+    with pytest.raises(ConfigError, match=r"person is 'who', and .* names no persons"):
+        read_site(asked, {}).held(0)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"person_records": 3}, "unknown key person_records; allowed: agent, classes"),
+        ({"classes": 2}, r"classes is 2; the target of the schema .* is 3 classes"),
+        ({"features": "aligned"}, r"features is 'aligned'; they are of images, and .* is a table"),
+        ({"model": "no_such_module:build"}, "cannot import 'no_such_module'"),
+    ],
+)
+def test_a_wrong_key_is_named(node, more, message):
+    with pytest.raises(ConfigError, match=message):
+        site.main([text({**node, **more})])
+
+
+def test_a_schema_of_numbers_has_no_classes(node, tmp_path: Path):
+    schema = tmp_path / "schema.toml"
+    schema.write_text(schema.read_text().split("grade")[0] + 'grade = {kind = "number", range = [0, 1], target = true}')
+    with pytest.raises(
+        ConfigError, match=r'classes is 3; the target of the schema .* is what task="regression" is for'
+    ):
+        site.main([text(node)])
+    with pytest.raises(ConfigError, match=r'classes is missing; .* as task="regression"'):
+        site.main([text(without(node, "classes"))])
+
+
+def test_a_schema_without_a_table(node, tmp_path: Path):
+    with pytest.raises(ConfigError, match="is no table: leave it out"):
+        site.main([text({**node, "data": str(tmp_path / "rows.npz")})])
+
+
+def test_an_array_that_is_not_there(node, tmp_path: Path):
+    asked = {**without(node, "schema"), "data": str(tmp_path / "rows.npz"), "person": "who"}
+    with pytest.raises(DataError, match=r"has no array 'who'; an agent's \.npz has x, y, who"):
+        site.main([text(asked)])
+
+
+def test_a_policy_under_which_no_run_could_be_served(node, tmp_path: Path):
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=8.0) + '\nunit = "record"\n')
+    with pytest.raises(ConfigError, match=r"unit = 'record', and .* each person: every run would be refused"):
+        site.main([text(node)])
+
+
+def test_a_ledger_of_another_unit(node):
+    with Ledger.open(Path(node["ledger"]), create=False) as ledger:
+        ledger.reserve("north", PLAN.event, "run", "round-0")
+    with pytest.raises(LedgerError, match="spent there is for each record, and this node-config protects each person"):
+        site.main([text(node)])
+
+
+def test_a_ledger_that_was_never_made(node, tmp_path: Path):
+    with pytest.raises(LedgerError, match=r"new\.sqlite is missing; --create-ledger makes a new one"):
+        site.main([text({**node, "ledger": str(tmp_path / "new.sqlite")})])
+
+
+def test_bad_rows_are_told_once_and_point_to_the_data_check(node, tmp_path: Path, capfd):
+    (tmp_path / "rows.csv").write_text(ROWS.replace(",b\n", ",z\n", 1))
+    assert site.main([text(node)]) == 0
+    told = capfd.readouterr().err
+    assert told.count("1 of 40 records are bad (cells that the schema does not take: `fedspa data check`") == 1
+
+
+@pytest.mark.parametrize("given", ["agent=north", 'agent="north'])
+def test_a_text_that_is_no_node_config(given):
+    with pytest.raises(FedspaError, match=r"node-config cannot be read; it must be of the form key=value"):
+        site.main([given])
+
+
+def test_usage(capsys):
+    assert site.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: ")
+    assert site.main(["--create"]) == 2
+    assert capsys.readouterr().err.startswith("usage: ")
