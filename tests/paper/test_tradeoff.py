@@ -137,3 +137,11 @@ def test_bad_options_are_refused_by_name(tmp_path: Path, words: list[str], told:
     small_table.write(tmp_path)
     with pytest.raises((ConfigError, UsageError), match=told):
         app(["tradeoff", str(tmp_path / "base.toml"), *words], standalone_mode=False)
+
+
+@pytest.mark.parametrize(("unit", "said"), [("person", "ε per person and agent"), (None, "ε per record and agent")])
+def test_curves_say_who_is_protected(unit: str | None, said: str) -> None:
+    from fedspa.paper.plot import epsilon_label
+
+    point = {"unit": unit, "sound": True, "delta": 1e-3, "neighbours": "add-remove", "sampling": "poisson"}
+    assert epsilon_label([{"status": "refused"}, point]) == f"{said} (δ = 0.001, add-remove, poisson)"

@@ -76,8 +76,10 @@ def tradeoff(
 
     from rich.console import Console
 
+    from fedspa.paper.plot import epsilon_label
+
     screen = Console()
-    screen.print(f"{title}, % after the last round", highlight=False)
+    screen.print(f"{title}, % after the last round; {epsilon_label(found['points'])}", highlight=False)
     sweeping.show(screen, None, *tradeoff.lines(found))
     screen.print(f"Files: {out} (tradeoff.json, .csv, .svg, .png, runs/)", highlight=False, soft_wrap=True)
 

@@ -13,7 +13,7 @@ from fedspa.runs.guarantee import SEEDED
 # Taken over from the summaries as they are: the same for every seed, or of the first where they may differ a little.
 _SAME = (
     *("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant"),
-    *("private", "noise", "noise_multiplier", "participations_max", "coding", "compression", "dimension"),
+    *("unit", "private", "noise", "noise_multiplier", "participations_max", "coding", "compression", "dimension"),
     *("rounds", "agents", "engine", "tf32"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
-    axes.set_xlabel(_x_label(points))
+    axes.set_xlabel(epsilon_label(points))
     axes.set_ylabel("accuracy after the last round, %")
     axes.set_title(curves["title"])
     axes.grid(alpha=0.3)
@@ -72,10 +72,12 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
         figure.savefig(path, dpi=150, metadata={**about, "Date": None} if path.suffix == ".svg" else about)
 
 
-def _x_label(points: list[dict[str, Any]]) -> str:
-    """No ε without its terms."""
+def epsilon_label(points: Sequence[Mapping[str, Any]]) -> str:
+    """No ε without its terms, which points without a run lack."""
+    points = [point for point in points if "delta" in point]
     if not points:
         return "ε"
     terms = f"δ = {points[0]['delta']:g}, {points[0]['neighbours']}, {points[0]['sampling']}"
     terms += ", SEEDED NOISE: a simulation" * any(point.get("noise") == "seeded" for point in points)
-    return f"ε per record and agent ({terms})" if all(point["sound"] for point in points) else f"ε, NOT SOUND ({terms})"
+    unit = points[0].get("unit") or "record"  # what was kept before there was a choice does not say
+    return f"ε per {unit} and agent ({terms})" if all(point["sound"] for point in points) else f"ε, NOT SOUND ({terms})"
