@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +24,61 @@ Numbers = NDArray[np.int64]
 
 
 def from_arrays(
-    train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, name: str, owners: Any = None, persons: Any = None
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
+    *,
+    name: str,
+    classes: int | None = None,
+    owners: Any = None,
+    persons: Any = None,
 ) -> Dataset:
     """A Dataset from four arrays or tensors, or dicts or tuples of them, taken as they are: integers stay integers.
 
-    Where each target is one whole number, they are classes, from 0 to the largest. `owners` says by an id, a whole
+    Where each target is one whole number, they are classes: as many as `classes` says, which is public, and without it
+    from 0 to the largest that there is. `owners` says by an id, a whole
     number or a text, which agent holds each training record. `persons` says so whose it is: each person is then
     protected, and not each record.
     """
     if train_y is None or test_y is None:
         raise DataError("targets are None; fedspa.from_examples takes examples that hold theirs, or that have none")
-    return from_examples((train_x, train_y), (test_x, test_y), name=name, owners=owners, persons=persons)
+    pairs = (train_x, train_y), (test_x, test_y)
+    return from_examples(*pairs, name=name, classes=classes, owners=owners, persons=persons)
 
 
 def from_examples(
-    train: Any, test: Any, *, name: str, target: str | None = None, owners: Any = None, persons: Any = None
+    train: Any,
+    test: Any,
+    *,
+    name: str,
+    target: str | None = None,
+    classes: int | None = None,
+    owners: Any = None,
+    persons: Any = None,
 ) -> Dataset:
     """A Dataset from two sources of examples, each a dict of arrays that holds its targets, a pair (x, y), a torch
     Dataset or a `datasets.Dataset`.
 
     `target` is the targets' key in a dict, by default the one of labels, label, target, targets and y that is there; ""
     says that there are none, as for texts whose next token is learned. A module gets the rest as keyword arguments, and
-    a task of one's own gets the dict whole. `owners` and `persons` are as for `from_arrays`.
+    a task of one's own gets the dict whole. `classes`, `owners` and `persons` are as for `from_arrays`.
     """
     what = _named(name)
     held = examples(train, f"{what}, train", target)
     own = None if owners is None else _numbered(owners, f"{what}: owners")
     whose = None if persons is None else _numbered(persons, f"{what}: persons")
-    return _dataset([held], test, name, own, whose, target, "train")
+    return _with_classes(_dataset([held], test, name, own, whose, target, "train"), classes)
 
 
 def from_agents(
-    agents: Sequence[Any], *, test: Any, name: str, target: str | None = None, persons: Sequence[Any] | None = None
+    agents: Sequence[Any],
+    *,
+    test: Any,
+    name: str,
+    target: str | None = None,
+    classes: int | None = None,
+    persons: Sequence[Any] | None = None,
 ) -> Dataset:
     """Each agent's own records, in a list with an entry per agent; `test` is one such entry.
 
@@ -73,7 +97,7 @@ def from_agents(
     counts = [count(entry.y) for entry in entries]
     owners = np.repeat(np.arange(len(entries), dtype=np.int64), counts)
     whose = None if persons is None else _of_agents(persons, counts, f"{what}: persons")
-    return _dataset(entries, test, name, owners, whose, target, "agent 0")
+    return _with_classes(_dataset(entries, test, name, owners, whose, target, "agent 0"), classes)
 
 
 def from_partitioner(partitioner: Any, *, test: Any, name: str, target: str | None = None) -> Dataset:
@@ -117,6 +141,10 @@ def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, n
         target_scale=found.target_scale,
         target_offset=found.target_offset,
     )
+
+
+def _with_classes(data: Dataset, classes: int | None) -> Dataset:
+    return data if classes is None else replace(data, classes=classes)
 
 
 def _named(name: object) -> str:
