@@ -263,11 +263,11 @@ def test_tables_that_do_not_fit(tmp_path: Path, table: Any, schema: Any, words: 
 
 def test_the_number_of_classes_is_read_off_the_labels_or_said() -> None:
     """Said, it is public: no record decides it."""
-    assert from_arrays(X, Y, X, Y, name="mine").classes == 2
-    assert from_arrays(X, Y, X, Y, name="mine", classes=5).classes == 5
-    assert from_examples((X, Y), (X, Y), name="mine", classes=5).classes == 5
-    assert from_agents([(X, Y), (X, Y)], test=(X, Y), name="mine", classes=5).classes == 5
+    assert fedspa.from_arrays(X, Y, X, Y, name="mine").classes == 2
+    assert fedspa.from_arrays(X, Y, X, Y, name="mine", classes=5).classes == 5
+    assert fedspa.from_examples((X, Y), (X, Y), name="mine", classes=5).classes == 5
+    assert fedspa.from_agents([(X, Y), (X, Y)], test=(X, Y), name="mine", classes=5).classes == 5
     with pytest.raises(DataError, match=r"label 1, outside 0\.\.0|a classifier needs at least 2"):
-        from_arrays(X, Y, X, Y, name="mine", classes=1)
+        fedspa.from_arrays(X, Y, X, Y, name="mine", classes=1)
     with pytest.raises(DataError, match=r"label 1, outside|one whole number per record"):
-        from_arrays(X, Y + 0.5, X, Y + 0.5, name="mine", classes=2)
+        fedspa.from_arrays(X, Y + 0.5, X, Y + 0.5, name="mine", classes=2)
