@@ -110,8 +110,8 @@ def simulate(
     for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
         if called is not None and not callable(called):
             raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")
-    if resume is not None and not (Path(resume) / "config.toml").is_file():
-        raise ConfigError(f"resume is {str(resume)!r}: there is no run in that folder")
+    if resume is not None and not _holds_a_run(Path(resume)):
+        raise ConfigError(f"resume is {quoted(str(resume))}, which holds no run: there is no config.toml")
     if resume is not None and config is None:
         config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)
@@ -171,3 +171,10 @@ def simulate(
                 summary["warnings"].append(f"{turns} turns of agents fell away: {USED_UP}")
         folder.finish(summary, module)
     return RunResult(summary, done, module, folder.path)
+
+
+def _holds_a_run(folder: Path) -> bool:
+    try:
+        return (folder / "config.toml").is_file()
+    except (OSError, ValueError):  # a name that no folder can have
+        return False
