@@ -450,5 +450,5 @@ def test_fedavg_reproduces_on_mnist(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"resume is '.*/none': there is no run in that folder"):
+    with pytest.raises(ConfigError, match=r"resume is '.*/none', which holds no run"):
         fedspa.run(resume=tmp_path / "none")
