@@ -29,7 +29,8 @@ from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
-from fedspa.runs.setup import Simulated, prepare, records_of
+from fedspa.runs.records import records_of
+from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import USED_UP, Simulation
 from fedspa.runs.statement import SEEDED_NOISE
 from fedspa.server.coordinator import Diverged

@@ -268,13 +268,15 @@ def test_the_generic_engine_on_a_gpu_promises_nothing_of_the_kind(name: str) -> 
 
 
 def test_a_site_takes_no_engine_that_does_not_keep_records_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = pytest.importorskip("fedspa.flower.site")
+    trainer = pytest.importorskip("fedspa.flower.trainer")
     monkeypatch.setattr(GenericEngine, "separates_records", False)
     for engine in ("reference", "generic"):
-        site._ENGINES.clear()
+        trainer._ENGINES.clear()
         if engine == "reference":
-            assert site._engine("logistic", blank((4,)), Classification(2), None, engine, 1, False)[0].name == engine
+            assert (
+                trainer.engine_for("logistic", blank((4,)), Classification(2), None, engine, 1, False)[0].name == engine
+            )
         else:
             with pytest.raises(ConfigError, match=r"'generic' does not keep records apart"):
-                site._engine("logistic", blank((4,)), Classification(2), None, engine, 1, False)
-    site._ENGINES.clear()
+                trainer.engine_for("logistic", blank((4,)), Classification(2), None, engine, 1, False)
+    trainer._ENGINES.clear()

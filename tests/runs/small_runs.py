@@ -73,3 +73,16 @@ def start(body: Callable[[], object]) -> int:
 
 def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# A policy that admits every plan of these runs.
+WIDE_POLICY = """
+epsilon = 1000.0
+delta = 1e-3
+neighbours = "add-remove"
+min_noise_multiplier = 0.1
+max_local_steps = 10
+max_rounds = 10
+max_compression = 1.0
+clippings = ["l2"]
+"""

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 from config_keys import keys, listed
 from interruptions import refuse_a_difference, whole_and_broken
-from small_runs import ALGORITHMS, outcome, small
+from small_runs import ALGORITHMS, WIDE_POLICY, outcome, small
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
@@ -130,16 +130,6 @@ COMPANIONS: dict[str, Sections] = {
     "run.threads": {"run": {"engine": "native"}},
     **{f"algorithm.name={name}": sections for name, sections in ALGORITHMS.items()},
 }
-POLICY = """
-epsilon = 1000.0
-delta = 1e-3
-neighbours = "add-remove"
-min_noise_multiplier = 0.1
-max_local_steps = 10
-max_rounds = 10
-max_compression = 1.0
-clippings = ["l2"]
-"""
 
 
 def rows() -> list[tuple[str, Any]]:
@@ -162,7 +152,7 @@ def config(key: str, value: Any, out: Path) -> dict[str, Any]:
         value = str(out.parent / f"{out.name}-{value}")
         if key == "run.policy":
             Path(value).parent.mkdir(parents=True, exist_ok=True)
-            Path(value).write_text(POLICY)
+            Path(value).write_text(WIDE_POLICY)
     made.setdefault(section, {})[name] = value
     return made
 

@@ -14,7 +14,8 @@ from fedspa.errors import ConfigError
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.runs.config import load
-from fedspa.runs.setup import prepare, records_of
+from fedspa.runs.records import records_of
+from fedspa.runs.setup import prepare
 
 # The mlp on digits has tensors of 4096, 64, 640 and 10 coordinates.
 SHARES = [0.0, 1.0, 0.25, 1]

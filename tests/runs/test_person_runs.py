@@ -13,7 +13,7 @@ import pytest
 import small_records
 import torch
 from interruptions import crash
-from small_runs import ALGORITHMS, small
+from small_runs import ALGORITHMS, WIDE_POLICY, small
 from typer.testing import CliRunner
 
 import fedspa
@@ -30,21 +30,12 @@ from fedspa.report.promise import promise
 from fedspa.report.read import read
 from fedspa.running import simulate
 from fedspa.runs.config import load
-from fedspa.runs.setup import Simulated, prepare, trained_on
+from fedspa.runs.records import trained_on
+from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.statement import plain_words, statement
 
 VISITS = {"data": {"name": "small_records:visits"}}
-POLICY = """
-epsilon = 1000.0
-delta = 1e-3
-neighbours = "add-remove"
-min_noise_multiplier = 0.1
-max_local_steps = 10
-max_rounds = 10
-max_compression = 1.0
-clippings = ["l2"]
-unit = "person"
-"""
+POLICY = WIDE_POLICY + 'unit = "person"\n'
 
 
 def visits(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:

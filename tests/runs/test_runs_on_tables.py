@@ -16,7 +16,8 @@ from fedspa.learning.tasks import Regression
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load, to_toml
-from fedspa.runs.setup import dealt, records_of, task_of
+from fedspa.runs.records import dealt, records_of
+from fedspa.runs.setup import task_of
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "age": {"kind": "number", "range": [0, 100]},

@@ -28,7 +28,8 @@ from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.provenance import facts
-from fedspa.runs.setup import Job, prepare, prepare_server, records_of
+from fedspa.runs.records import records_of
+from fedspa.runs.setup import Job, prepare, prepare_server
 from fedspa.runs.statement import statement
 from fedspa.server.coordinator import Coordinator
 

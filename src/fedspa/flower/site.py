@@ -27,31 +27,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
 from fedspa.data.columns import is_table
 from fedspa.data.features import NAMES, Features, transform
-from fedspa.data.persons import blank_person, grouped
+from fedspa.data.persons import grouped
 from fedspa.data.plugin import is_plugin
-from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError, LedgerError
 from fedspa.examples import Examples, blanks, count, layout, leaves, taken
 from fedspa.flower import node_config
+from fedspa.flower.played import Held, federation, share
 from fedspa.flower.records import Records, load, settled
 from fedspa.flower.settings import read_config
+from fedspa.flower.trainer import engine_for
 from fedspa.learning import models
-from fedspa.learning.fit import require_fit
-from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Own, PerPerson, Task
+from fedspa.learning.tasks import Own, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.person import TRIED
@@ -59,24 +56,12 @@ from fedspa.privacy.event import Unit, noise_modes, seeded_words
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
 from fedspa.runs.sections import Task as TaskSection
-from fedspa.runs.setup import dealt, records_of, task_of, trained_on, with_targets
 from fedspa.runs.statement import shown
 
 if TYPE_CHECKING:
     from fedspa.flower.terms import Announcement
 
 logger = logging.getLogger("fedspa.agent")
-
-_MOST_ENGINES = 4  # a server could ask for many kinds
-
-
-class Held(NamedTuple):
-    """What an agent trains on: records or persons. `key` says where in a dict the targets lay, `record` is the layout
-    of one record and its target, made of zeros."""
-
-    examples: Examples
-    record: Examples
-    key: str | None
 
 
 @dataclass(frozen=True)
@@ -108,13 +93,13 @@ class Site:
     def unit(self) -> Unit:
         """What its examples are: persons, where its data says whose the records are."""
         if self.config is not None:
-            return "record" if _federation(self.config.model_dump_json()).persons is None else "person"
+            return "record" if federation(self.config.model_dump_json()).persons is None else "person"
         return "record" if self.own_records().persons is None else "person"
 
     def held(self, number: int) -> Held:
         """The agent's examples; in a simulation those of agent `number`."""
         if self.config is not None:
-            return _share(self.config.model_dump_json(), number)
+            return share(self.config.model_dump_json(), number)
         assert self.policy is not None
         own = self._persons() if self.unit == "person" else self._records()
         examples = count(own.examples.y)
@@ -158,7 +143,7 @@ class Site:
         if not isinstance(task, Own) and (task.width or 0) != announced.classes:
             raise ConfigError(f"the run wants {announced.classes} outputs per example, this site {task.width or 0}")
         run = self.config.run if self.config is not None else None
-        return _engine(
+        return engine_for(
             self.model or model,
             held.record,
             task,
@@ -170,7 +155,7 @@ class Site:
 
     def _task(self, asked: TaskSection, held: Held) -> Task:
         if self.config is not None:
-            asked, classes = self.config.task, _federation(self.config.model_dump_json()).classes
+            asked, classes = self.config.task, federation(self.config.model_dump_json()).classes
             return resolve(asked.name, held.record.y, classes, held.key, asked.options)
         if is_plugin(self.task):
             return resolve(self.task, held.record.y, None, held.key)
@@ -270,61 +255,6 @@ def _bad_records(own: Records, classes: int | None, data: str) -> str:
     )
 
 
-class _Federation(NamedTuple):
-    """A simulation's agents and what they hold."""
-
-    train: Examples
-    record: Examples
-    holdings: list[NDArray[np.int64]]
-    persons: NDArray[np.int64] | None
-    classes: int | None
-    key: str | None
-
-
-@lru_cache(maxsize=2)
-def _federation(config_json: str) -> _Federation:
-    config = Config.model_validate_json(config_json)
-    data = records_of(config)
-    ready = with_targets(data, task_of(config, data))
-    return _Federation(trained_on(config, ready), ready.like, dealt(config, data), data.persons, data.classes, data.key)
-
-
-def _share(config_json: str, number: int) -> Held:
-    train, record, holdings, _, _, key = _federation(config_json)
-    if not 0 <= number < len(holdings):
-        raise DataError(f"agent {number} of a federation of {len(holdings)}; the server's config is another one")
-    held = torch.from_numpy(holdings[number])
-    return Held(Examples(taken(train.x, held), taken(train.y, held)), record, key)
-
-
-_ENGINES: dict[tuple[object, ...], tuple[Engine, int]] = {}
-
-
-def _engine(
-    name: str, record: Examples, task: Task, most: int | None, engine: EngineName, threads: int, exact: bool
-) -> tuple[Engine, int]:
-    """Made once for each model, task and kind of examples. `most` is how many records of a person it is tried with;
-    None where an example is a record."""
-    known = (name, layout(record.x), layout(record.y), _told(task), most, engine, threads, exact)
-    if known not in _ENGINES:
-        shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None
-        module = models.build(name, shape, task.width, seed=0)  # θ comes from the server: these values are not used
-        require_fit(FlatModel(module, task), record, f"model.name = {name!r}")
-        like, learned = (record, task) if most is None else (blank_person(record, most), PerPerson(task))
-        chosen = choose(engine, module, like, "cpu", threads, exact, task=learned)
-        if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
-            raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
-        if len(_ENGINES) >= _MOST_ENGINES:
-            _ENGINES.clear()
-        _ENGINES[known] = chosen, FlatModel(module).dimension
-    return _ENGINES[known]
-
-
-def _told(task: Task) -> str:
-    """A task by what it was made of."""
-    return f"{task.name} {sorted((key, repr(value)) for key, value in vars(task).items())}"
-
-
 def main(arguments: list[str]) -> int:
     """Check a node-config before a SuperNode is started with it; with --create-ledger, make its ledger."""
     create = "--create-ledger" in arguments
@@ -375,7 +305,7 @@ def _require_use(site: Site, held: Held) -> None:
     if site.model is not None:
         task = resolve(site.task, held.record.y, site.own_classes, held.key)
         most = None if site.unit == "record" else _most(held)
-        _engine(site.model, held.record, task, most, "auto", 1, False)
+        engine_for(site.model, held.record, task, most, "auto", 1, False)
 
 
 def _most(held: Held) -> int:
