@@ -41,6 +41,12 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from named_leaves(part, f"{name}.{key}" if name else str(key))
 
 
+def in_order(tree: Tree, like: Tree) -> list[Tensor]:
+    """Its tensors in the order of another that is made alike: dicts need not have their keys in one order."""
+    found = dict(named_leaves(tree))
+    return [found[name] for name, _ in named_leaves(like)]
+
+
 def mapped(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     """The same tree with `function` of each of its tensors."""
     if isinstance(tree, Tensor):

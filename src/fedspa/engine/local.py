@@ -6,22 +6,25 @@ Back ends that run a whole round as one piece of work have loops of their own, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedspa.engine.places import Places
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import DataError, first_line
-from fedspa.examples import Tree, count, each_alone, leaves, moved, taken
+from fedspa.examples import Tree, count, each_alone, leaves, moved
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import count_not_finite
 from fedspa.mechanisms.gaussian.release import noisy_mean
+from fedspa.mechanisms.parts import Parts
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 
+T = TypeVar("T", bound=Tensor | Parts)
 CLIP_UNITS = 2**24  # as fine as float32 is at the clip value
 # Bytes of per-example gradients at a time. On a CPU more would be slower, since they leave its caches, and a step would
 # take several times the memory of one that is not private. A GPU wants many at once.
@@ -49,6 +52,17 @@ class Gradients(Protocol):
 
 
 @runtime_checkable
+class Together(Gradients, Protocol):
+    """A back end that takes examples together, each at its place, and gives their gradients in parts."""
+
+    def parts(
+        self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, present: Tensor | None
+    ) -> Iterator[Parts]:
+        """Of the examples that are present (all, where it is None), in blocks."""
+        ...
+
+
+@runtime_checkable
 class ClippedSums(Protocol):
     """What a back end supplies that hands out no single gradients: it clips and adds up by itself, in whole numbers,
     for `threads` callers at once."""
@@ -68,27 +82,31 @@ class Counted:
     def __init__(self) -> None:
         self.zeroed = 0
 
-    def watch(self, blocks: Iterable[Tensor]) -> Iterator[Tensor]:
+    def watch(self, blocks: Iterable[T]) -> Iterator[T]:
         for rows in blocks:
-            self.zeroed += count_not_finite(rows)
+            self.zeroed += rows.count_not_finite() if isinstance(rows, Parts) else count_not_finite(rows)
             yield rows
 
 
 def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalResult:
     """τ steps from θ; returns Δ on the active coordinates."""
     sampling, noise, forward = (Stream(derive_key(task.key, label)) for label in ("sampling", "noise", "forward"))
-    plan, counted = task.plan, Counted()
+    plan, counted, places = task.plan, Counted(), Places(task)
+    together = isinstance(gradients, Together) and plan is not None
     everywhere = slice(None) if task.coordinates is None else task.coordinates
     local = theta.clone()  # line 6
     for _ in range(task.local_steps):  # line 7
-        chosen = draw_batch(task.sampling, task.batch, task.rate, task.records, sampling)  # line 8
-        index = torch.from_numpy(chosen) if task.rows is None else task.rows[torch.from_numpy(chosen)]
-        x, y = (moved(taken(tree, index.to(_device(tree))), theta.device) for tree in (task.x, task.y))
-        x = seeded(x, gradients, chosen, task.records, forward)
+        chosen = draw_batch(task.sampling, task.batch, task.rate, places.count, sampling)  # line 8
+        records, there = places.records(chosen)
+        if there is not None and not together:
+            chosen, records, there = chosen[there], records[there], None
+        x, y = (moved(tree, theta.device) for tree in task.take(torch.from_numpy(records)))
+        x = seeded(x, gradients, chosen, places.count, forward)
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:
-            rows = counted.watch(example_rows(gradients, local, x, y, task.coordinates, one_by_one=task.exact))
+            found = example_rows(gradients, local, x, y, task.coordinates, there, one_by_one=task.exact)
+            rows = counted.watch(found)
             step, clip_value = noisy_mean(rows, plan, noise, on_grid=task.exact)
             plan = plan.with_clip_value(clip_value)
         local[everywhere] -= (task.local_lr * task.scale * step).to(local)  # line 9
@@ -97,10 +115,22 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
 
 
 def example_rows(
-    gradients: Gradients, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, *, one_by_one: bool
-) -> Iterator[Tensor]:
-    """The sampled examples' gradients. For the exact mode one at a time, each as a copy: on a GPU a batch's size and an
-    example's place in it are in the last bit of its gradient. On a CPU they never are (`separates_records`)."""
+    gradients: Gradients,
+    theta: Tensor,
+    x: Tree,
+    y: Tree,
+    coordinates: Tensor | None,
+    present: NDArray[np.bool_] | None = None,
+    *,
+    one_by_one: bool,
+) -> Iterator[Tensor | Parts]:
+    """The gradients of the sampled examples that are present. For the exact mode one at a time, each as a copy: on a
+    GPU a batch's size and an example's place in it are in the last bit of its gradient. On a CPU they are in none, or
+    the places are of no record's making (`separates_records`)."""
+    if isinstance(gradients, Together) and count(y):
+        there = None if present is None else torch.from_numpy(present).to(theta.device)
+        yield from gradients.parts(theta, x, y, coordinates, there)
+        return
     if not one_by_one or theta.device.type == "cpu":
         if count(y):
             yield from gradients.rows(theta, x, y, coordinates)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Tree, count, tensors
+from fedspa.examples import Examples, Tree, count, leaves, taken, tensors
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.event import Sampling
@@ -23,6 +23,7 @@ class LocalTask:
     sample, clip and noise, or a `NoPlan` where nothing is clipped or noised (FedAvg). `key` is the agent's private
     randomness of this round: who is sampled and what noise is drawn.
     `rows` says where in x and y the agent's records are, and then no engine may train on others; without, they are all.
+    `room` is a public number of places, of which an engine that takes records together gives each one (`places.py`).
     """
 
     x: Tree
@@ -34,6 +35,7 @@ class LocalTask:
     key: bytes
     exact: bool = False
     rows: Tensor | None = None
+    room: int | None = None
 
     @property
     def plan(self) -> GaussianPlan | None:
@@ -55,6 +57,11 @@ class LocalTask:
     def records(self) -> int:
         """How many the agent holds."""
         return count(self.y) if self.rows is None else len(self.rows)
+
+    def take(self, index: Tensor) -> Examples:
+        """Those of its records."""
+        index = index if self.rows is None else self.rows[index]
+        return Examples(*(taken(tree, index.to(next(leaves(tree)).device)) for tree in (self.x, self.y)))
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
@@ -114,7 +121,9 @@ class Engine(Protocol):
     def separates_records(self) -> bool:
         """Whether what a record adds to a release is a function of that record, θ and public numbers alone, to the
         bit: whoever else is sampled, wherever it stands among them, on any number of threads. Only then does one record
-        move a sum by no more than the plan's bound for *every* θ; a site takes no other back end."""
+        move a sum by no more than the plan's bound for *every* θ; a site takes no other back end. An engine that takes
+        records `Together` may use the place of a record, too, where that does not depend on the others: where neighbours
+        have equally many places."""
         ...
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:

@@ -6,7 +6,7 @@ The layout of θ is the module's `named_parameters()` in order; frozen parameter
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -53,14 +53,18 @@ class FlatModel:
     def load(self, theta: Tensor) -> None:
         """Write θ back into the module."""
         with torch.no_grad():
-            for name, value in self._split(theta).items():
+            for name, value in self.parts(theta).items():
                 self.module.get_parameter(name).copy_(value)
 
     def outputs(self, theta: Tensor, x: Tree) -> Tensor:
-        return self._at(self._split(theta), lambda module: forward.outputs(module, x))
+        return self._at(self.parts(theta), lambda module: forward.outputs(module, x))
 
     def mean_loss(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
-        return self._at(self._split(theta), lambda module: self.task.loss(module, x, y))
+        return self._at(self.parts(theta), lambda module: self.task.loss(module, x, y))
+
+    def loss_at(self, parameters: Sequence[Tensor], x: Tree, y: Tree) -> Tensor:
+        """The same with θ in pieces, one per parameter tensor."""
+        return self._at(dict(zip(self._names, parameters)), lambda module: self.task.loss(module, x, y))
 
     def gradient(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         """Of the mean loss."""
@@ -82,7 +86,7 @@ class FlatModel:
 
         Where the model raises for an example, that row is NaN: it counts as zero where it is clipped.
         """
-        parts = {name: part.clone().requires_grad_() for name, part in self._split(theta.detach()).items()}
+        parts = {name: part.clone().requires_grad_() for name, part in self.parts(theta.detach()).items()}
         rows = theta.new_empty(count(y), self.dimension)
         with one_example_a_time():
             self._at(parts, lambda module: self._fill(rows, module, list(parts.values()), x, y))
@@ -112,7 +116,8 @@ class FlatModel:
         with forward.differentiable(self.module):
             return cast(T, functional_call(self._carrier, named, (function,)))
 
-    def _split(self, theta: Tensor) -> dict[str, Tensor]:
+    def parts(self, theta: Tensor) -> dict[str, Tensor]:
+        """θ's pieces by the names of the parameters whose values they are."""
         parts = torch.split(theta, self._sizes)
         return {name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes)}
 

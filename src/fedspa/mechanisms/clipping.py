@@ -22,22 +22,26 @@ CLIP_MARGIN = 2e-6
 def clip_rows(rows: Tensor, clip: Clipping, value: float) -> Tensor:
     """Each row brought within the bound: every coordinate to ±value, or the row's L2 norm to value."""
     rows = _zero_unless_finite(rows)
-    limit = value * (1 - CLIP_MARGIN)
     if clip == "coordinate":
-        bound = _bound_below(limit, rows.dtype)
+        bound = bound_below(value, rows.dtype)
         return rows.clamp(-bound, bound)
-    norms = _norms(rows)
+    return rows * factors_below(_norms(rows), value, rows.dtype).unsqueeze(1)
+
+
+def factors_below(norms: Tensor, value: float, dtype: torch.dtype) -> Tensor:
+    """What to multiply rows of these norms by, so that none is longer than `value`."""
+    limit = value * (1 - CLIP_MARGIN)
     factors = limit / norms.clamp(min=limit)
     # Below the smallest normal number a factor has too few digits to keep the bound: such a row counts as zero.
-    factors = torch.where(factors >= torch.finfo(rows.dtype).tiny, factors, 0.0)
-    return rows * factors.to(rows.dtype).unsqueeze(1)
+    return torch.where(factors >= torch.finfo(dtype).tiny, factors, 0.0).to(dtype)
 
 
 @lru_cache(maxsize=64)  # asked for in every step; a private clip moves
-def _bound_below(value: float, dtype: torch.dtype) -> float:
-    """The greatest number of that type that is not above the bound."""
-    nearest = torch.tensor(value, dtype=dtype)
-    return float(torch.nextafter(nearest, torch.zeros_like(nearest)) if float(nearest) > value else nearest)
+def bound_below(value: float, dtype: torch.dtype) -> float:
+    """The greatest number of that type that is CLIP_MARGIN below `value`, or more."""
+    limit = value * (1 - CLIP_MARGIN)
+    nearest = torch.tensor(limit, dtype=dtype)
+    return float(torch.nextafter(nearest, torch.zeros_like(nearest)) if float(nearest) > limit else nearest)
 
 
 def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:

@@ -17,11 +17,12 @@ from fedspa.mechanisms.clipping import clip_rows, share_below
 from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, GaussianPlan
+from fedspa.mechanisms.parts import Parts
 from fedspa.randomness.streams import Stream
 
 
 def noisy_mean(
-    chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, *, on_grid: bool = False
+    chunks: Iterable[Tensor | Parts], plan: GaussianPlan, noise: Stream, *, on_grid: bool = False
 ) -> tuple[Tensor, float]:
     """Noisy mean gradient on the k active coordinates (float64), and the clip value for the next step.
 
@@ -34,9 +35,19 @@ def noisy_mean(
     adaptive = plan.clip_rule == "quantile"
     shares = _NoisySum("coordinate", 0.5, 1, 2 * plan.count_noise, on_grid) if adaptive else None
     for rows in chunks:
-        gradients.add(clip_rows(rows, plan.clip, plan.clip_value))
+        if isinstance(rows, Parts) and on_grid:
+            rows = rows.rows()
         if shares is not None:
-            shares.add((share_below(rows, plan.clip, plan.clip_value) - 0.5).unsqueeze(1))
+            below = (
+                rows.share_below(plan.clip, plan.clip_value)
+                if isinstance(rows, Parts)
+                else share_below(rows, plan.clip, plan.clip_value)
+            )
+            shares.add((below - 0.5).unsqueeze(1))
+        if isinstance(rows, Parts):
+            gradients.add_sum(rows.clipped_sum(plan.clip, plan.clip_value))
+        else:
+            gradients.add(clip_rows(rows, plan.clip, plan.clip_value))
     mean = gradients.release(noise) / plan.batch
     if shares is None:
         return mean, plan.clip_value
@@ -60,6 +71,11 @@ class _NoisySum:
             self._total += clipped.sum(dim=0, dtype=torch.float64).cpu()
         else:
             self._total += exact.integer_sum(clipped, self._grid).cpu()
+
+    def add_sum(self, total: Tensor) -> None:
+        """Of clipped rows, in float64."""
+        assert self._grid is None
+        self._total += total.cpu()
 
     def release(self, noise: Stream) -> Tensor:
         if self._grid is None:

@@ -1,0 +1,43 @@
+"""The places of an agent's records, for engines that take records together.
+
+Batches are drawn among places, not among records. Where a record is missing its place is empty: others keep theirs, and
+a batch has the same number of places with it and without. So the place of a record, and everything that rounding makes
+of it, is independent of which other records there are, as long as neighbours have equally many places. That holds for
+fixed-size sampling, whose neighbours have equally many records; under Poisson sampling a site names the number (`room`).
+
+Records are dealt to places at random, for each participation anew: a file from which a record was taken out has the
+others in other lines, and their places must not tell.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedspa.engine.task import LocalTask
+from fedspa.errors import DataError
+from fedspa.randomness.streams import Stream, derive_key
+
+EMPTY = -1
+
+
+class Places:
+    """Which record has which place in a participation."""
+
+    def __init__(self, task: LocalTask) -> None:
+        records = task.records
+        self.count = records if task.room is None or task.sampling == "fixed" else task.room
+        if self.count < records:
+            raise DataError(f"{records} records do not fit into room for {self.count}")
+        self._records: NDArray[np.int64] | None = None
+        if self.count > records:
+            order = np.argsort(Stream(derive_key(task.key, "places")).uniform(self.count), kind="stable")
+            self._records = np.full(self.count, EMPTY, dtype=np.int64)
+            self._records[order[:records]] = np.arange(records)
+
+    def records(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """Their records, and which places have one; None where all do, and any record where there is none."""
+        if self._records is None:
+            return places, None
+        found = self._records[places]
+        return np.maximum(found, 0), found != EMPTY

@@ -1,0 +1,140 @@
+"""A model's per-example gradients, written down as a graph of torch's own operations.
+
+vmap sees to it that no example has a part in another's gradient. What is traced is `vmap(grad(loss))`, and with agents
+`vmap` of it over θ. The graph holds for one number of examples: two of them give the graph for every number (`sizes`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fedspa.engine.traced import ops
+from fedspa.examples import Examples, Tree, blanks, mapped, moved
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.forward import Modes, in_modes
+
+
+class Untraceable(Exception):
+    """Why there is no graph."""
+
+
+def capture(model: FlatModel, modes: Modes, like: Examples, size: int, agents: int | None = None) -> fx.GraphModule:
+    """(parameters, x, y) → per-example gradients of each parameter, [size, …], and which examples could be read.
+
+    With agents everything has one more dimension, in front. Arguments are flat lists of tensors.
+    """
+
+    def loss(parameters: list[Tensor], x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
+        one, target = (mapped(lambda leaf: leaf.unsqueeze(0), tree) for tree in (x, y))
+        with _Guard() as guard:
+            found = model.loss_at(parameters, one, target)
+        return found, guard.readable(found)
+
+    mapping = torch.func.vmap(torch.func.grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")
+    arguments = _arguments(model, like, size)
+    if agents is not None:
+        mapping = torch.func.vmap(mapping, in_dims=(0, 0, 0), randomness="different")
+        arguments = pytree.tree_map(lambda leaf: leaf.expand(agents, *leaf.shape).clone(), arguments)
+    return _traced(mapping, modes, arguments)
+
+
+def capture_mean(model: FlatModel, modes: Modes, like: Examples, size: int) -> fx.GraphModule:
+    """(parameters, x, y) → the gradient of the mean loss, of each parameter."""
+    return _traced(torch.func.grad(model.loss_at), modes, _arguments(model, like, size))
+
+
+def _arguments(model: FlatModel, like: Examples, size: int) -> list[Any]:
+    theta = model.flatten()
+    return [list(model.parts(theta).values()), *(moved(blanks(tree, size), theta.device) for tree in like)]
+
+
+def _traced(function: Callable[..., Any], modes: Modes, arguments: list[Any]) -> fx.GraphModule:
+    """With all tensors of the arguments as arguments of its own, and those of the result as a list."""
+    flat, spec = pytree.tree_flatten(arguments)
+    with _quiet(), in_modes(modes), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
+        try:
+            return make_fx(lambda *given: pytree.tree_leaves(function(*pytree.tree_unflatten(given, spec))))(*flat)
+        except Exception as error:  # a user's forward may raise anything where it cannot be mapped
+            raise Untraceable(_first_sentence(error)) from error
+
+
+class _Guard(TorchFunctionMode):
+    """Indices that an example brings are held within what they index: on a CPU one outside would end the whole batch,
+    on a GPU the process. The example counts as one that could not be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: list[Tensor] = []
+
+    def readable(self, like: Tensor) -> Tensor:
+        """Whether all indices of this example were inside."""
+        good = torch.ones_like(like, dtype=torch.bool)
+        for each in self._found:
+            good = good & each
+        return good
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = _GUARDED.get(function)
+        if rule is None:
+            return function(*args, **kwargs)
+        return rule(self, function, *args, **kwargs)
+
+    def held(self, index: Tensor, size: int, allowed: int | None = None) -> Tensor:
+        self._found.append(ops.inside(index, size, allowed).all())
+        return cast(Tensor, ops.within(index, size, allowed))
+
+
+def _embedding(guard: _Guard, function: Any, input: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Any:
+    return function(guard.held(input, len(weight)), weight, *rest, **named)
+
+
+def _class_loss(guard: _Guard, function: Any, input: Tensor, target: Tensor, *rest: Any, **named: Any) -> Any:
+    if not target.is_floating_point():
+        classes = input.shape[1 if input.ndim > 1 else 0]
+        target = guard.held(target, classes, named.get("ignore_index", -100))
+    return function(input, target, *rest, **named)
+
+
+def _along(guard: _Guard, function: Any, input: Tensor, dim: int, index: Tensor, **named: Any) -> Any:
+    return function(input, dim, guard.held(index, input.shape[dim]), **named)
+
+
+def _group_norm(guard: _Guard, function: Any, input: Tensor, *rest: Any, **named: Any) -> Any:
+    return ops.group_norm(input, *rest, **named)
+
+
+_GUARDED: dict[Any, Callable[..., Any]] = {
+    functional.embedding: _embedding,
+    functional.cross_entropy: _class_loss,
+    functional.nll_loss: _class_loss,
+    torch.gather: _along,
+    Tensor.gather: _along,
+    torch.index_select: _along,
+    Tensor.index_select: _along,
+    functional.group_norm: _group_norm,
+}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """vmap warns where it falls back to a loop, which is noticed anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _first_sentence(error: Exception) -> str:
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return first.split(". ")[0][:160]

@@ -1,0 +1,112 @@
+"""The back end for any module that torch can trace. On a CPU agents run in threads of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from threading import Lock
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.local import local_steps
+from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.traced.capture import Untraceable
+from fedspa.engine.traced.cuts import Cuts, take
+from fedspa.engine.traced.program import trace, trace_mean
+from fedspa.examples import Examples, Tree, count, in_order, taken
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.forward import modes
+from fedspa.learning.tasks import Task
+from fedspa.learning.tasks.drawing import require_seeds
+from fedspa.learning.threads import torch_threads
+from fedspa.mechanisms.parts import Parts
+
+# Bytes of gradients that a block of examples may take, dense or cut.
+BLOCK_BUDGET = 128 * 2**20
+# Blocks come in multiples of this: torch prepares a convolution for each new size.
+_STEP = 4
+
+
+def supports(module: nn.Module, like: Examples, task: Task | None) -> str | None:
+    """None if there is a program for this model and examples made like those, else why not."""
+    try:
+        trace(FlatModel(module, task), modes(module), like, take)
+    except Untraceable as why:
+        return str(why)
+    return None
+
+
+class TracedEngine:
+    """Examples of a batch are computed together, each at its place (`places.py`), in blocks whose sizes follow from the
+    number of places alone."""
+
+    name = "traced"
+    separates_records = True
+
+    def __init__(self, module: nn.Module, like: Examples, task: Task | None = None, *, threads: int = 1) -> None:
+        """Raises `Untraceable`."""
+        self._model, self._modes = FlatModel(module, task), modes(module)
+        self._like, self._threads = like, threads
+        self._program = trace(self._model, self._modes, like, take)
+        self._cuts = lru_cache(maxsize=threads + 1)(self._cut)
+        self._mean: Callable[..., list[Tensor]] | None = None
+        self._lock = Lock()
+
+    @property
+    def draws(self) -> bool:
+        return self._program.draws
+
+    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        with torch_threads(1), ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(lambda task: local_steps(theta, task, self), tasks))
+
+    def parts(
+        self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, present: Tensor | None
+    ) -> Iterator[Parts]:
+        x, generator = self._unseeded(x)
+        cuts, parameters = self._cuts(coordinates), list(self._model.parts(theta).values())
+        for index, there in self._blocks(count(y), cuts.width):
+            if present is not None:
+                there = there & present[index]
+            block = [leaf for tree, like in zip((x, y), self._like) for leaf in in_order(taken(tree, index), like)]
+            with torch.no_grad():
+                made, readable = self._program.run(len(index), cuts, generator, *parameters, *block)
+            yield Parts(made, cuts.width, readable, None if there.all() else there)
+
+    def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
+        for block in self.parts(theta, x, y, coordinates, None):
+            yield block.rows()
+
+    def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        x, generator = self._unseeded(x)
+        with self._lock:
+            if self._mean is None:
+                self._mean = trace_mean(self._model, self._modes, self._like)
+        given = [leaf for tree, like in zip((x, y), self._like) for leaf in in_order(tree, like)]
+        with torch.no_grad():
+            found = self._mean(count(y), generator, *self._model.parts(theta).values(), *given)
+        return torch.cat([part.reshape(-1) for part in found])
+
+    def _unseeded(self, x: Tree) -> tuple[Tree, torch.Generator | None]:
+        """What a forward pass draws is drawn place by place, from one seed: places are of no record's making."""
+        require_seeds(self.draws, x)
+        if not self.draws:
+            return x, None
+        assert isinstance(x, tuple)
+        assert isinstance(x[1], Tensor)
+        return x[0], torch.Generator().manual_seed(int(x[1][0]))
+
+    def _blocks(self, examples: int, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Which examples to take together, and which of them are there for their own sake and not to fill up."""
+        largest = max(len(layer.order) for layer in self._program.layers if layer.words is None)
+        most = max(1, BLOCK_BUDGET // (4 * (largest + width)))
+        size = -(-examples // -(-examples // most))
+        size = size if size <= _STEP else -(-size // _STEP) * _STEP
+        for start in range(0, examples, size):
+            index = torch.arange(start, start + size)
+            yield index.clamp(max=examples - 1), index < examples
+
+    def _cut(self, coordinates: Tensor | None) -> Cuts:
+        return Cuts(self._program.layers, coordinates)

@@ -1,0 +1,168 @@
+"""From a graph to what runs: per-example gradients that are cut to the mask as soon as they are there.
+
+A layer's gradients of a whole batch are alive until they are cut, and no longer: B × d numbers never lie in memory
+where the mask is small. An Embedding's are never made at all: of each example only the words that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fedspa.engine.traced import ops
+from fedspa.engine.traced.allowed import RANDOM, require_allowed
+from fedspa.engine.traced.capture import Untraceable, capture, capture_mean
+from fedspa.engine.traced.sizes import for_any_size
+from fedspa.examples import Examples
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.forward import Modes
+
+aten = torch.ops.aten
+_SIZES = 3, 5
+_VIEWS = frozenset({"view", "_unsafe_view", "reshape", "transpose", "permute", "t", "squeeze", "unsqueeze"})
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """How the gradients of one parameter come out. `order` says where each coordinate lies among the numbers that the
+    program makes for an example; `words` is how many rows an Embedding has, whose gradients come as the deltas of an
+    example's tokens and the tokens."""
+
+    order: Tensor
+    words: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`run(size, cuts, generator, *parameters, *x, *y)` gives what the cuts made of the layers, in their order, and
+    which examples were readable."""
+
+    run: Callable[..., Any]
+    layers: list[Layer]
+    draws: bool
+
+
+def trace(
+    model: FlatModel, modes: Modes, like: Examples, cut: Callable[..., Any], agents: int | None = None
+) -> Program:
+    """A program for any number of examples made like those. `cut(size, cuts[i], made)` takes layer i's gradients."""
+    few, more = (capture(model, modes, like, size, agents) for size in _SIZES)
+    _require_same_constants(few, more)
+    require_allowed(few.graph)
+    graph, made = for_any_size(few.graph, more.graph, _SIZES)
+    *gradients, readable = next(node for node in few.graph.nodes if node.op == "output").args[0]
+    bases = [_base(node, (agents or 1) * _SIZES[0]) for node in gradients]
+    output = next(node for node in graph.nodes if node.op == "output")
+    size = next(iter(graph.nodes))
+    with graph.inserting_before(size.next):
+        cuts, generator = graph.placeholder("cuts"), graph.placeholder("generator")
+    results = []
+    for number, (base, _) in enumerate(bases):
+        node, given = made[base], _tokens(base)
+        with graph.inserting_after(node if given is None else output.prev):
+            what = node if given is None else (made[given[0]], made[given[1]])
+            results.append(graph.call_function(cut, (size, cuts, number, what)))
+    with graph.inserting_before(output):
+        graph.output((results, made[readable]))
+    graph.erase_node(output)
+    draws = _with_own_operations(graph, generator)
+    _earliest(graph, results)
+    graph.eliminate_dead_code()
+    module = fx.GraphModule(few, graph)
+    return Program(module.forward, [layer for _, layer in bases], draws)
+
+
+def trace_mean(model: FlatModel, modes: Modes, like: Examples) -> Callable[..., list[Tensor]]:
+    """`run(size, generator, *parameters, *x, *y)` gives the mean gradient, for any number of examples."""
+    few, more = (capture_mean(model, modes, like, size) for size in _SIZES)
+    _require_same_constants(few, more)
+    graph, _ = for_any_size(few.graph, more.graph, _SIZES)
+    with graph.inserting_after(next(iter(graph.nodes))):
+        generator = graph.placeholder("generator")
+    _with_own_operations(graph, generator)
+    return fx.GraphModule(few, graph).forward
+
+
+def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
+    """Operators in the place of which plain functions run; whether any draws."""
+    draws = False
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target in ops.plain:
+            node.target = ops.plain[node.target]
+        elif any(str(node.target).startswith(f"aten.{name}.") for name in RANDOM):
+            if node.target not in _DRAWN:
+                raise Untraceable(f"it draws by {node.target}")
+            node.target, node.args, draws = _DRAWN[node.target], (*node.args, generator), True
+    return draws
+
+
+def _bernoulli(like: Tensor, chance: float, generator: torch.Generator) -> Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format).bernoulli_(chance, generator=generator)
+
+
+def _dropout(x: Tensor, chance: float, training: bool | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    if not training:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = _bernoulli(x, 1 - chance, generator)
+    return x * kept / (1 - chance if chance < 1 else 1.0), kept.bool()
+
+
+_DRAWN: dict[Any, Callable[..., Any]] = {aten.bernoulli.p: _bernoulli, aten.native_dropout.default: _dropout}
+
+
+def _base(node: fx.Node, examples: int) -> tuple[fx.Node, Layer]:
+    """Where a gradient comes from when views are left out, and how its coordinates lie there."""
+    chain: list[fx.Node] = []
+    base = node
+    while _is_view(base) and base.all_input_nodes[0].meta["val"].numel() == node.meta["val"].numel():
+        chain.append(base)
+        base = base.all_input_nodes[0]
+    if base.op != "call_function":
+        base, chain = node, []
+    value = base.meta["val"]
+    where = torch.arange(value.numel()).view(value.shape)
+    for view in reversed(chain):
+        rest = [where if isinstance(arg, fx.Node) else arg for arg in view.args]
+        where = view.target(*rest)  # type: ignore[operator]
+    rows, each = where.reshape(examples, -1), value.numel() // examples
+    expected = rows[0] + torch.arange(examples).unsqueeze(1) * each
+    if not torch.equal(rows, expected):
+        base, rows, each = node, torch.arange(node.meta["val"].numel()).view(examples, -1), 0
+    tokens = _tokens(base)
+    return base, Layer(rows[0].clone(), None if tokens is None else base.args[2] // examples)  # type: ignore[operator]
+
+
+def _tokens(base: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Deltas and tokens, where the gradient is an Embedding's."""
+    if base.target is not aten.embedding_dense_backward.default:
+        return None
+    deltas, tokens, _, padding, by_frequency = base.args
+    if padding != -1 or by_frequency:
+        return None
+    return deltas, tokens  # type: ignore[return-value]
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op == "call_function" and str(node.target).split(".")[1:2] in [[name] for name in _VIEWS]
+
+
+def _earliest(graph: fx.Graph, results: Sequence[fx.Node]) -> None:
+    """Each cut right after what it takes, so that nothing waits for the end."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for result in results:
+        last = max(result.all_input_nodes, key=order.__getitem__)
+        last.append(result)
+
+
+def _require_same_constants(few: fx.GraphModule, more: fx.GraphModule) -> None:
+    """Tensors that a module made of the number of examples would be wrong for every other."""
+    for one, other in zip(*([n for n in each.graph.nodes if n.op == "get_attr"] for each in (few, more))):
+        first, second = getattr(few, str(one.target)), getattr(more, str(other.target))
+        if first.shape != second.shape or not torch.equal(first, second):
+            raise Untraceable("it keeps a tensor that depends on the number of examples")
