@@ -36,7 +36,7 @@ def test_every_topic_has_an_answer_and_this_machine_is_ready() -> None:
 
 def test_a_native_engine_that_was_not_built_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "library", lambda: None)
-    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
     native = answer("engines", "native")
     assert native.works is False
     assert "install a C compiler" in native.detail

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine import native
-from fedspa.engine.choose import EngineName, choose, reason
+from fedspa.engine.choose import EngineName, choose, decide
 from fedspa.engine.local import Gradients
 from fedspa.engine.native import library
 from fedspa.engine.stacked import StackedEngine
@@ -25,15 +25,15 @@ def test_auto_takes_the_native_engine_where_it_can() -> None:
     assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "native"
     assert choose("auto", EXOTIC, blank((1, 2, 2)), "cpu", 2, exact=False).name == "generic"
     assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=True).name == "generic"
-    assert "Sigmoid" in reason("auto", EXOTIC, blank((1, 2, 2)), "cpu", exact=False)
-    assert reason("generic", EXOTIC, blank((1, 2, 2)), "cpu", exact=False) == "run.engine = 'generic'"
+    assert "Sigmoid" in decide("auto", EXOTIC, blank((1, 2, 2)), "cpu", 1, exact=False).why
+    assert decide("generic", EXOTIC, blank((1, 2, 2)), "cpu", 1, exact=False).why == "run.engine = 'generic'"
 
 
 def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.engine.library, "library", lambda: None)
     assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "generic"
-    assert "not built" in reason("auto", PLAIN, blank((1, 2, 2)), "cpu", exact=False)
-    with pytest.raises(ConfigError, match=r"run\.engine.*not built"):
+    assert "compiled part" in decide("auto", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False).why
+    with pytest.raises(ConfigError, match=r"run\.engine.*compiled part"):
         choose("native", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False)
 
 
@@ -52,14 +52,17 @@ def test_auto_takes_the_stacked_engine_on_a_gpu_where_it_can(monkeypatch: pytest
     chosen = choose("auto", PLAIN, blank((1, 2, 2)), "cuda", 2, exact=False, tf32=True)
     assert isinstance(chosen, StackedEngine)
     assert chosen.tf32
-    assert "fastest" in reason("auto", PLAIN, blank((1, 2, 2)), "cuda", exact=False)
+    assert "fastest" in decide("auto", PLAIN, blank((1, 2, 2)), "cuda", 1, exact=False).why
     assert choose("auto", EXOTIC, blank((1, 2, 2)), "cuda", 2, exact=False).name == "generic"
-    assert reason("auto", EXOTIC, blank((1, 2, 2)), "cuda", exact=False) == "not stacked: it knows no layer Sigmoid"
+    assert (
+        decide("auto", EXOTIC, blank((1, 2, 2)), "cuda", 1, exact=False).why
+        == "not stacked: it knows no layer Sigmoid ('2')"
+    )
     assert choose("auto", PLAIN, blank((1, 2, 2)), "cuda", 2, exact=True).name == "generic"
-    assert "exact" in reason("auto", PLAIN, blank((1, 2, 2)), "cuda", exact=True)
+    assert "exact" in decide("auto", PLAIN, blank((1, 2, 2)), "cuda", 1, exact=True).why
     monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: None)
     assert choose("auto", PLAIN, blank((1, 2, 2)), "cuda", 2, exact=False).name == "generic"
-    assert "Triton" in reason("auto", PLAIN, blank((1, 2, 2)), "cuda", exact=False)
+    assert "Triton" in decide("auto", PLAIN, blank((1, 2, 2)), "cuda", 1, exact=False).why
 
 
 def test_stacked_is_taken_where_it_is_forced_and_can_run() -> None:

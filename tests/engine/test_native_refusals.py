@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(library.library() is None, reason="the native en
     ],
 )
 def test_what_it_cannot_do_is_said(module: nn.Module, word: str) -> None:
-    assert word in (supports(module, (1, 12, 12)) or "")
+    assert word in str(supports(module, (1, 12, 12)))
 
 
 @pytest.mark.parametrize("kind", [library.CONV, library.MAXPOOL, library.AVGPOOL])
@@ -69,10 +69,10 @@ def test_products_and_sums_stay_apart_at_the_plain_level(tmp_path: Path) -> None
 
 def test_shared_and_frozen_parameters_are_left_to_other_engines() -> None:
     layer = nn.Linear(6, 6)
-    assert "twice" in (supports(nn.Sequential(layer, nn.ReLU(), layer), (6,)) or "")
+    assert "twice" in str(supports(nn.Sequential(layer, nn.ReLU(), layer), (6,)))
     frozen = nn.Sequential(nn.Linear(6, 2))
     frozen[0].bias.requires_grad_(False)
-    assert "frozen" in (supports(frozen, (6,)) or "")
+    assert "frozen" in str(supports(frozen, (6,)))
 
 
 def test_wrong_labels_masks_and_modes_are_refused() -> None:

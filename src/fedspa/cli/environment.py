@@ -9,9 +9,7 @@ import operator
 import os
 import platform
 import re
-import shutil
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -87,21 +85,18 @@ def _engines() -> Iterator[Answer]:
     from fedspa.engine import stacked
     from fedspa.engine.native import library
 
-    loaded = library.library()
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    found = shutil.which(compiler)
-    if loaded is not None:
+    missing, (compiler, found) = library.missing(), library.compiler()
+    if missing is None:
         yield Answer("engines", "native", True, f"built, instruction set {library.best_level()}")
     else:
-        built = any(Path(library.__file__).parent.glob("_native*"))
-        why = "built for another version or machine" if built else "not built"
-        todo = "install fedspa again" if found else f"install a C compiler ({compiler}), then fedspa again"
-        yield Answer("engines", "native", False, f"{why}: {todo}. Until then `auto` takes generic, which is slower")
+        detail = f"{missing.why}: {missing.mend}. Until then `auto` takes another one, which is slower"
+        yield Answer("engines", "native", False, detail)
     yield Answer("engines", "compiler", None, found or f"no {compiler} here; only building native needs one")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     obstacle = stacked.device_obstacle(device, exact=False)
     where = "on the GPU" if device == "cuda" else "on this CPU, slowly: it is made for GPUs"
-    yield Answer("engines", "stacked", obstacle is None, obstacle or where)
+    detail = where if obstacle is None else f"{obstacle.why}: {obstacle.mend}"
+    yield Answer("engines", "stacked", obstacle is None, detail)
     yield Answer("engines", "generic, reference", True, "any module that torch.func can trace")
 
 

@@ -157,7 +157,10 @@ def show(result: RunResult, screen: Console) -> None:
     screen.print(
         f"Time        {summary['seconds']:.1f} s, engine {summary['engine']} ({summary['engine_reason']})",
         highlight=False,
+        markup=False,  # a layer's name may look like it
     )
+    for hint in summary.get("engine_hints", ()):  # which an older run does not have
+        screen.print(f"Faster      {hint}", highlight=False, markup=False)
     for warning in summary["warnings"]:
         screen.print(f"[red]Note[/red]        {warning}", highlight=False)
     screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)

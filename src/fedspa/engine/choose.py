@@ -1,14 +1,16 @@
-"""Which back end runs a model: the fastest that can, or the one that `run.engine` forces."""
+"""Which back end runs a model: the fastest that can, or the one that `run.engine` forces; and why."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine import native, stacked
-from fedspa.engine.generic import GenericEngine
+from fedspa.engine import generic, native, stacked
+from fedspa.engine.obstacle import Obstacle, together
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
@@ -21,6 +23,18 @@ from fedspa.learning.trial import try_gradients
 EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The engine that is taken. `passed` are the faster ones and what keeps each from running; `hints` say what a user
+    could change to make it faster. `make` builds it, and refuses a model that no engine may train."""
+
+    engine: EngineName
+    why: str
+    passed: dict[EngineName, Obstacle]
+    hints: tuple[str, ...]
+    make: Callable[[], Engine] = field(repr=False, compare=False)
+
+
 def choose(
     name: EngineName,
     module: nn.Module,
@@ -31,69 +45,166 @@ def choose(
     tf32: bool = False,
     task: Task | None = None,
 ) -> Engine:
+    """The engine that `decide` takes."""
+    return decide(name, module, like, device, threads, exact, tf32, task).make()
+
+
+def decide(
+    name: EngineName,
+    module: nn.Module,
+    like: Examples,
+    device: torch.device | str,
+    threads: int,
+    exact: bool,
+    tf32: bool = False,
+    task: Task | None = None,
+) -> Choice:
     """The engine for `name`, for examples that are made as those `like` which one is given. `auto` never fails for want
     of a fast one; a forced engine that cannot run is an error. The task is classification where none is given."""
     if name not in get_args(EngineName):
         raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
     FlatModel(module, task)  # refuses what no back end takes
-    chosen = _fast(device) if name == "auto" else name
-    obstacle = _obstacle(chosen, module, like, device, exact, task)
-    if obstacle is not None and name != "auto":
-        raise ConfigError(f"run.engine = {name!r} is not possible here: {obstacle}; use 'auto' or 'generic'")
-    if chosen in ("reference", "generic") or obstacle is not None:
-        drew = [try_gradients(module, *each) for each in tried(like, task)]
-        kind = ReferenceEngine if chosen == "reference" else GenericEngine
-        # On a CPU every example has a seed of its own, whatever the trial saw: a model may draw for rare examples only.
-        return kind(module, task, draws=any(drew) or torch.device(device).type == "cpu")
-    if chosen == "stacked":
-        return stacked.StackedEngine(module, device, tf32=tf32)
-    return native.NativeEngine(module, threads)
+    case = _Case(module, like, torch.device(device), threads, exact, tf32, task)
+    return _fastest(case) if name == "auto" else _forced(name, case)
 
 
-def reason(
-    name: EngineName,
-    module: nn.Module,
-    like: Examples,
-    device: torch.device | str,
-    exact: bool,
-    task: Task | None = None,
-) -> str:
-    """Why `choose` takes what it takes, for the summary."""
-    if name != "auto":
-        return f"run.engine = {name!r}"
-    fast = _fast(device)
-    obstacle = _obstacle(fast, module, like, device, exact, task)
-    return "the fastest that can run this model here" if obstacle is None else f"not {fast}: {obstacle}"
+@dataclass(frozen=True)
+class _Case:
+    """What a back end is asked to run."""
+
+    module: nn.Module
+    like: Examples
+    device: torch.device
+    threads: int
+    exact: bool
+    tf32: bool
+    task: Task | None
 
 
-def _fast(device: torch.device | str) -> EngineName:
-    """The back end to try first on a device."""
-    return "native" if torch.device(device).type == "cpu" else "stacked"
+@dataclass(frozen=True)
+class _Candidate:
+    """`auto` tries it on devices of that kind. `obstacles` are all that keep it from running a case; `slows` is what
+    keeps it from running one as fast as it could."""
+
+    name: EngineName
+    tried_on: Literal["CPUs", "GPUs", "all", "none"]
+    make: Callable[[_Case], Engine]
+    obstacles: Callable[[_Case], Iterator[Obstacle]] = lambda case: iter(())
+    slows: Callable[[_Case], Obstacle | None] = lambda case: None
+
+    def by_itself(self, device: torch.device) -> bool:
+        return self.tried_on in ("all", "CPUs" if device.type == "cpu" else "GPUs")
 
 
-def _obstacle(
-    name: EngineName,
-    module: nn.Module,
-    like: Examples,
-    device: torch.device | str,
-    exact: bool,
-    task: Task | None,
-) -> str | None:
-    """Why that back end cannot take this run, or None if it can."""
-    if name in ("generic", "reference", "auto"):
-        return None
+def _fastest(case: _Case) -> Choice:
+    """The first in the order of speed that nothing keeps from running."""
+    passed: dict[EngineName, Obstacle] = {}
+    for candidate in (each for each in _CANDIDATES if each.by_itself(case.device)):
+        obstacles = list(candidate.obstacles(case))
+        if not obstacles:
+            break
+        passed[candidate.name] = together(obstacles)
+    why = "; ".join(f"not {name}: {obstacle}" for name, obstacle in passed.items())
+    mends = [f"for {name}: {obstacle.mend}" for name, obstacle in passed.items() if obstacle.mend]
+    return Choice(
+        candidate.name,
+        why or "the fastest that can run this model here",
+        passed,
+        (*mends, *_own_hints(candidate, case), *_gpu_hints(case)),
+        lambda: candidate.make(case),
+    )
+
+
+def _forced(name: EngineName, case: _Case) -> Choice:
+    (candidate,) = (each for each in _CANDIDATES if each.name == name)
+    obstacles = list(candidate.obstacles(case))
+    if obstacles:
+        unfit = together(obstacles)
+        mend = f", or: {unfit.mend}" if unfit.mend else ""
+        raise ConfigError(f"run.engine = {name!r} is not possible here: {unfit}; use 'auto' or 'generic'{mend}")
+    first = next(each for each in _CANDIDATES if each.by_itself(case.device))
+    free = () if candidate is first else ("run.engine = 'auto' takes the fastest that can",)
+    hints = (*free, *_own_hints(candidate, case))
+    return Choice(name, f"run.engine = {name!r}", {}, hints, lambda: candidate.make(case))
+
+
+def _own_hints(candidate: _Candidate, case: _Case) -> Iterator[str]:
+    slow = candidate.slows(case)
+    if slow is not None and slow.mend:
+        yield f"{candidate.name} would be faster: {slow.mend}"
+
+
+def _gpu_hints(case: _Case) -> Iterator[str]:
+    """A GPU that is there and not used, where a back end that is made for GPUs could train this model on it."""
+    if case.device.type != "cpu" or torch.cuda.device_count() == 0:
+        return
+    there = _fastest(replace(case, device=torch.device("cuda"), tf32=True))
+    if there.engine != "generic":  # which may be no faster there
+        yield f"run.device = 'cuda': a GPU is there and not used, and {there.engine} can train this model on it"
+
+
+def _of_layers(case: _Case) -> Iterator[Obstacle]:
+    """What back ends do not take that read a model by its layers."""
+    task = case.task
     if isinstance(task, PerPerson):
-        return "it takes one record per example, and here an example is a person"
-    if task is not None and not (isinstance(task, Classification) and task.plain):
-        return f"it learns classes by plain cross-entropy, and the task is {task.name}"
-    if not isinstance(like.x, Tensor):
-        return f"it takes one tensor per example, and examples are {layout(like.x)}"
-    shape = tuple(like.x.shape[1:])
-    if name == "stacked":
-        return stacked.device_obstacle(device, exact) or stacked.supports(module, shape)
-    kind = torch.device(device).type
+        yield Obstacle("it takes one record per example, and here an example is a person")
+        return
+    if isinstance(task, Classification) and not task.plain:
+        why = "it learns classes by plain cross-entropy, and the task has weights or label smoothing"
+        yield Obstacle(why, "leave out task.weights and task.label_smoothing")
+    elif task is not None and not isinstance(task, Classification):
+        yield Obstacle(f"it learns classes by plain cross-entropy, and the task is {task.name}")
+    if not isinstance(case.like.x, Tensor):
+        yield Obstacle(f"it takes one tensor per example, and examples are {layout(case.like.x)}")
+
+
+def _native(case: _Case) -> Iterator[Obstacle]:
+    kind = case.device.type
     if kind != "cpu":
-        return f"it runs on CPUs, and run.device is {kind!r}"
-    if exact:
-        return "privacy.noise = 'exact' has no native implementation"
-    return native.supports(module, shape)
+        yield Obstacle(f"it runs on CPUs, and run.device is {kind!r}", "run.device = 'cpu'")
+    if case.exact:
+        why = "privacy.noise = 'exact' has no native implementation"
+        yield Obstacle(why, "privacy.noise = 'secure', in floating point")
+    yield from _of_layers(case)
+    yield from _of_model(case, native.supports)
+
+
+def _stacked(case: _Case) -> Iterator[Obstacle]:
+    unfit = stacked.device_obstacle(case.device, case.exact)
+    if unfit is not None:
+        yield unfit
+    yield from _of_layers(case)
+    yield from _of_model(case, stacked.supports)
+
+
+def _of_model(case: _Case, supports: Callable[[nn.Module, tuple[int, ...]], Obstacle | None]) -> Iterator[Obstacle]:
+    if isinstance(case.like.x, Tensor) and not isinstance(case.task, PerPerson):
+        unknown = supports(case.module, tuple(case.like.x.shape[1:]))
+        if unknown is not None:
+            yield unknown
+
+
+def _by_autograd(case: _Case, kind: Callable[..., Engine]) -> Engine:
+    drew = [try_gradients(case.module, *each) for each in tried(case.like, case.task)]
+    # On a CPU every example has a seed of its own, whatever the trial saw: a model may draw for rare examples only.
+    return kind(case.module, case.task, draws=any(drew) or case.device.type == "cpu")
+
+
+# In order of speed. The last that `auto` tries anywhere takes every case.
+_CANDIDATES = (
+    _Candidate("native", "CPUs", lambda case: native.NativeEngine(case.module, case.threads), _native),
+    _Candidate(
+        "stacked",
+        "GPUs",
+        lambda case: stacked.StackedEngine(case.module, case.device, tf32=case.tf32),
+        _stacked,
+        lambda case: stacked.slows(case.device, case.tf32),
+    ),
+    _Candidate(
+        "generic",
+        "all",
+        lambda case: _by_autograd(case, generic.GenericEngine),
+        slows=lambda case: generic.slows(case.module, case.device),
+    ),
+    _Candidate("reference", "none", lambda case: _by_autograd(case, ReferenceEngine)),
+)

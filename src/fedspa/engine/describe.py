@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator, Mapping
 from threading import Lock
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedspa.engine.layers import (
     Activation,
@@ -27,18 +28,18 @@ from fedspa.engine.layers import (
     Unsupported,
     Weighted,
 )
+from fedspa.engine.obstacle import Obstacle, together
 from fedspa.learning.flat import copied
 
+_NAMED = 3  # layers of a kind that are named; there may be hundreds
 
-def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
-    """The layers in the order in which data passes them; raises `Unsupported`."""
+
+def describe(module: nn.Module, input_shape: Shape, takes: tuple[type, ...] = get_args(Layer)) -> list[Layer]:
+    """The layers in the order in which data passes them, of the kinds that a back end takes; raises `Unsupported`."""
     for name, layer in module.named_modules():
         if any(getattr(layer, hooks) for hooks in _HOOKS) or "forward" in vars(layer):
             raise Unsupported(f"layer '{name or '(root)'}' has hooks or a forward of its own")
-    if any(not p.requires_grad for p in module.parameters()):
-        raise Unsupported("the model has frozen parameters")
-    if next(module.buffers(), None) is not None:
-        raise Unsupported("the model has buffers")
+    leaves = _chain(module, takes)
     offsets: dict[Tensor, int] = {}
     end = 0
     for parameter in module.parameters():
@@ -46,13 +47,15 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
         end += parameter.numel()
     layers: list[Layer] = []
     shape = input_shape
-    for leaf in _chain(module):
-        made, shape = _layer(leaf, shape, offsets)
+    for leaf in leaves:
+        made, shape = _MAKERS[type(leaf)][1](leaf, shape, offsets)
         layers += made
     if offsets:
         raise Unsupported("some parameters are not in a known layer that is used once")
     if len(shape) != 1:
-        raise Unsupported(f"the model ends in an output of shape {shape}, not in one score a class")
+        raise Unsupported(
+            f"the model ends in an output of shape {shape}, not in one score a class", "end in Flatten and Linear"
+        )
     return layers
 
 
@@ -62,14 +65,64 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 _TRACING = Lock()  # torch.fx patches torch's own modules while it traces
 
 
-def _chain(module: nn.Module) -> list[nn.Module]:
-    """The leaf layers in the order in which data passes them; functional relu, tanh, flatten and pooling included."""
+def _chain(module: nn.Module, takes: tuple[type, ...]) -> list[nn.Module]:
+    """The leaf layers in the order in which data passes them; functional relu, tanh, flatten and pooling included. All
+    that is wrong is told at once."""
+    faults = list(_held(module))
+    layers: list[nn.Module] = []
+    try:
+        graph, leaves = _traced(module)
+        known = [kind for kind, (made, _) in _MAKERS.items() if made is None or made in takes]
+        unknown = {node: leaf for node, leaf in leaves.items() if type(leaf) not in known}
+        if unknown:
+            faults.append(_strangers(unknown, known))
+        layers = _in_a_row(graph, leaves, unknown)
+    except Unsupported as why:
+        faults.append(why.obstacle)
+    if faults:
+        fault = together(faults)
+        raise Unsupported(fault.why, fault.mend)
+    return layers
+
+
+def _held(module: nn.Module) -> Iterator[Obstacle]:
+    """What a module holds beside parameters that are trained."""
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        mend = "train them too, or give the frozen part's outputs as records and the rest as the model"
+        yield Obstacle(f"the model has frozen parameters ({_listed(frozen)})", mend)
+    buffers = [name for name, _ in module.named_buffers()]
+    if buffers:
+        yield Obstacle(f"the model has buffers ({_listed(buffers)})", f"leave out the buffers {_listed(buffers)}")
+
+
+def _traced(module: nn.Module) -> tuple[fx.Graph, dict[fx.Node, nn.Module]]:
+    """With the layers that it calls."""
     try:
         with _TRACING:
             graph = fx.symbolic_trace(copied(module)).graph  # tracing leaves its marks on a module that sets attributes
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause
     modules = dict(module.named_modules())
+    return graph, {node: modules[str(node.target)] for node in graph.nodes if node.op == "call_module"}
+
+
+def _strangers(unknown: Mapping[fx.Node, nn.Module], known: list[type[nn.Module]]) -> Obstacle:
+    """The layers that a back end does not know, kind by kind."""
+    kinds: dict[type[nn.Module], list[str]] = {}
+    for node, leaf in unknown.items():
+        kinds.setdefault(type(leaf), []).append(str(node.target))
+    told = [f"{kind.__name__} ({_listed(names)})" for kind, names in kinds.items()]
+    leave = all(issubclass(kind, _DropoutNd) for kind in kinds)
+    mend = (
+        f"leave {', '.join(told)} out: the noise regularises anyway"
+        if leave
+        else f"replace {', '.join(told)} by layers that it knows: {', '.join(kind.__name__ for kind in known)}"
+    )
+    return Obstacle(f"it knows no layer {', '.join(told)}", mend)
+
+
+def _in_a_row(graph: fx.Graph, leaves: Mapping[fx.Node, nn.Module], unknown: Container[fx.Node]) -> list[nn.Module]:
     layers: list[nn.Module] = []
     previous: fx.Node | None = None
     for node in graph.nodes:
@@ -83,13 +136,20 @@ def _chain(module: nn.Module) -> list[nn.Module]:
         elif not node.args or node.args[0] is not previous or len(node.all_input_nodes) != 1:
             raise Unsupported(f"'{node.name}' makes the model more than a plain chain of layers")
         elif node.op == "call_module":
-            layers.append(modules[str(node.target)])
+            layers.append(leaves[node])
+        elif node.target is operator.getitem and previous in unknown:
+            pass  # one of several outputs, as an LSTM has: it is the layer that is not known
         elif node.target == "long" and node.op == "call_method" and not layers:
             pass  # records are float32, and an Embedding wants whole numbers: it takes them as they are here
         else:
             layers.append(_functional(node))
         previous = node
     return layers
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + more
 
 
 def _functional(node: fx.Node) -> nn.Module:
@@ -117,21 +177,18 @@ _FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
 }
 
 
-def _layer(layer: nn.Module, shape: Shape, offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
-    kind = type(layer)
-    if kind in _MAKERS:
-        return _MAKERS[kind](layer, shape, offsets)
-    if kind is nn.ReLU:
-        return [Activation("relu")], shape
-    if kind is nn.Tanh:
-        return [Activation("tanh")], shape
-    if kind is nn.Flatten:
-        if layer.start_dim != 1 or layer.end_dim not in (-1, len(shape)):
-            raise Unsupported("a Flatten that keeps some dimensions")
-        return [Flatten()], (math.prod(shape),)
-    if kind is nn.Identity:
-        return [], shape
-    raise Unsupported(f"it knows no layer {kind.__name__}")
+def _activation(layer: nn.ReLU | nn.Tanh, shape: Shape, _offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
+    return [Activation("relu" if isinstance(layer, nn.ReLU) else "tanh")], shape
+
+
+def _flatten(layer: nn.Flatten, shape: Shape, _offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
+    if layer.start_dim != 1 or layer.end_dim not in (-1, len(shape)):
+        raise Unsupported("a Flatten that keeps some dimensions", "flatten all dimensions of an example")
+    return [Flatten()], (math.prod(shape),)
+
+
+def _identity(_layer: nn.Identity, shape: Shape, _offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
+    return [], shape
 
 
 def _conv(layer: nn.Conv2d, shape: Shape, offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
@@ -166,7 +223,7 @@ def _pool(layer: nn.MaxPool2d | nn.AvgPool2d, shape: Shape, _offsets: dict[Tenso
     if len(shape) != 3:
         raise Unsupported(f"a {name} does not fit an input of shape {shape}")
     if layer.ceil_mode:
-        raise Unsupported(f"a {name} with ceil_mode")
+        raise Unsupported(f"a {name} with ceil_mode", f"ceil_mode=False in {name}, and the next Linear to fit")
     kernel, padding = _pair(layer.kernel_size), _pair(layer.padding)
     stride = kernel if layer.stride is None else _pair(layer.stride)
     if any(not 0 <= 2 * p <= k for p, k in zip(padding, kernel)):
@@ -188,7 +245,7 @@ def _group_norm(layer: nn.GroupNorm, shape: Shape, offsets: dict[Tensor, int]) -
         raise Unsupported(f"a GroupNorm of {layer.num_channels} channels does not fit an input of shape {shape}")
     weight, bias = _take_any(offsets, layer.weight), _take_any(offsets, layer.bias)
     inner = math.prod(shape[1:])
-    return [Norm("GroupNorm", layer.num_groups, 1, shape[0], inner, layer.eps, weight, bias)], shape
+    return [Norm(layer.num_groups, 1, shape[0], inner, layer.eps, weight, bias)], shape
 
 
 def _layer_norm(layer: nn.LayerNorm, shape: Shape, offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
@@ -197,7 +254,7 @@ def _layer_norm(layer: nn.LayerNorm, shape: Shape, offsets: dict[Tensor, int]) -
         raise Unsupported(f"a LayerNorm over {inside} does not fit an input of shape {shape}")
     weight, bias = _take_any(offsets, layer.weight), _take_any(offsets, layer.bias)
     outer = math.prod(shape[: len(shape) - len(inside)])
-    return [Norm("LayerNorm", outer, outer, math.prod(inside), 1, layer.eps, weight, bias)], shape
+    return [Norm(outer, outer, math.prod(inside), 1, layer.eps, weight, bias)], shape
 
 
 def _embedding(layer: nn.Embedding, shape: Shape, offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
@@ -207,14 +264,20 @@ def _embedding(layer: nn.Embedding, shape: Shape, offsets: dict[Tensor, int]) ->
     return [made], (*shape, layer.embedding_dim)
 
 
-_MAKERS: dict[type[nn.Module], Callable[[Any, Shape, dict[Tensor, int]], tuple[list[Layer], Shape]]] = {
-    nn.Conv2d: _conv,
-    nn.Linear: _linear,
-    nn.MaxPool2d: _pool,
-    nn.AvgPool2d: _pool,
-    nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.Embedding: _embedding,
+_Maker = Callable[[Any, Shape, dict[Tensor, int]], tuple[list[Layer], Shape]]
+# Each kind, what it is described by, and how.
+_MAKERS: dict[type[nn.Module], tuple[type | None, _Maker]] = {
+    nn.Conv2d: (Weighted, _conv),
+    nn.Linear: (Weighted, _linear),
+    nn.MaxPool2d: (Pool, _pool),
+    nn.AvgPool2d: (Pool, _pool),
+    nn.GroupNorm: (Norm, _group_norm),
+    nn.LayerNorm: (Norm, _layer_norm),
+    nn.Embedding: (Embedding, _embedding),
+    nn.ReLU: (Activation, _activation),
+    nn.Tanh: (Activation, _activation),
+    nn.Flatten: (Flatten, _flatten),
+    nn.Identity: (None, _identity),
 }
 
 

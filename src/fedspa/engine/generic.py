@@ -12,13 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.local import local_steps, rows_at_once
+from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.examples import Tree, blanks, count, mapped, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import in_modes, modes
+from fedspa.learning.sound import may_draw
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.tasks.drawing import Drawing, require_seeds
+
+
+def slows(module: nn.Module, device: torch.device | str) -> Obstacle | None:
+    """None if it runs as fast there as it can, as far as the kinds of layers tell."""
+    if torch.device(device).type == "cpu":
+        return None
+    for name, layer in module.named_modules():
+        where = f"layer '{name or '(root)'}' ({type(layer).__name__})"
+        if isinstance(layer, nn.RNNBase):
+            why = f"vmap has no rule for {where}, so that examples go one by one"
+            return Obstacle(why, f"a layer without recurrence in place of {where} lets examples go together")
+        if may_draw(layer):
+            why = f"{where} draws for each example, so that examples go one by one"
+            return Obstacle(why, f"without {where}, or with it in eval mode, examples go together")
+    return None
 
 
 class GenericEngine:

@@ -9,12 +9,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fedspa.engine.obstacle import Obstacle
+
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
 
 
 class Unsupported(Exception):
-    """One clause that says what a back end cannot do."""
+    """What a back end cannot do: its text is the obstacle's."""
+
+    def __init__(self, why: str, mend: str = "") -> None:
+        super().__init__(why)
+        self.obstacle = Obstacle(why, mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,6 @@ class Norm:
     times a weight and plus a bias. Seen as [outer, parameters, inner], a value's place in the middle is its weight's.
     """
 
-    name: Literal["GroupNorm", "LayerNorm"]
     groups: int
     outer: int
     parameters: int
@@ -117,10 +122,6 @@ class Embedding:
     width: int
     tokens: int
     weight: int
-
-    @property
-    def name(self) -> str:
-        return "Embedding"
 
     @property
     def inputs(self) -> int:

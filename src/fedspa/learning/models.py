@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedspa.data import plugin
 from fedspa.errors import ConfigError
@@ -93,7 +94,8 @@ def build(name: str, input_shape: tuple[int, ...] | None, width: int | None, see
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every accelerator
         model = _users(name, shape, width) if plugin.is_plugin(name) else _built_in(name, shape, width)
-    if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
+    # A lazy parameter has no size yet; who trains it is told so.
+    if not any(p.requires_grad and (is_lazy(p) or p.numel()) for p in model.parameters()):
         raise ConfigError(f"model.name = {name!r} has no trainable parameters: there is nothing to learn")
     return model
 

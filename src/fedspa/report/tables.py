@@ -145,7 +145,12 @@ def by_class(run: RunRecord) -> tuple[list[str], list[list[str]]] | None:
 def trained(run: RunRecord) -> list[tuple[str, str]]:
     """What the run itself found of its records, module and versions. Empty where it is not done, or older."""
     found = None if run.summary is None else run.summary.get("provenance")
-    return [(str(key), str(value)) for key, value in found.items()] if isinstance(found, dict) else []
+    if run.summary is None or not isinstance(found, dict):
+        return []
+    rows = [(str(key), str(value)) for key, value in found.items()]
+    why, hints = run.summary.get("engine_reason"), run.summary.get("engine_hints")
+    rows += [("why this engine", why)] if isinstance(why, str) else []
+    return rows + [("faster", str(hint)) for hint in (hints if isinstance(hints, list) else [])]
 
 
 def _is_share(value: object) -> bool:

@@ -16,7 +16,7 @@ from fedspa.data.dataset import Dataset
 from fedspa.data.participation import schedule
 from fedspa.data.persons import blank_person
 from fedspa.data.plugin import GIVEN
-from fedspa.engine.choose import choose, reason
+from fedspa.engine.choose import Choice, decide
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, joined
@@ -49,6 +49,7 @@ class Job:
     server: ServerJob
     cap: int
     data_name: str
+    choice: Choice
 
     @property
     def plan(self) -> Plan | None:
@@ -70,7 +71,7 @@ class Job:
     def trained_by(self) -> dict[str, Any]:
         """The summary's words on what the agents train with."""
         reason = "a deployed agent takes the fastest that it has"
-        return {"engine": "each agent's own", "engine_reason": reason, "tf32": False}
+        return {"engine": "each agent's own", "engine_reason": reason, "engine_hints": [], "tf32": False}
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,13 @@ class Simulated(Job):
     train: Examples
     holdings: list[NDArray[np.int64]]
     engine: Engine
-    engine_reason: str
 
     @property
     def trained_by(self) -> dict[str, Any]:
         return {
             "engine": self.engine.name,
-            "engine_reason": self.engine_reason,
+            "engine_reason": self.choice.why,
+            "engine_hints": list(self.choice.hints),
             "tf32": getattr(self.engine, "tf32", False),
         }
 
@@ -107,9 +108,9 @@ def prepare(
     job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
     data = with_targets(data, job.server.model.task)
     require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
-    server, plan, run = job.server, job.plan, config.run
+    server, plan = job.server, job.plan
     train = trained_on(config, data)
-    like, trained = _trained(config, unit_of(config, data), data.like, server.model.task)
+    _, trained = _trained(config, unit_of(config, data), data.like, server.model.task)
     if plan is not None and plan.clip_rule == "median":
         model = FlatModel(server.model.module, trained)
         server = replace(server, clip_value=median_clip(plan, model, train, holdings))
@@ -118,13 +119,11 @@ def prepare(
         server=server,
         cap=job.cap,
         data_name=job.data_name,
+        choice=job.choice,
         data=data,
         train=train,
         holdings=holdings,
         engine=server.engine,
-        engine_reason=reason(
-            run.engine, server.model.module, like, run.device, config.privacy.noise == "exact", trained
-        ),
     )
 
 
@@ -172,6 +171,7 @@ def prepare_server(
     mask: MaskMode = algorithm.mask or settings.mask
     public_key = derive_key(root_key("seeded", run.seed), "public")
     like, trained = _trained(config, unit, like, learned)
+    choice = decide(run.engine, module, like, run.device, run.threads, exact, run.tf32, trained)
     server = ServerJob(
         model=model,
         algorithm=algorithm,
@@ -198,11 +198,11 @@ def prepare_server(
         clip_value=None if plan is None else plan.clip_value,
         public_key=public_key,
         test=test,
-        engine=choose(run.engine, module, like, run.device, run.threads, exact, run.tf32, trained),
+        engine=choice.make(),
         threads=run.threads,
         metrics=metrics or {},
     )
-    return Job(config, server, cap_of(config), data.name)
+    return Job(config, server, cap_of(config), data.name, choice)
 
 
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:

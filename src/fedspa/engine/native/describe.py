@@ -19,8 +19,8 @@ def describe(module: nn.Module, input_shape: layers.Shape) -> list[Layer]:
     """The layers in order, parameter offsets as in `FlatModel`; raises `Unsupported`."""
     for parameter in module.parameters():
         if parameter.dtype != torch.float32:
-            raise Unsupported(f"parameters of type {parameter.dtype}")
-    return [_native(layer) for layer in describe_chain(module, input_shape)]
+            raise Unsupported(f"parameters of type {parameter.dtype}", "give module.float()")
+    return [_native(layer) for layer in describe_chain(module, input_shape, (Weighted, Pool, Activation, Flatten))]
 
 
 def _native(layer: layers.Layer) -> Layer:
@@ -35,9 +35,8 @@ def _native(layer: layers.Layer) -> Layer:
         return Layer(kind=_POOLS[layer.kind], count_include_pad=int(layer.count_padding), **window)
     if isinstance(layer, Activation):
         return Layer(kind=_ACTIVATIONS[layer.kind])
-    if isinstance(layer, Flatten):
-        return Layer(kind=library.FLATTEN)
-    raise Unsupported(f"it knows no layer {layer.name}")
+    assert isinstance(layer, Flatten)
+    return Layer(kind=library.FLATTEN)
 
 
 def _window(kernel: Pair, stride: Pair, padding: Pair) -> dict[str, int]:

@@ -22,6 +22,7 @@ from fedspa.engine.layers import Unsupported
 from fedspa.engine.native import library
 from fedspa.engine.native.describe import describe
 from fedspa.engine.native.library import LEVELS, Level
+from fedspa.engine.obstacle import Obstacle, together
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
@@ -29,18 +30,16 @@ from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 from fedspa.randomness.streams import derive_key
 
-NOT_BUILT = "its compiled part was not built (reinstall where a C compiler is found, for example gcc)"
 
-
-def supports(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Obstacle | None:
     """None if the native back end can train this model on records of this shape, else why not."""
-    if library.library() is None:
-        return NOT_BUILT
+    missing = library.missing()
+    faults = [] if missing is None else [missing]
     try:
         describe(module, input_shape)
     except Unsupported as why:
-        return str(why)
-    return None
+        faults.append(why.obstacle)
+    return together(faults) if faults else None
 
 
 class NativeEngine:
@@ -56,7 +55,7 @@ class NativeEngine:
             raise ConfigError(f"run.threads is {threads}; it must be at least 1")
         loaded = library.library()
         if loaded is None:
-            raise ConfigError(f"run.engine = 'native' is not possible here: {NOT_BUILT}")
+            raise ConfigError(f"run.engine = 'native' is not possible here: {library.missing()}")
         self._library = loaded
         self._module = module
         self.threads = threads

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import sysconfig
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
+
+from fedspa.engine.obstacle import Obstacle
 
 _ABI = 7
 LEVELS = ("plain", "avx2", "avx512")
@@ -88,6 +92,22 @@ def library() -> ctypes.CDLL | None:
                 return None
             return _declare(loaded)
     return None
+
+
+def compiler() -> tuple[str, str | None]:
+    """The C compiler that an install here would ask for, and where it is, if it is."""
+    name = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    return name, shutil.which(name)
+
+
+def missing() -> Obstacle | None:
+    """None where there is a library, else why there is none."""
+    if library() is not None:
+        return None
+    built = any(Path(__file__).parent.glob("_native*"))
+    why = "its compiled part was built for another version or machine" if built else "its compiled part was not built"
+    name, found = compiler()
+    return Obstacle(why, "install fedspa again" if found else f"install a C compiler ({name}), then fedspa again")
 
 
 def best_level() -> Level:

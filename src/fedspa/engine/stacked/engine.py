@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedspa.engine.layers import Unsupported
 from fedspa.engine.local import local_steps, rows_at_once
+from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.layers import describe
 from fedspa.engine.stacked.layers.base import Layer
@@ -28,28 +29,43 @@ from fedspa.learning.threads import one_example_a_time
 if TYPE_CHECKING:
     from fedspa.engine.stacked.rounds import Rounds
 
+_FIRST_WITH_TF32 = (8, 0)
 
-def supports(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+
+def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Obstacle | None:
     """None if the stacked back end can train this model on records of this shape, else why not."""
     try:
         describe(module, input_shape)
     except Unsupported as why:
-        return str(why)
+        return why.obstacle
     return None
 
 
-def device_obstacle(device: torch.device | str, exact: bool) -> str | None:
+def device_obstacle(device: torch.device | str, exact: bool) -> Obstacle | None:
     """None if the stacked back end can run on this device, with noise `exact` or without, else why not."""
     kind = torch.device(device).type
     if kind == "cpu":
         return None
     if kind != "cuda":
-        return f"it runs on CPUs and CUDA devices, and run.device is {kind!r}"
+        return Obstacle(f"it runs on CPUs and CUDA devices, and run.device is {kind!r}")
     if exact:
-        return "it cannot draw noise 'exact' on a GPU"
+        return Obstacle("it cannot draw noise 'exact' on a GPU", "privacy.noise = 'secure', in floating point")
     if find_spec("triton") is None:
-        return "its kernels need Triton, which is not installed"
+        return Obstacle("its kernels need Triton, which is not installed", "pip install triton")
     return None
+
+
+def slows(device: torch.device | str, tf32: bool) -> Obstacle | None:
+    """None if it runs as fast there as it can."""
+    kind = torch.device(device)
+    if tf32 or kind.type != "cuda" or not torch.cuda.is_available():
+        return None
+    if torch.cuda.get_device_capability(kind) < _FIRST_WITH_TF32:
+        return None
+    return Obstacle(
+        "products are in full float32",
+        "run.tf32 = true rounds their factors to 10 bits of mantissa; the guarantee stays as it is",
+    )
 
 
 class LayerGradients:
