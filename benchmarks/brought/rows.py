@@ -1,17 +1,18 @@
-"""What `benchmarks/models.py` trains: a model, what its examples are, and how many parameters are trained."""
+"""What the benchmarks of local steps train: a model, what its examples are, and how many parameters are trained."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fedspa.examples import Examples
-from fedspa.learning import models
 from brought.resnets import resnet18, resnet18_head, resnet20
 from brought.transformers import TOKENS, WORDS, TextTransformer, ViT, adapted
+from fedspa.examples import Examples
+from fedspa.learning import models
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Row:
         return torch.randint(0, self.words, (count, *self.shape), generator=generator)
 
 
-def paper(name: str, shape: tuple[int, int, int]) -> Callable[[], nn.Module]:
-    return lambda: models.build(name, shape, 10, 0)
+def built_in(name: str, dimension: int, shape: tuple[int, ...], title: str) -> Row:
+    """One of fedspa's own models."""
+    return Row(title, partial(models.build, name, shape, 10, 0), dimension, shape)
 
 
 ROWS = {
@@ -56,6 +58,6 @@ ROWS = {
     "text": Row("text transformer, 2 × 128", TextTransformer, 1_037_060, (TOKENS,), 4, WORDS),
     "head": Row("frozen ResNet-18, linear head", resnet18_head, 5_130, frozen=True),
     "adapters": Row("frozen transformer, adapters, head", adapted, 8_708, (TOKENS,), 4, WORDS, frozen=True),
-    "mnist-cnn": Row("MNIST CNN", paper("mnist-cnn", (1, 28, 28)), 21_840, (1, 28, 28)),
-    "cifar10-cnn": Row("CIFAR CNN", paper("cifar10-cnn", (3, 32, 32)), 537_610),
+    "mnist-cnn": built_in("mnist-cnn", 21_840, (1, 28, 28), "MNIST CNN"),
+    "cifar10-cnn": built_in("cifar10-cnn", 537_610, (3, 32, 32), "CIFAR CNN"),
 }

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fedspa
-from fedspa.learning.flat import FlatModel
 from brought.rows import ROWS, Row
+from fedspa.learning.flat import FlatModel
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
