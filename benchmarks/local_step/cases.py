@@ -24,8 +24,8 @@ class Case:
     batch: int
     records: int
     compression: float
-    slow_steps: int
-    fast_steps: int
+    slow_steps: int = 1
+    fast_steps: int = 1
     device: str = "cpu"
 
 
