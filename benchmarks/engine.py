@@ -18,20 +18,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from local_step import ours
 from local_step.cases import CASES, CONTENDERS, THREAD_SPLIT, Case, available
-from local_step.processes import Worker, peak_memory
+from local_step.ours import Ours
+from local_step.processes import Worker, a_process_a_core, peak_memory, torch_threads
+from local_step.turns import Turn, in_process, in_turns, ratios, summary
 from provenance import in_parts, stamp
 
-Times = dict[str, list[float]]
 # What is divided by what: the best contender of a kind over one of ours.
 RIVALS = {
     "best Opacus / native": (("opacus-hooks", "opacus-functorch", "opacus-ew"), "native"),
@@ -77,66 +75,29 @@ def main() -> None:
 def measure(case: Case, repeats: int, cores: int, contenders: Sequence[str] = CONTENDERS) -> dict[str, Any]:
     """All contenders on one case, in turns."""
     names = [name for name in contenders if available(name, case)]
-    workers = [Worker(case, seed, cores) for seed in range(cores)]
-    native = {
-        name: ours.turn(name, case, 2 * cores, case.fast_steps, cores)  # two agents a thread
-        for name in names
-        if name in THREAD_SPLIT
-    }
-    wall: Times = {name: [] for name in names}
-    cpu: Times = {name: [] for name in names}
-    for repeat in range(repeats + 1):  # the first turn warms caches and is not counted
-        for name in names:
-            start = time.perf_counter()
-            used, steps = threads_turn(native[name]) if name in native else processes_turn(workers, name)
-            if repeat:
-                wall[name].append(1e3 * (time.perf_counter() - start) / steps)
-                cpu[name].append(1e3 * used / steps / cores)
+    workers = [Worker(case, seed) for seed in range(cores)]
+    turns = {name: turn(name, case, workers) for name in names}
+    in_turns(turns, 1, cores)  # warms caches and is not counted
+    wall, cpu = in_turns(turns, repeats, cores)
     for worker in workers:
         worker.close()
-    rows = {
-        name: {
-            "median_ms": statistics.median(wall[name]),
-            "lowest_ms": min(wall[name]),
-            "highest_ms": max(wall[name]),
-            "cpu_ms": statistics.median(cpu[name]),
-            "peak_mib": peak_memory(name, case),
-        }
-        for name in names
+    rows = {name: summary(wall[name], cpu[name]) | {"peak_mib": peak_memory(name, case)} for name in names}
+    return {
+        "title": case.title,
+        "contenders": rows,
+        "ratios": {"wall": ratios(wall, RIVALS), "cpu": ratios(cpu, RIVALS)},
     }
-    return {"title": case.title, "contenders": rows, "ratios": {"wall": ratios(wall), "cpu": ratios(cpu)}}
 
 
-def threads_turn(run: Callable[[], int]) -> tuple[float, int]:
-    """CPU seconds and agent-steps."""
-    start = time.process_time()
-    steps = run()
-    return time.process_time() - start, steps
-
-
-def processes_turn(workers: list[Worker], name: str) -> tuple[float, int]:
-    """CPU seconds and agent-steps of all workers together; torch's own threads need one worker only."""
-    taking_part = workers[:1] if name == "sgd-threads" else workers
-    for worker in taking_part:
-        worker.begin(name)
-    done = [worker.wait() for worker in taking_part]
-    return sum(used for used, _ in done), sum(steps for _, steps in done)
-
-
-def ratios(times: Times) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for what, (rivals, own) in RIVALS.items():
-        there = [name for name in rivals if name in times]
-        if there and own in times:
-            best = min(there, key=lambda name: statistics.median(times[name]))
-            each = [a / b for a, b in zip(times[best], times[own])]
-            found[what] = {
-                "best": best,
-                "median": statistics.median(each),
-                "lowest": min(each),
-                "highest": max(each),
-            }
-    return found
+def turn(name: str, case: Case, workers: Sequence[Worker]) -> Turn:
+    """On all cores, in the split that suits this contender."""
+    cores = len(workers)
+    if name in THREAD_SPLIT:
+        return in_process(Ours(name, case, 2 * cores, cores), case.fast_steps)  # two agents a thread
+    if name == "sgd-threads":
+        # Torch's threads wait for each other in every layer: beside other work a step can take a tenth of a second.
+        return torch_threads(workers, name, max(1, case.slow_steps // 5))
+    return a_process_a_core(workers, name, case.slow_steps)
 
 
 def show(name: str, result: dict[str, Any]) -> None:

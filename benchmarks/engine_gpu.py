@@ -17,7 +17,6 @@ import json
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -39,6 +38,7 @@ from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.streams import derive_key
+from local_step.gpu import peak_mib, timed
 
 AGENTS = 10
 
@@ -109,24 +109,6 @@ def plain_sgd(module: nn.Module, tasks: list[LocalTask]) -> None:
             x, y = task.tensors
             nn.functional.cross_entropy(module(x[index]), y[index]).backward()
             optimizer.step()
-
-
-def timed(work: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def peak_mib(work: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    work()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def steps_only(engine: StackedEngine, steps: int, repeats: int) -> list[float]:
@@ -207,7 +189,7 @@ def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool, whole
     if rivals:
         work["vmap(grad), agents in turn"] = (lambda: one_by_one(model, theta, short), AGENTS * few)
         work["plain SGD, agents in turn"] = (lambda: plain_sgd(module, short), AGENTS * few)
-    memory = {name: peak_mib(run) for name, (run, _) in work.items()}
+    memory = {name: peak_mib(run)[0] for name, (run, _) in work.items()}
     times: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(repeats):
         for name, (run, _) in work.items():

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from typing import get_args
 
+from torch import nn
+
+from brought.rows import ROWS as BROUGHT
+from brought.rows import Row, built_in
+from fedspa.engine.choose import EngineName
 from fedspa.engine.native import supports
-from fedspa.learning.models import build
 
 
 @dataclass(frozen=True)
@@ -15,21 +20,23 @@ class Case:
     take about as long then. In a short one, the start of threads would be what is measured."""
 
     title: str
-    model: str
-    shape: tuple[int, ...]
+    row: Row
     batch: int
     records: int
     compression: float
-    slow_steps: int
-    fast_steps: int
+    slow_steps: int = 1
+    fast_steps: int = 1
+    device: str = "cpu"
 
 
+MLP = built_in("mlp", 50_890, (1, 28, 28), "MLP")
+LOGISTIC = built_in("logistic", 7_850, (1, 28, 28), "logistic")
 CASES = {
-    "mnist-p05": Case("MNIST CNN, p = .05", "mnist-cnn", (1, 28, 28), 10, 600, 0.05, 25, 300),
-    "mnist-p100": Case("MNIST CNN, p = 1", "mnist-cnn", (1, 28, 28), 10, 600, 1.0, 25, 300),
-    "cifar-p10": Case("CIFAR CNN, p = .1", "cifar10-cnn", (3, 32, 32), 50, 500, 0.1, 2, 5),
-    "mlp-p100": Case("MLP, p = 1", "mlp", (1, 28, 28), 10, 600, 1.0, 50, 200),
-    "logistic-p100": Case("logistic, p = 1", "logistic", (1, 28, 28), 10, 600, 1.0, 50, 400),
+    "mnist-p05": Case("MNIST CNN, p = .05", BROUGHT["mnist-cnn"], 10, 600, 0.05, 25, 300),
+    "mnist-p100": Case("MNIST CNN, p = 1", BROUGHT["mnist-cnn"], 10, 600, 1.0, 25, 300),
+    "cifar-p10": Case("CIFAR CNN, p = .1", BROUGHT["cifar10-cnn"], 50, 500, 0.1, 2, 5),
+    "mlp-p100": Case("MLP, p = 1", MLP, 10, 600, 1.0, 50, 200),
+    "logistic-p100": Case("logistic, p = 1", LOGISTIC, 10, 600, 1.0, 50, 400),
 }
 CLIP = {"coordinate": 1e-3, "l2": 1.0}
 NOISE, LEARNING_RATE = 2.0, 0.01
@@ -51,11 +58,16 @@ def clipping(name: str) -> str:
     return "l2" if name.endswith("-l2") else "coordinate"
 
 
+def own_engine(name: str) -> EngineName | None:
+    """Which of our engines this contender is: `native-l2` is the native one; None for the rivals."""
+    return next((engine for engine in get_args(EngineName) if name.split("-")[0] == engine), None)
+
+
 def available(name: str, case: Case) -> bool:
     if name.startswith("opacus") and importlib.util.find_spec("opacus") is None:
         return False
     if name in THREAD_SPLIT:
-        return supports(build(case.model, case.shape, 10, 0), case.shape) is None
+        return supports(case.row.build(), case.row.shape) is None
     if name == "opacus-ghost-l2":  # its norm is that of all coordinates: no mask
         return case.compression == 1
-    return name != "sgd-channels-last" or case.model.endswith("cnn")
+    return name != "sgd-channels-last" or any(isinstance(layer, nn.Conv2d) for layer in case.row.build().modules())

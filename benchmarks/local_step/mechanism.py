@@ -30,7 +30,7 @@ class Mechanism:
         generator: torch.Generator,
     ) -> None:
         """`rate` is what the noisy sum is multiplied by in a step; `mask` numbers the active coordinates of θ."""
-        sizes = [p.numel() for p in module.parameters()]
+        sizes = [p.numel() for p in trained(module)]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self._masks = [
             None if mask is None else mask[(mask >= start) & (mask < start + size)] - start
@@ -58,11 +58,16 @@ class Mechanism:
     @torch.no_grad()
     def step(self, sums: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         for total, mask, p in zip(sums, self._masks, parameters):
-            total.add_(torch.randn(total.shape, generator=self._generator), alpha=self._deviation)
+            total.add_(torch.randn(total.shape, generator=self._generator, device=total.device), alpha=self._deviation)
             if mask is None:
                 p.add_(total.view_as(p), alpha=-self._rate)
             else:
                 p.view(-1).index_add_(0, mask, total, alpha=-self._rate)
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    """θ's parts; what is frozen is none of them."""
+    return [p for p in module.parameters() if p.requires_grad]
 
 
 def opacus_rows(module: nn.Module, mode: str) -> Callable[[Tensor, Tensor], list[Tensor]]:
@@ -70,7 +75,7 @@ def opacus_rows(module: nn.Module, mode: str) -> Callable[[Tensor, Tensor], list
     from opacus.grad_sample import wrap_model
 
     wrapped = wrap_model(module, grad_sample_mode=mode, loss_reduction="sum")
-    parameters: list[Any] = list(module.parameters())  # Opacus gives them a `grad_sample`
+    parameters: list[Any] = trained(module)  # Opacus gives them a `grad_sample`
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
     def rows(x: Tensor, y: Tensor) -> list[Tensor]:

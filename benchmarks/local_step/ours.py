@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.native import NativeEngine
-from fedspa.engine.task import LocalTask
+from fedspa.engine.choose import EngineName, choose
+from fedspa.engine.task import Engine, LocalTask
+from fedspa.examples import Examples, moved, taken
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.models import build
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping
+from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping, own_engine
 
 
-def agent(case: Case, name: str, seed: int, steps: int) -> LocalTask:
-    """One agent's task with records, mask and key of its own."""
+def agent(case: Case, name: str, seed: int, d: int) -> LocalTask:
+    """One step of one agent, with records, mask and key of its own."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(case.records, *case.shape, generator=generator)
-    y = torch.randint(0, 10, (case.records,), generator=generator)
-    d = FlatModel(build(case.model, case.shape, 10, 0)).dimension
+    x, y = (moved(tree, case.device) for tree in case.row.examples(case.records, seed))
     k = round(case.compression * d)
     private = "sgd" not in name
-    mask = torch.randperm(d, generator=generator)[:k].sort().values if private and k < d else None
+    mask = torch.randperm(d, generator=generator)[:k].sort().values.to(case.device) if private and k < d else None
     clip: Any = clipping(name)
-    plan = GaussianPlan(
-        d, k, clip, CLIP[clip], "poisson", case.batch, case.records, steps, 1, NOISE, "add-remove", 1e-4
-    )
+    plan = GaussianPlan(d, k, clip, CLIP[clip], "poisson", case.batch, case.records, 1, 1, NOISE, "add-remove", 1e-4)
     key = seed.to_bytes(32, "big")
-    free = NoPlan(d, d, "poisson", case.batch, steps)
+    free = NoPlan(d, d, "poisson", case.batch, 1)
     return LocalTask(x, y, mask, 1.0, LEARNING_RATE, plan if private else free, key)
 
 
-def turn(name: str, case: Case, agents: int, steps: int, threads: int) -> Callable[[], int]:
-    """Trains that many agents when called; returns the number of agent-steps."""
-    module = build(case.model, case.shape, 10, 0)
-    engine = GenericEngine(module) if name.startswith("generic") else NativeEngine(module, threads)
-    theta = FlatModel(module).flatten()
-    tasks = [agent(case, name, seed, steps) for seed in range(agents)]
+class Ours:
+    """Trains that many agents when called with a number of steps; returns the number of agent-steps."""
 
-    def run() -> int:
-        engine.train(theta, tasks)
-        return agents * steps
+    def __init__(self, name: str, case: Case, agents: int, threads: int) -> None:
+        asked = own_engine(name)
+        assert asked is not None
+        module = case.row.build().to(case.device)
+        model = FlatModel(module)
+        self._theta = model.flatten()
+        self._tasks = [agent(case, name, seed, model.dimension) for seed in range(agents)]
+        like = Examples(*(taken(tree, slice(1)) for tree in (self._tasks[0].x, self._tasks[0].y)))
+        # Products in TF32, where there are any: the rivals have them too.
+        self.engine: Engine = choose(asked, module, like, case.device, threads, exact=False, tf32=case.device != "cpu")
 
-    return run
+    def __call__(self, steps: int) -> int:
+        tasks = [replace(task, steps=replace(task.steps, local_steps=steps)) for task in self._tasks]
+        self.engine.train(self._theta, tasks)
+        return len(tasks) * steps
+
+
+def engine_name(asked: EngineName, case: Case) -> str:
+    """Which engine a run of this case gets."""
+    return Ours(f"{asked}-l2", case, 1, 1).engine.name

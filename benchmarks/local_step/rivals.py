@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.learning.models import build
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping
 from local_step.grouped import grouped_sgd, stacked
-from local_step.mechanism import Mechanism, opacus_rows
+from local_step.mechanism import Mechanism, opacus_rows, trained
 from local_step.ours import agent
 
 Step = Callable[[], int]
 Batch = Callable[[], tuple[Tensor, Tensor]]
+AT_ONCE = ("ghost", "fast")  # they clip by the norm of all coordinates: no mask
 
 
 def rival(name: str, case: Case, seed: int) -> Step:
     """One local step when called; returns the number of agent-steps (only grouped agents take several at once)."""
-    task = agent(case, name, seed, 1)
-    module = build(case.model, case.shape, 10, 0)
-    generator = torch.Generator().manual_seed(seed)
+    module = case.row.build().to(case.device)
+    task = agent(case, name, seed, sum(p.numel() for p in trained(module)))
+    generator = torch.Generator(case.device).manual_seed(seed)
 
     def batch() -> tuple[Tensor, Tensor]:
-        index = torch.randint(0, case.records, (case.batch,), generator=generator)
+        index = torch.randint(0, case.records, (case.batch,), generator=generator, device=case.device)
         x, y = task.tensors
         return x[index], y[index]
 
@@ -39,18 +39,20 @@ def rival(name: str, case: Case, seed: int) -> Step:
         return grouped_sgd(layers, stacked(layers), batch, LEARNING_RATE)
     if name.startswith("sgd"):
         return plain_sgd(module, batch, channels_last=name == "sgd-channels-last")
-    clip = clipping(name)
-    mechanism = Mechanism(module, task.coordinates, clip, CLIP[clip], NOISE, LEARNING_RATE / case.batch, generator)
-    mode = name.removesuffix("-l2").removeprefix("opacus-")
+    clip, mode = clipping(name), name.removesuffix("-l2").removeprefix("opacus-")
+    mask = None if mode in AT_ONCE else task.coordinates
+    mechanism = Mechanism(module, mask, clip, CLIP[clip], NOISE, LEARNING_RATE / case.batch, generator)
     if mode == "vmap":
         return vmap_step(module, batch, mechanism)
-    return ghost_step(module, batch, mechanism) if mode == "ghost" else opacus_step(module, batch, mechanism, mode)
+    if mode in AT_ONCE:
+        return ghost_step(module, batch, mechanism, ghost=mode == "ghost")
+    return opacus_step(module, batch, mechanism, mode)
 
 
 def plain_sgd(module: nn.Module, batch: Batch, channels_last: bool) -> Step:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     module = module.to(memory_format=layout)  # type: ignore[call-overload]
-    parameters: list[Tensor] = list(module.parameters())
+    parameters: list[Tensor] = [*trained(module)]
 
     def step() -> int:
         x, y = batch()
@@ -64,7 +66,7 @@ def plain_sgd(module: nn.Module, batch: Batch, channels_last: bool) -> Step:
 
 
 def vmap_step(module: nn.Module, batch: Batch, mechanism: Mechanism) -> Step:
-    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
     def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(torch.func.functional_call(module, values, x[None]), y[None])
@@ -80,7 +82,7 @@ def vmap_step(module: nn.Module, batch: Batch, mechanism: Mechanism) -> Step:
 
 
 def opacus_step(module: nn.Module, batch: Batch, mechanism: Mechanism, mode: str) -> Step:
-    rows, parameters = opacus_rows(module, mode), list(module.parameters())
+    rows, parameters = opacus_rows(module, mode), trained(module)
 
     def step() -> int:
         mechanism(rows(*batch()), parameters)
@@ -89,12 +91,15 @@ def opacus_step(module: nn.Module, batch: Batch, mechanism: Mechanism, mode: str
     return step
 
 
-def ghost_step(module: nn.Module, batch: Batch, mechanism: Mechanism) -> Step:
-    """Opacus's ghost clipping: norms in a first backward pass, the scaled sum in a second; no per-example gradient."""
+def ghost_step(module: nn.Module, batch: Batch, mechanism: Mechanism, ghost: bool) -> Step:
+    """Opacus's ghost clipping: norms in a first backward pass, the scaled sum in a second; no per-example gradient.
+    Without `ghost` its fast gradient clipping, which makes those of one layer at a time."""
     from opacus.grad_sample import wrap_model
 
-    wrapped = wrap_model(module, grad_sample_mode="ghost", loss_reduction="sum", max_grad_norm=CLIP["l2"])
-    parameters = list(module.parameters())
+    wrapped = wrap_model(
+        module, grad_sample_mode="ghost", loss_reduction="sum", max_grad_norm=CLIP["l2"], use_ghost_clipping=ghost
+    )
+    parameters = trained(module)
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
     def step() -> int:

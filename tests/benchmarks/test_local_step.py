@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import engine
+from brought.rows import built_in
 from fedspa.learning.models import build
 from local_step import rivals
 from local_step.cases import CASES, LEARNING_RATE, available
 from local_step.grouped import AGENTS, grouped_sgd, stacked
 from local_step.mechanism import Mechanism, opacus_rows
+from local_step.turns import ratios
 
-TINY = replace(CASES["mnist-p05"], shape=(1, 16, 16), batch=4, records=20, slow_steps=1, fast_steps=2)
+SMALL = built_in("mnist-cnn", 6_840, (1, 16, 16), "small")
+TINY = replace(CASES["mnist-p05"], row=SMALL, batch=4, records=20, slow_steps=1, fast_steps=2)
 
 
 @pytest.fixture
@@ -100,5 +103,5 @@ def test_every_contender_runs() -> None:
 
 def test_ratios_are_of_the_best_in_each_repeat() -> None:
     times = {"native": [1.0, 2.0, 1.0], "opacus-hooks": [9.0, 9.0, 9.0], "opacus-ew": [4.0, 4.0, 5.0]}
-    found = engine.ratios(times)
+    found = ratios(times, engine.RIVALS)
     assert found == {"best Opacus / native": {"best": "opacus-ew", "median": 4.0, "lowest": 2.0, "highest": 5.0}}
