@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Answer, Terms
-from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, example_rows, seeded
+from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, seeded, whole_rows
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.examples import Tree, moved, tensors
@@ -77,7 +77,7 @@ def _sum(theta: Tensor, plan: BinomialPlan, x: Tree, y: Tree, engine: Engine, ex
     if not isinstance(engine, Gradients):
         raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; use run.engine = 'generic'")
     counted = Counted()
-    total = summed(counted.watch(example_rows(engine, theta, x, y, None, one_by_one=exact)), plan)
+    total = summed(counted.watch(whole_rows(engine, theta, x, y, one_by_one=exact)), plan)
     return total, counted.zeroed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -20,7 +21,7 @@ from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.person import tried
 from fedspa.learning.trial import try_gradients
 
-EngineName = Literal["auto", "native", "stacked", "generic", "reference"]
+EngineName = Literal["auto", "native", "stacked", "traced", "generic", "reference"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,24 @@ class _Case:
     exact: bool
     tf32: bool
     task: Task | None
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether the model was seen to draw, in a trial that refuses what no engine may train."""
+        drew = [try_gradients(self.module, *each) for each in tried(self.like, self.task)]
+        return any(drew)
+
+    @cached_property
+    def traced(self) -> Engine | Obstacle:
+        """The engine of the model's trace, or why there is none. The trial comes first: a trace would leave something
+        behind in a model that keeps what it sees."""
+        from fedspa.engine.traced import trace_engine  # what it needs of torch takes a while to load
+
+        try:
+            self.draws  # noqa: B018
+        except ConfigError as error:
+            return Obstacle(str(error))
+        return trace_engine(self.module, self.like, self.task, self.threads)
 
 
 @dataclass(frozen=True)
@@ -184,10 +203,23 @@ def _of_model(case: _Case, supports: Callable[[nn.Module, tuple[int, ...]], Obst
             yield unknown
 
 
+def _traced(case: _Case) -> Iterator[Obstacle]:
+    if case.device.type != "cpu":
+        yield Obstacle(f"it runs on CPUs, and run.device is {case.device.type!r}", "run.device = 'cpu'")
+    elif isinstance(case.task, PerPerson):
+        yield Obstacle("it takes examples of one size, and persons have different numbers of records")
+    elif isinstance(case.traced, Obstacle):
+        yield case.traced
+
+
+def _by_trace(case: _Case) -> Engine:
+    assert not isinstance(case.traced, Obstacle)
+    return case.traced
+
+
 def _by_autograd(case: _Case, kind: Callable[..., Engine]) -> Engine:
-    drew = [try_gradients(case.module, *each) for each in tried(case.like, case.task)]
     # On a CPU every example has a seed of its own, whatever the trial saw: a model may draw for rare examples only.
-    return kind(case.module, case.task, draws=any(drew) or case.device.type == "cpu")
+    return kind(case.module, case.task, draws=case.draws or case.device.type == "cpu")
 
 
 # In order of speed. The last that `auto` tries anywhere takes every case.
@@ -200,6 +232,7 @@ _CANDIDATES = (
         _stacked,
         lambda case: stacked.slows(case.device, case.tf32),
     ),
+    _Candidate("traced", "CPUs", _by_trace, _traced),
     _Candidate(
         "generic",
         "all",

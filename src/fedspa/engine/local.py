@@ -139,6 +139,12 @@ def example_rows(
         yield from gradients.rows(theta, x_part, y_part, coordinates)
 
 
+def whole_rows(gradients: Gradients, theta: Tensor, x: Tree, y: Tree, *, one_by_one: bool) -> Iterator[Tensor]:
+    """The same on all coordinates, as rows."""
+    for block in example_rows(gradients, theta, x, y, None, one_by_one=one_by_one):
+        yield block.rows() if isinstance(block, Parts) else block
+
+
 def seeded(x: Tree, gradients: Gradients, chosen: NDArray[np.int64], records: int, forward: Stream) -> Tree:
     """The chosen examples' inputs, with seeds where a forward pass draws: each of an agent's records has a fresh one in
     every step, whoever else is chosen, so that what it adds is still a function of that record alone."""

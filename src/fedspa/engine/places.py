@@ -3,7 +3,7 @@
 Batches are drawn among places, not among records. Where a record is missing its place is empty: others keep theirs, and
 a batch has the same number of places with it and without. So the place of a record, and everything that rounding makes
 of it, is independent of which other records there are, as long as neighbours have equally many places. That holds for
-fixed-size sampling, whose neighbours have equally many records; under Poisson sampling a site names the number (`room`).
+fixed-size sampling, whose neighbours have equally many records; for Poisson sampling a site names the number (`room`).
 
 Records are dealt to places at random, for each participation anew: a file from which a record was taken out has the
 others in other lines, and their places must not tell.

@@ -121,9 +121,8 @@ class Engine(Protocol):
     def separates_records(self) -> bool:
         """Whether what a record adds to a release is a function of that record, θ and public numbers alone, to the
         bit: whoever else is sampled, wherever it stands among them, on any number of threads. Only then does one record
-        move a sum by no more than the plan's bound for *every* θ; a site takes no other back end. An engine that takes
-        records `Together` may use the place of a record, too, where that does not depend on the others: where neighbours
-        have equally many places."""
+        move a sum by no more than the plan's bound for *every* θ; a site takes no other back end. Engines that
+        take records `Together` may use a record's place, too, where others have no part in it (`places.py`)."""
         ...
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:

@@ -52,9 +52,8 @@ scalar_tensor zeros zeros_like eye
 _LOOKED_UP = {"embedding": 1, "gather": 2, "index_select": 2, "scatter": 2, "scatter_add": 2, "gather_backward": 2}
 
 ALLOWED = frozenset({*_SHAPES.split(), *_NUMBERS.split(), *_SUMS.split(), *_MADE.split(), *_LOOKED_UP})
-RANDOM = frozenset(
-    ["bernoulli", "multinomial", "native_dropout", "normal", "rand", "rand_like", "randint", "randn", "randn_like", "randperm"]
-)
+_DRAWN = "bernoulli multinomial native_dropout normal rand rand_like randint randn randn_like randperm"
+RANDOM = frozenset(_DRAWN.split())
 _INDEXED = {**_LOOKED_UP, "embedding_dense_backward": 1}
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a layer's per-example gradients: cut to the mask, in parts that `mechanisms.parts` can clip and add."""
+"""What becomes of a layer's per-example gradients: cut to the mask, as parts that `mechanisms.parts` clips and adds."""
 
 from __future__ import annotations
 

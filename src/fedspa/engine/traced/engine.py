@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine.local import local_steps
+from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.engine.traced.capture import Untraceable
 from fedspa.engine.traced.cuts import Cuts, take
@@ -29,13 +30,12 @@ BLOCK_BUDGET = 128 * 2**20
 _STEP = 4
 
 
-def supports(module: nn.Module, like: Examples, task: Task | None) -> str | None:
-    """None if there is a program for this model and examples made like those, else why not."""
+def trace_engine(module: nn.Module, like: Examples, task: Task | None, threads: int) -> TracedEngine | Obstacle:
+    """The engine for this model and examples made like those, or why there is none."""
     try:
-        trace(FlatModel(module, task), modes(module), like, take)
+        return TracedEngine(module, like, task, threads=threads)
     except Untraceable as why:
-        return str(why)
-    return None
+        return Obstacle(f"torch cannot trace this model: {why}")
 
 
 class TracedEngine:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -65,8 +65,8 @@ def normed_backward(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, group
 
 def _normed_backward(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
     x, wanted = x.contiguous(), [True, False, False]
-    back = aten.native_group_norm_backward(delta.contiguous(), x, mean, scale, None, *_sizes(x), groups, wanted)[0]
-    return back  # type: ignore[no-any-return]
+    made = aten.native_group_norm_backward(delta.contiguous(), x, mean, scale, None, *_sizes(x), groups, wanted)
+    return cast(Tensor, made[0])
 
 
 @normed_backward.register_fake
@@ -90,8 +90,8 @@ class _Normed(torch.autograd.Function):
         context.save_for_backward(x, *output[1:])
 
     @staticmethod
-    def backward(context: Any, delta: Tensor, *_: Tensor) -> Any:  # type: ignore[override]
-        return _NormedBackward.apply(delta, *context.saved_tensors, context.groups), None, None
+    def backward(context: Any, delta: Tensor, *_: Tensor) -> Any:
+        return _of_function(_NormedBackward, delta, *context.saved_tensors, context.groups), None, None
 
 
 class _NormedBackward(torch.autograd.Function):
@@ -101,7 +101,7 @@ class _NormedBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
-        return normed_backward(delta, x, mean, scale, groups)
+        return cast(Tensor, normed_backward(delta, x, mean, scale, groups))
 
     @staticmethod
     def setup_context(context: Any, inputs: Any, output: Any) -> None:
@@ -137,11 +137,15 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return n, c, math.prod(x.shape[2:])
 
 
+def _of_function(function: type[torch.autograd.Function], *given: Any) -> Any:
+    return function.apply(*given)  # type: ignore[no-untyped-call]
+
+
 def group_norm(
     x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """As torch.nn.functional's."""
-    found = _Normed.apply(x, num_groups, eps)[0]
+    found: Tensor = _of_function(_Normed, x, num_groups, eps)[0]
     for way, values in ((torch.mul, weight), (torch.add, bias)):
         if values is not None:
             found = way(found, values.view(-1, *[1] * (x.ndim - 2)))

@@ -135,7 +135,7 @@ def _base(node: fx.Node, examples: int) -> tuple[fx.Node, Layer]:
     if not torch.equal(rows, expected):
         base, rows, each = node, torch.arange(node.meta["val"].numel()).view(examples, -1), 0
     tokens = _tokens(base)
-    return base, Layer(rows[0].clone(), None if tokens is None else base.args[2] // examples)  # type: ignore[operator]
+    return base, Layer(rows[0].clone(), None if tokens is None else int(base.args[2]) // examples)  # type: ignore[arg-type]
 
 
 def _tokens(base: fx.Node) -> tuple[fx.Node, fx.Node] | None:
