@@ -38,6 +38,12 @@ def frozen() -> nn.Sequential:
     return module
 
 
+def hooked() -> nn.Sequential:
+    module = chain()
+    module[0].register_forward_hook(lambda layer, given, made: None)
+    return module
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +116,14 @@ ROWS: dict[str, Row] = {
         ("for native: train them too",),
         mended={"module": chain},
     ),
+    "buffers": Row(
+        lambda: chain(nn.BatchNorm2d(2)).eval(),
+        "generic",
+        "'1.num_batches_tracked'); it knows no layer BatchNorm2d ('1')",
+        ("for native: leave out the buffers '1.running_mean'",),
+        mended={"module": chain},
+    ),
+    "a hook": Row(hooked, "generic", "layer '0' has hooks or a forward of its own"),
     "a residual net": Row(
         Residual, "generic", "it knows no layer GroupNorm ('norm'); 'add' makes the model more than a plain chain"
     ),
