@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedspa.cli import main, step_time
 from fedspa.engine.native import library
@@ -203,6 +204,14 @@ def test_a_shape_beside_a_config_is_refused(call: Call, tmp_path: Path) -> None:
     code, _, err = call("--model own.toml --shape 3")
     assert code == 2
     assert "leave one of them out" in err
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_its_memory_is_told(call: Call) -> None:
+    finding = found(call, "--model mlp --set run.device=cuda")
+    assert (finding["device"], finding["engine"]) == ("cuda", "stacked")
+    assert finding["step"]["memory_mib"] > 0
+    assert found(call, "--model asked_models:Centred --set run.device=cuda")["engine"] == "generic"
 
 
 def test_memory_that_cannot_be_told_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
