@@ -60,6 +60,7 @@ def test_run_ends_with_a_readable_result(call: Call, tmp_path: Path) -> None:
     assert code == 0
     for word in ("accuracy", "ε =", "δ = 0.001", "add-remove", "poisson", "pld", "per upload", "here"):
         assert word in out
+    assert "engine generic (run.engine = 'generic')\nFaster      run.engine = 'auto' takes the fastest" in out
     assert (tmp_path / "here" / "summary.json").exists()
 
 

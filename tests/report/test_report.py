@@ -131,6 +131,21 @@ def test_the_plan_says_how_gradients_were_computed(copy: Path) -> None:
     assert "gradients float32, matrix products in TF32 how" in page(copy).text
 
 
+def test_why_an_engine_was_taken_and_what_would_be_faster(copy: Path) -> None:
+    summary = json.loads((copy / "summary.json").read_text("utf-8"))
+    told = f"why this engine {summary['engine_reason']}"
+    assert told in page(copy).text
+    hinted = summary | {"engine_hints": ["for native: replace <b>Odd</b> ('1')"]}
+    (copy / "summary.json").write_text(json.dumps(hinted), "utf-8")
+    assert "faster for native: replace <b>Odd</b> ('1')" in page(copy).text
+    older = {key: value for key, value in summary.items() if key not in ("engine_reason", "engine_hints")}
+    for found in (older, older | {"engine_reason": 3, "engine_hints": "no list"}):
+        (copy / "summary.json").write_text(json.dumps(found), "utf-8")
+        text = page(copy).text
+        assert "why this engine" not in text
+        assert "no list" not in text
+
+
 def test_accuracy_by_class_is_the_servers(copy: Path) -> None:
     summary = json.loads((copy / "summary.json").read_text("utf-8"))
     assert len(summary["accuracy_by_class"]) == 10

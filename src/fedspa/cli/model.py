@@ -55,11 +55,11 @@ class Finding:
 def examine_model(source: str, overrides: list[str], shape: str | None, classes: int | None) -> Finding:
     """`source` is a config's file, or a model as `model.name` has them: the rest is then the quickstart's."""
     given = source.endswith(".toml")
-    config = load(source if given else None, [*([] if given else [f"model.name={source}"]), *overrides])
     if shape is not None and given:
-        raise ConfigError("--shape stands in for data, and the config names its own; leave one of them out")
+        raise ConfigError("--shape stands in for data, and a config names its own; leave one of them out")
     if shape is None and classes is not None:
         raise ConfigError(f"--classes is {classes} and there is no --shape: they are made up together")
+    config = load(source if given else None, [*([] if given else [f"model.name={source}"]), *overrides])
     data = records_of(config) if shape is None else _made_up(config, _sides(shape), classes or _CLASSES)
     task = task_of(config, data)
     like = with_targets(data, task).like

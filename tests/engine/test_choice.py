@@ -1,0 +1,295 @@
+"""The choice explains itself: one table of models and settings, with the engine, why it, and what would be faster.
+
+Where a row says what would mend it, the mended case is tried: it must get the engine that was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.choose import EngineName, choose, decide
+from fedspa.engine.native import library
+from fedspa.engine.obstacle import Obstacle, together
+from fedspa.errors import ConfigError
+from fedspa.examples import Examples, blank
+from fedspa.learning.options import Options
+from fedspa.learning.tasks import Classification, PerPerson
+from fedspa.learning.tasks.named import resolve
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+
+SHAPE = (1, 6, 6)
+FASTEST = "the fastest that can run this model here"
+
+
+def chain(*layers: nn.Module, side: int = 6) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), *layers, nn.Flatten(), nn.Linear(2 * side**2, 3))
+
+
+def frozen() -> nn.Sequential:
+    module = chain()
+    module[0].requires_grad_(False)
+    return module
+
+
+def hooked() -> nn.Sequential:
+    module = chain()
+    module[0].register_forward_hook(lambda layer, given, made: None)
+    return module
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(36, 36)
+        self.norm = nn.GroupNorm(2, 36)
+        self.head = nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.head(x + self.norm(self.inner(x)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x.flatten(1, 2))[0].mean(1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """`hints` are fragments, one for each hint in order. `mended` is what the first of them asks for, and must bring
+    the engine `then`."""
+
+    module: Callable[[], nn.Module]
+    engine: EngineName
+    why: str
+    hints: tuple[str, ...] = ()
+    setting: dict[str, Any] = field(default_factory=dict)
+    mended: dict[str, Any] | None = None
+    then: EngineName = "native"
+    gpu: tuple[int, int] | None = None  # its compute capability, where there is one
+    triton: bool = True
+
+
+CUDA = {"device": "cuda"}
+REGRESSION = resolve("regression", torch.zeros(4, 1), None, None, Options())
+ROWS: dict[str, Row] = {
+    "plain": Row(chain, "native", FASTEST),
+    "GroupNorm": Row(
+        lambda: chain(nn.GroupNorm(1, 2)),
+        "generic",
+        "not native: it knows no layer GroupNorm ('1')",
+        ("for native: replace GroupNorm ('1') by layers that it knows: Conv2d, Linear, MaxPool2d,",),
+        mended={"module": chain},
+    ),
+    "many": Row(
+        lambda: chain(*(nn.Sigmoid() for _ in range(5))), "generic", "Sigmoid ('1', '2', '3' and 2 more)", ("replace",)
+    ),
+    "Dropout": Row(
+        lambda: chain(nn.Dropout(0.5)),
+        "generic",
+        "it knows no layer Dropout ('1')",
+        ("for native: leave Dropout ('1') out",),
+        mended={"module": chain},
+    ),
+    "ceil_mode": Row(
+        lambda: chain(nn.MaxPool2d(2, ceil_mode=True), side=3),
+        "generic",
+        "a MaxPool2d with ceil_mode",
+        ("for native: ceil_mode=False",),
+        mended={"module": lambda: chain(nn.MaxPool2d(2), side=3)},
+    ),
+    "frozen": Row(
+        frozen,
+        "generic",
+        "the model has frozen parameters ('0.weight', '0.bias')",
+        ("for native: train them too",),
+        mended={"module": chain},
+    ),
+    "buffers": Row(
+        lambda: chain(nn.BatchNorm2d(2)).eval(),
+        "generic",
+        "'1.num_batches_tracked'); it knows no layer BatchNorm2d ('1')",
+        ("for native: leave out the buffers '1.running_mean'",),
+        mended={"module": chain},
+    ),
+    "a hook": Row(hooked, "generic", "layer '0' has hooks or a forward of its own"),
+    "a residual net": Row(
+        Residual, "generic", "it knows no layer GroupNorm ('norm'); 'add' makes the model more than a plain chain"
+    ),
+    "LSTM": Row(Recurrent, "generic", "it knows no layer LSTM ('lstm'); 'mean' is an operation"),
+    "exact": Row(
+        chain,
+        "generic",
+        "privacy.noise = 'exact' has no native implementation",
+        ("for native: privacy.noise = 'secure'",),
+        {"exact": True},
+        mended={"exact": False},
+    ),
+    "exact, and more": Row(Residual, "generic", "implementation; it knows no layer GroupNorm", (), {"exact": True}),
+    "weights": Row(
+        chain,
+        "generic",
+        "the task has weights or label smoothing",
+        ("for native: leave out task.weights",),
+        {"task": Classification(3, weights=(1.0, 2.0, 1.0))},
+        mended={"task": Classification(3)},
+    ),
+    "regression": Row(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 1)),
+        "generic",
+        "and the task is regression",
+        (),
+        {"task": REGRESSION, "like": Examples(torch.zeros(1, *SHAPE), torch.zeros(1, 1))},
+    ),
+    "forced": Row(
+        chain,
+        "generic",
+        "run.engine = 'generic'",
+        ("run.engine = 'auto' takes the fastest that can",),
+        {"name": "generic"},
+        mended={"name": "auto"},
+    ),
+    "forced, the fastest": Row(chain, "native", "run.engine = 'native'", (), {"name": "native"}),
+    "a GPU that is not used": Row(
+        chain, "native", FASTEST, ("run.device = 'cuda': a GPU is there",), gpu=(9, 0), mended=CUDA, then="stacked"
+    ),
+    "a GPU that would not help": Row(Residual, "generic", "more than a plain chain", gpu=(9, 0)),
+    "a GPU that would": Row(
+        lambda: chain(nn.GroupNorm(1, 2)),
+        "generic",
+        "not native",
+        ("for native: replace", "run.device = 'cuda'"),
+        gpu=(9, 0),
+    ),
+    "on a GPU": Row(chain, "stacked", FASTEST, ("stacked would be faster: run.tf32 = true",), CUDA, gpu=(9, 0)),
+    "on a GPU, tf32": Row(chain, "stacked", FASTEST, (), {**CUDA, "tf32": True}, gpu=(9, 0)),
+    "on an old GPU": Row(chain, "stacked", FASTEST, (), CUDA, gpu=(7, 5)),
+    "on a GPU, exact": Row(
+        chain,
+        "generic",
+        "not stacked: it cannot draw noise 'exact' on a GPU",
+        ("for stacked: privacy.noise = 'secure'",),
+        {**CUDA, "exact": True},
+        mended={"exact": False},
+        then="stacked",
+        gpu=(9, 0),
+    ),
+    "without Triton": Row(
+        chain, "generic", "Triton, which is not installed", ("pip install triton",), CUDA, gpu=(9, 0), triton=False
+    ),
+    "LSTM on a GPU": Row(
+        Recurrent,
+        "generic",
+        "not stacked: it knows no layer LSTM ('lstm')",
+        ("generic would be faster: a layer without recurrence in place of layer 'lstm' (LSTM)",),
+        CUDA,
+        gpu=(9, 0),
+    ),
+    "Dropout on a GPU": Row(
+        lambda: chain(nn.Dropout(0.5)),
+        "generic",
+        "Dropout ('1')",
+        ("for stacked: leave Dropout ('1') out", "generic would be faster: without layer '1' (Dropout)"),
+        CUDA,
+        mended={"module": chain},
+        then="stacked",
+        gpu=(9, 0),
+    ),
+    "neither CPU nor CUDA": Row(
+        chain, "generic", "it runs on CPUs and CUDA devices, and run.device is 'mps'", (), {"device": "mps"}
+    ),
+}
+
+
+@pytest.fixture(params=ROWS)
+def row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Row:
+    """With the GPU that it speaks of: nothing is put on a device before the first training, so none is needed."""
+    row = ROWS[request.param]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(row.gpu is not None))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: row.gpu is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: row.gpu)
+    monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object() if row.triton else None)
+    return row
+
+
+def case(row: Row, **changes: Any) -> tuple[EngineName, dict[str, Any]]:
+    """What `decide` and `choose` are asked."""
+    asked: dict[str, Any] = {"device": "cpu", "threads": 1, "exact": False, "like": blank(SHAPE)}
+    asked |= {"module": row.module, **row.setting, **changes}
+    torch.manual_seed(0)
+    asked["module"] = asked["module"]()
+    return asked.pop("name", "auto"), asked
+
+
+def test_the_engine_and_why(row: Row) -> None:
+    name, asked = case(row)
+    choice = decide(name, **asked)
+    assert choice.engine == row.engine
+    assert row.why in choice.why
+    assert [fragment in hint for fragment, hint in zip(row.hints, choice.hints, strict=True)] == [True] * len(row.hints)
+
+
+def test_the_engine_that_is_made_is_the_one_that_is_told(row: Row) -> None:
+    name, asked = case(row)
+    assert choose(name, **asked).name == decide(name, **asked).engine
+
+
+def test_what_was_passed_over_is_refused_in_the_same_words(row: Row) -> None:
+    name, asked = case(row)
+    choice = decide(name, **asked)
+    assert (choice.why == FASTEST) == (name == "auto" and not choice.passed)
+    for passed, obstacle in choice.passed.items():
+        assert f"not {passed}: {obstacle.why}" in choice.why
+        with pytest.raises(ConfigError) as refused:
+            choose(passed, **asked)
+        assert obstacle.why in str(refused.value)
+        assert obstacle.mend in str(refused.value)
+        assert any(f"for {passed}: {obstacle.mend}" == hint for hint in choice.hints) == bool(obstacle.mend)
+
+
+@pytest.mark.parametrize("row", [name for name, row in ROWS.items() if row.mended is not None], indirect=True)
+def test_what_a_hint_asks_for_brings_the_faster_engine(row: Row) -> None:
+    assert row.mended is not None
+    name, asked = case(row, **row.mended)
+    assert decide(name, **asked).engine == row.then
+
+
+def test_obstacles_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing a large model takes seconds, and runs the user's code."""
+    asked: list[object] = []
+
+    def supports(*arguments: object) -> Obstacle:
+        asked.append(arguments)
+        return Obstacle("it was asked")
+
+    monkeypatch.setattr("fedspa.engine.native.supports", supports)
+    choice = decide("auto", chain(), blank(SHAPE), "cpu", 1, exact=False)
+    assert (choice.engine, choice.why) == ("generic", "not native: it was asked")
+    choice.make()
+    assert len(asked) == 1
+
+
+def test_a_person_is_no_record() -> None:
+    like = Examples(
+        {"records": torch.zeros(1, 2, *SHAPE), "count": torch.ones(1, dtype=torch.int64)}, torch.zeros(1, 2)
+    )
+    choice = decide("auto", chain(), like, "cpu", 1, exact=False, task=PerPerson(Classification(3)))
+    assert choice.why == "not native: it takes one record per example, and here an example is a person"
+    assert choice.hints == ()
+
+
+def test_several_obstacles_are_mended_together_or_not_at_all() -> None:
+    first, second, last = Obstacle("a", "do A"), Obstacle("b", "do B"), Obstacle("c")
+    assert together([first, second]) == Obstacle("a; b", "do A; do B")
+    assert together([first, last]) == Obstacle("a; c", "")
