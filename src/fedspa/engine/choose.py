@@ -97,7 +97,7 @@ class _Case:
             self.draws  # noqa: B018
         except ConfigError as error:
             return Obstacle(str(error))
-        return trace_engine(self.module, self.like, self.task, self.threads)
+        return trace_engine(self.module, self.like, self.task, self.threads, self.device, tf32=self.tf32)
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,9 @@ def _of_model(case: _Case, supports: Callable[[nn.Module, tuple[int, ...]], Obst
 
 
 def _traced(case: _Case) -> Iterator[Obstacle]:
-    if case.device.type != "cpu":
-        yield Obstacle(f"it runs on CPUs, and run.device is {case.device.type!r}", "run.device = 'cpu'")
+    unfit = stacked.device_obstacle(case.device, exact=False)
+    if unfit is not None:
+        yield unfit
     elif isinstance(case.task, PerPerson):
         yield Obstacle("it takes examples of one size, and persons have different numbers of records")
     elif isinstance(case.traced, Obstacle):
@@ -232,7 +233,7 @@ _CANDIDATES = (
         _stacked,
         lambda case: stacked.slows(case.device, case.tf32),
     ),
-    _Candidate("traced", "CPUs", _by_trace, _traced),
+    _Candidate("traced", "all", _by_trace, _traced, lambda case: stacked.slows(case.device, case.tf32)),
     _Candidate(
         "generic",
         "all",

@@ -36,8 +36,9 @@ class Batches:
 class Draws:
     """Draws a participation's batches, a stretch of steps at a time, and keeps them."""
 
-    def __init__(self, task: LocalTask) -> None:
-        self._task = task
+    def __init__(self, task: LocalTask, places: int | None = None) -> None:
+        """Among that many places; among the records, where it is not given."""
+        self._task, self._places = task, task.records if places is None else places
         self._stream = Stream(derive_key(task.key, "sampling"))
         self._stretches: list[Batches] = []
         self._drawn = 0
@@ -45,7 +46,7 @@ class Draws:
     def stretch(self, steps: int) -> Batches:
         """The batches of the next `steps` steps, or of as many as are left."""
         steps = min(steps, self._task.local_steps - self._drawn)
-        self._stretches.append(_next(self._task, self._stream, steps))
+        self._stretches.append(_next(self._task, self._places, self._stream, steps))
         self._drawn += steps
         return self._stretches[-1]
 
@@ -71,8 +72,7 @@ def likely_largest(task: LocalTask) -> int:
     return min(task.records, math.ceil(expected + 5 * math.sqrt(expected)))
 
 
-def _next(task: LocalTask, stream: Stream, steps: int) -> Batches:
-    records = task.records
+def _next(task: LocalTask, records: int, stream: Stream, steps: int) -> Batches:
     if task.sampling == "poisson":
         chosen: list[Indices] = [np.empty(0, dtype=np.int64)]
         at_once = max(1, _BLOCK // max(1, records))

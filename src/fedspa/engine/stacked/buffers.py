@@ -27,6 +27,7 @@ class Shape:
     masked: bool
     clip: str | None
     quantile: bool
+    masks: bool = False  # wanted as lines of d flags, whatever the clip
 
     def with_room(self) -> Shape:
         """With some room to spare, so that the next round's largest batch fits without new buffers and graphs."""
@@ -48,7 +49,7 @@ class RoundBuffers:
     """One line an agent. `flags[w]` is raised where agent w met a number that is not finite: its result is then not to
     be used, since the kernels do not carry out the rule that such an example counts as zero."""
 
-    def __init__(self, shape: Shape, inputs: int, device: torch.device) -> None:
+    def __init__(self, shape: Shape, device: torch.device) -> None:
         self._shape = s = shape
         agents, capacity = s.agents, s.capacity
 
@@ -56,13 +57,11 @@ class RoundBuffers:
             return torch.zeros(size, dtype=dtype, device=device)
 
         self.theta = make(agents, s.dimension)
-        self.pool = make(agents, s.records, inputs)
-        self.labels = make(agents, s.records, dtype=torch.int64)
         self.index = make(s.steps, agents, capacity, dtype=torch.int64)
         self.counts = make(s.steps, agents, dtype=torch.int32)
         self.step = make(1, dtype=torch.int32)
         self.coordinates = make(agents, s.active if s.masked else 1, dtype=torch.int64)
-        self._needs_masks = s.masked and (s.clip == "l2" or s.quantile)
+        self._needs_masks = s.masked and (s.masks or s.clip == "l2" or s.quantile)
         self.masks = make(agents, s.dimension if self._needs_masks else 1, dtype=torch.uint8)
         self.keys = make(agents, 8, dtype=torch.int32)
         self.clips, self.sigmas, self.count_sigmas, self.batches, self.sizes = (
@@ -70,16 +69,12 @@ class RoundBuffers:
         )
         self.flags = make(agents, dtype=torch.int32)
         self.noise = make(agents, s.active + 1, dtype=torch.float64)
-        self.x = make(agents, capacity, inputs)
 
     def load(self, theta: Tensor, tasks: Sequence[LocalTask]) -> None:
-        """Fill the buffers for a round, but for its batches. Records go to the GPU unless they are there."""
+        """Fill the buffers for a round, but for its records and batches."""
         s = self._shape
         self.theta.copy_(theta.expand(s.agents, -1))
         for w, task in enumerate(tasks):
-            x, y = task.tensors
-            self.pool[w, : len(y)].copy_(x.flatten(1), non_blocking=True)
-            self.labels[w, : len(y)].copy_(y, non_blocking=True)
             if task.coordinates is not None:
                 self.coordinates[w].copy_(task.coordinates, non_blocking=True)
         if self._needs_masks:
@@ -111,6 +106,24 @@ class RoundBuffers:
         """[agents, active]."""
         moved = self.theta - theta
         return moved.gather(1, self.coordinates) if self._shape.masked else moved
+
+
+class ChainBuffers(RoundBuffers):
+    """With the agents' records as chains of layers take them: `x` are those of a step's batches."""
+
+    def __init__(self, shape: Shape, inputs: int, device: torch.device) -> None:
+        super().__init__(shape, device)
+        self.pool = torch.zeros(shape.agents, shape.records, inputs, device=device)
+        self.labels = torch.zeros(shape.agents, shape.records, dtype=torch.int64, device=device)
+        self.x = torch.zeros(shape.agents, shape.capacity, inputs, device=device)
+
+    def load(self, theta: Tensor, tasks: Sequence[LocalTask]) -> None:
+        """Records go to the GPU unless they are there."""
+        super().load(theta, tasks)
+        for w, task in enumerate(tasks):
+            x, y = task.tensors
+            self.pool[w, : len(y)].copy_(x.flatten(1), non_blocking=True)
+            self.labels[w, : len(y)].copy_(y, non_blocking=True)
 
 
 def _fill(buffer: Tensor, values: Sequence[float]) -> None:

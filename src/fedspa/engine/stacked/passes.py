@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.stacked import sum_kernels
-from fedspa.engine.stacked.buffers import RoundBuffers, Shape
+from fedspa.engine.stacked.buffers import ChainBuffers, Shape
 from fedspa.engine.stacked.layers import fuse
 from fedspa.engine.stacked.layers.base import Layer, Stage
 from fedspa.engine.stacked.streams import Streams
@@ -18,7 +18,7 @@ from fedspa.engine.stacked.streams import Streams
 class Passes:
     """`all_sums` holds every layer's partial sums; `table` says where: first coordinate, size, start, parts."""
 
-    def __init__(self, layers: Sequence[Layer], shape: Shape, held: RoundBuffers, tf32: bool, streams: Streams) -> None:
+    def __init__(self, layers: Sequence[Layer], shape: Shape, held: ChainBuffers, tf32: bool, streams: Streams) -> None:
         self.stage = Stage(shape, held, "tf32" if tf32 else "ieee", streams)
         self._units = [layer.unit(self.stage) for layer in fuse(list(layers))]
         for before, after in zip(self._units, self._units[1:]):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedspa.engine.stacked import kernels, step_kernels, sum_kernels
-from fedspa.engine.stacked.buffers import RoundBuffers, Shape
+from fedspa.engine.stacked.buffers import ChainBuffers, Shape
 from fedspa.engine.stacked.chacha import GROUP, LANES
 from fedspa.engine.stacked.layers.base import Layer
 from fedspa.engine.stacked.passes import Passes
@@ -32,7 +32,7 @@ class Stack:
         self._shape, self._device = shape, device
         self._graphs: dict[int, Any] = {}
         self._streams = Streams(device)
-        self.round = RoundBuffers(shape, layers[0].inputs, device)
+        self.round = ChainBuffers(shape, layers[0].inputs, device)
         self._passes = Passes(layers, shape, self.round, tf32, self._streams)
         self._shares = torch.zeros(shape.agents, shape.capacity, dtype=torch.float64, device=device)
 

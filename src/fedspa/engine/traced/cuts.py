@@ -15,10 +15,10 @@ from fedspa.mechanisms.parts import Part
 class Cuts:
     """One agent's mask, layer by layer. Columns of a row are the active coordinates in their order."""
 
-    def __init__(self, layers: Sequence[Layer], coordinates: Tensor | None) -> None:
-        self._layers = layers
+    def __init__(self, layers: Sequence[Layer], coordinates: Tensor | None, device: torch.device) -> None:
+        self._layers, self._device = layers, device
         sizes = [len(layer.order) for layer in layers]
-        ends = torch.tensor(sizes).cumsum(0)
+        ends = torch.tensor(sizes, device=device).cumsum(0)
         self.width = int(ends[-1]) if coordinates is None else len(coordinates)
         firsts = [0, *ends.tolist()]
         bounds = firsts if coordinates is None else [0, *torch.searchsorted(coordinates, ends).tolist()]
@@ -28,7 +28,7 @@ class Cuts:
             for low, high, first in zip(bounds, bounds[1:], firsts)
         ]
         # Where in what a program makes for an example the active coordinates lie; None where they are all, in order.
-        self._where = [_where(layer, wanted) for layer, wanted in zip(layers, self._wanted)]
+        self._where = [_where(layer.order.to(device), wanted) for layer, wanted in zip(layers, self._wanted)]
         self._columns: dict[int, Tensor] = {}
 
     def take(self, number: int, size: int, made: Any) -> Part:
@@ -58,9 +58,9 @@ class Cuts:
         if number not in self._columns:
             wanted, first = self._wanted[number], self._first[number]
             size = len(self._layers[number].order)
-            columns = torch.full((size,), self.width)
+            columns = torch.full((size,), self.width, device=self._device)
             columns[slice(None) if wanted is None else wanted] = torch.arange(
-                first, first + (size if wanted is None else len(wanted))
+                first, first + (size if wanted is None else len(wanted)), device=self._device
             )
             self._columns[number] = columns.view(words, -1)
         return self._columns[number]
@@ -71,7 +71,12 @@ def take(size: int, cuts: Cuts, number: int, made: Any) -> Part:
     return cuts.take(number, size, made)
 
 
-def _where(layer: Layer, wanted: Tensor | None) -> Tensor | None:
+def as_made(size: int, cuts: None, number: int, made: Any) -> Any:
+    """In place of `take`, where all agents are cut together."""
+    return made
+
+
+def _where(order: Tensor, wanted: Tensor | None) -> Tensor | None:
     if wanted is not None:
-        return layer.order[wanted]
-    return None if torch.equal(layer.order, torch.arange(len(layer.order))) else layer.order
+        return order[wanted]
+    return None if torch.equal(order, torch.arange(len(order), device=order.device)) else order

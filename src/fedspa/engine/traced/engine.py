@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,10 @@ from fedspa.engine.local import local_steps
 from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.engine.traced.capture import Untraceable
-from fedspa.engine.traced.cuts import Cuts, take
-from fedspa.engine.traced.program import trace, trace_mean
+from fedspa.engine.traced.cuts import Cuts, as_made, take
+from fedspa.engine.traced.program import Program, trace, trace_mean
+from fedspa.engine.traced.repeatable import repeatable
+from fedspa.errors import PrivacyError
 from fedspa.examples import Examples, Tree, count, in_order, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import modes
@@ -24,16 +28,27 @@ from fedspa.learning.tasks.drawing import require_seeds
 from fedspa.learning.threads import torch_threads
 from fedspa.mechanisms.parts import Parts
 
+if TYPE_CHECKING:
+    from fedspa.engine.traced.gpu_rounds import Rounds
+
 # Bytes of gradients that a block of examples may take, dense or cut.
 BLOCK_BUDGET = 128 * 2**20
 # Blocks come in multiples of this: torch prepares a convolution for each new size.
 _STEP = 4
 
 
-def trace_engine(module: nn.Module, like: Examples, task: Task | None, threads: int) -> TracedEngine | Obstacle:
+def trace_engine(
+    module: nn.Module,
+    like: Examples,
+    task: Task | None,
+    threads: int,
+    device: torch.device | str = "cpu",
+    *,
+    tf32: bool = False,
+) -> TracedEngine | Obstacle:
     """The engine for this model and examples made like those, or why there is none."""
     try:
-        return TracedEngine(module, like, task, threads=threads)
+        return TracedEngine(module, like, task, threads=threads, device=device, tf32=tf32)
     except Untraceable as why:
         return Obstacle(f"torch cannot trace this model: {why}")
 
@@ -45,12 +60,25 @@ class TracedEngine:
     name = "traced"
     separates_records = True
 
-    def __init__(self, module: nn.Module, like: Examples, task: Task | None = None, *, threads: int = 1) -> None:
-        """Raises `Untraceable`."""
+    def __init__(
+        self,
+        module: nn.Module,
+        like: Examples,
+        task: Task | None = None,
+        *,
+        threads: int = 1,
+        device: torch.device | str = "cpu",
+        tf32: bool = False,
+    ) -> None:
+        """Raises `Untraceable`. `tf32` is for the matrix units of a GPU, as in the stacked engine."""
         self._model, self._modes = FlatModel(module, task), modes(module)
-        self._like, self._threads = like, threads
-        self._program = trace(self._model, self._modes, like, take)
+        self._like, self._device = like, torch.device(device)
+        self._threads = threads if self._device.type == "cpu" else 1
+        self.tf32 = tf32 and self._device.type == "cuda"
+        with repeatable(self._device, self.tf32):
+            self._program = trace(self._model, self._modes, like, take)
         self._cuts = lru_cache(maxsize=threads + 1)(self._cut)
+        self._rounds: Rounds | None = None
         self._mean: Callable[..., list[Tensor]] | None = None
         self._lock = Lock()
 
@@ -59,8 +87,40 @@ class TracedEngine:
         return self._program.draws
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
-        with torch_threads(1), ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(lambda task: local_steps(theta, task, self), tasks))
+        start = theta.detach().to(self._device)
+        stacked = [i for i, task in enumerate(tasks) if self._stacks(task)]
+        others = [i for i in range(len(tasks)) if i not in stacked]
+        results: dict[int, LocalResult] = {}
+        with repeatable(self._device, self.tf32):
+            if stacked:
+                results.update(zip(stacked, self._in_stacks(start, [tasks[i] for i in stacked])))
+            with torch_threads(1), ThreadPoolExecutor(self._threads) as pool:
+                alone = pool.map(lambda i: local_steps(start, self._moved(tasks[i]), self), others)
+                results.update(zip(others, alone))
+        return [replace(results[i], delta=results[i].delta.to(theta)) for i in range(len(tasks))]
+
+    def _stacks(self, task: LocalTask) -> bool:
+        """On a GPU agents step together, where their noise can be made there."""
+        return self._device.type == "cuda" and task.plan is not None and not task.exact and not self.draws
+
+    def _in_stacks(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        if self._rounds is None:
+            from fedspa.engine.traced.gpu_rounds import Rounds  # Triton is there on a GPU only
+
+            self._rounds = Rounds(self._trace_agents, self._like, self._model.dimension, self._device)
+        return self._rounds.train(theta, [self._moved(task) for task in tasks])
+
+    def _trace_agents(self, agents: int | None) -> Program:
+        return trace(self._model, self._modes, self._like, as_made, agents)
+
+    def _moved(self, task: LocalTask) -> LocalTask:
+        """With its mask on the engine's device."""
+        active = self._model.dimension if task.coordinates is None else len(task.coordinates)
+        if task.plan is not None and task.plan.active != active:
+            raise PrivacyError(f"the plan has k = {task.plan.active}, the mask {active} coordinates; they must agree")
+        if task.coordinates is None or self._device.type == "cpu":
+            return task
+        return replace(task, coordinates=task.coordinates.to(self._device))
 
     def parts(
         self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, present: Tensor | None
@@ -96,7 +156,7 @@ class TracedEngine:
             return x, None
         assert isinstance(x, tuple)
         assert isinstance(x[1], Tensor)
-        return x[0], torch.Generator().manual_seed(int(x[1][0]))
+        return x[0], torch.Generator(self._device).manual_seed(int(x[1][0]))
 
     def _blocks(self, examples: int, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Which examples to take together, and which of them are there for their own sake and not to fill up."""
@@ -105,8 +165,8 @@ class TracedEngine:
         size = -(-examples // -(-examples // most))
         size = size if size <= _STEP else -(-size // _STEP) * _STEP
         for start in range(0, examples, size):
-            index = torch.arange(start, start + size)
+            index = torch.arange(start, start + size, device=self._device)
             yield index.clamp(max=examples - 1), index < examples
 
     def _cut(self, coordinates: Tensor | None) -> Cuts:
-        return Cuts(self._program.layers, coordinates)
+        return Cuts(self._program.layers, coordinates, self._device)

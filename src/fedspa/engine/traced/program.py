@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from fedspa.engine.traced import ops
 from fedspa.engine.traced.allowed import RANDOM, require_allowed
 from fedspa.engine.traced.capture import Untraceable, capture, capture_mean
+from fedspa.engine.traced.convolved import convolved_weights
 from fedspa.engine.traced.sizes import for_any_size
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
@@ -28,11 +29,12 @@ _VIEWS = frozenset({"view", "_unsafe_view", "reshape", "transpose", "permute", "
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """How the gradients of one parameter come out. `order` says where each coordinate lies among the numbers that the
+    """How the gradients of one parameter of that `shape` come out. `order` says where each coordinate lies among the numbers that the
     program makes for an example; `words` is how many rows an Embedding has, whose gradients come as the deltas of an
     example's tokens and the tokens."""
 
     order: Tensor
+    shape: tuple[int, ...]
     words: int | None = None
 
 
@@ -44,6 +46,7 @@ class Program:
     run: Callable[..., Any]
     layers: list[Layer]
     draws: bool
+    agents: int | None
 
 
 def trace(
@@ -55,7 +58,7 @@ def trace(
     require_allowed(few.graph)
     graph, made = for_any_size(few.graph, more.graph, _SIZES)
     *gradients, readable = next(node for node in few.graph.nodes if node.op == "output").args[0]
-    bases = [_base(node, (agents or 1) * _SIZES[0]) for node in gradients]
+    bases = [_base(node, (agents or 1) * _SIZES[0], 1 if agents is None else 2) for node in gradients]
     output = next(node for node in graph.nodes if node.op == "output")
     size = next(iter(graph.nodes))
     with graph.inserting_before(size.next):
@@ -73,7 +76,7 @@ def trace(
     _earliest(graph, results)
     graph.eliminate_dead_code()
     module = fx.GraphModule(few, graph)
-    return Program(module.forward, [layer for _, layer in bases], draws)
+    return Program(module.forward, [layer for _, layer in bases], draws, agents)
 
 
 def trace_mean(model: FlatModel, modes: Modes, like: Examples) -> Callable[..., list[Tensor]]:
@@ -95,6 +98,8 @@ def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
             continue
         if node.target in ops.plain:
             node.target = ops.plain[node.target]
+        elif node.target is aten.convolution_backward.default and list(node.args[-1]) == [False, True, False]:
+            node.target = convolved_weights
         elif any(str(node.target).startswith(f"aten.{name}.") for name in RANDOM):
             if node.target not in _DRAWN:
                 raise Untraceable(f"it draws by {node.target}")
@@ -116,7 +121,7 @@ def _dropout(x: Tensor, chance: float, training: bool | None, generator: torch.G
 _DRAWN: dict[Any, Callable[..., Any]] = {aten.bernoulli.p: _bernoulli, aten.native_dropout.default: _dropout}
 
 
-def _base(node: fx.Node, examples: int) -> tuple[fx.Node, Layer]:
+def _base(node: fx.Node, examples: int, leading: int) -> tuple[fx.Node, Layer]:
     """Where a gradient comes from when views are left out, and how its coordinates lie there."""
     chain: list[fx.Node] = []
     base = node
@@ -134,8 +139,8 @@ def _base(node: fx.Node, examples: int) -> tuple[fx.Node, Layer]:
     expected = rows[0] + torch.arange(examples).unsqueeze(1) * each
     if not torch.equal(rows, expected):
         base, rows, each = node, torch.arange(node.meta["val"].numel()).view(examples, -1), 0
-    tokens = _tokens(base)
-    return base, Layer(rows[0].clone(), None if tokens is None else int(base.args[2]) // examples)  # type: ignore[arg-type]
+    tokens, shape = _tokens(base), tuple(node.meta["val"].shape[leading:])
+    return base, Layer(rows[0].clone(), shape, None if tokens is None else int(base.args[2]) // examples)  # type: ignore[arg-type]
 
 
 def _tokens(base: fx.Node) -> tuple[fx.Node, fx.Node] | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.layers import Unsupported
-from fedspa.engine.stacked.buffers import RoundBuffers, Shape
+from fedspa.engine.stacked.buffers import ChainBuffers, Shape
 from fedspa.engine.stacked.streams import Streams
 
 Kept = tuple[Tensor, ...]
@@ -70,7 +70,7 @@ class Stage:
     """What the units of a stack share. `first`, `second` and `factors` are the examples' statistics by tile."""
 
     shape: Shape
-    held: RoundBuffers
+    held: ChainBuffers
     precision: str
     streams: Streams
     tiles: int = 0

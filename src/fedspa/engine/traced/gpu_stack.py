@@ -1,0 +1,207 @@
+"""A round's agents on a GPU: a program for all of them, a step as a CUDA graph, nothing leaves before the end.
+
+A step takes as many places as its largest batch has, in blocks that fit into memory. Which places there are follows
+from the draw alone, so that shapes tell nothing of records; a place without a record, and an example that is not finite
+or cannot be read, have factor 0 and add nothing. There is no second way to compute anything: what an example adds is
+the same whatever the others are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedspa.engine.stacked.buffers import RoundBuffers, Shape
+from fedspa.engine.task import LocalTask
+from fedspa.engine.traced.gpu_steps import Steps
+from fedspa.engine.traced.program import Layer, Program
+from fedspa.examples import Examples, in_order, leaves
+from fedspa.mechanisms.clipping import CLIP_MARGIN
+
+_TILE = 2048
+
+
+class Stack:
+    """Buffers and graphs for one `Shape`. `program` is of so many agents, or of one without their dimension."""
+
+    def __init__(self, program: Program, like: Examples, shape: Shape, block: int, device: torch.device) -> None:
+        self._program, self.shape, self._block, self._device = program, shape, block, device
+        self._like = like
+        self.round = RoundBuffers(shape, device)
+        self._pools = [
+            torch.zeros(shape.agents, shape.records, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+            for tree in like
+            for leaf in leaves(tree)
+        ]
+        self.zeroed = torch.zeros(shape.agents, dtype=torch.int64, device=device)
+        self._sums = torch.zeros(shape.agents, shape.dimension, dtype=torch.float64, device=device)
+        self._shares = torch.full((shape.agents, shape.capacity), 0.5, dtype=torch.float64, device=device)
+        self._layers = [_Placed(layer, start, shape, device) for layer, start in _starts(program.layers)]
+        # θ by layers: programs want each parameter of all agents in one piece.
+        theta = self.round.theta
+        self._of_theta = [theta[:, each.start : each.start + each.size].view(-1, *each.shape) for each in self._layers]
+        self._parameters = [torch.zeros(each.shape, device=device) for each in self._of_theta]
+        self._steps = Steps(self.round, shape, self._sums, self._shares)
+        self._graphs: dict[int, Any] = {}
+
+    def load(self, theta: Tensor, tasks: Sequence[LocalTask]) -> None:
+        """Fill the buffers for a round, but for its batches."""
+        padded = [*tasks, *[tasks[-1]] * (self.shape.agents - len(tasks))]
+        self.round.load(theta, padded)
+        for w, task in enumerate(tasks):
+            own = [task.take(torch.arange(task.records))] if task.rows is not None else [Examples(task.x, task.y)]
+            found = [leaf for x, y in own for tree, like in zip((x, y), self._like) for leaf in in_order(tree, like)]
+            for pool, leaf in zip(self._pools, found):
+                pool[w, : len(leaf)].copy_(leaf, non_blocking=True)
+        if self.shape.masked:
+            for layer in self._layers:
+                layer.load(self.round.masks)
+        self.zeroed.zero_()
+
+    def run(self, places: Sequence[int]) -> None:
+        """A step for each number of places."""
+        for each in places:
+            if self._device.type == "cpu":
+                self._one_step(each)
+            else:
+                self._graph(each).replay()
+
+    def _graph(self, places: int) -> Any:
+        held = self.round
+        if places not in self._graphs:
+            changed = (held.theta, held.clips, held.step, held.flags, self.zeroed)
+            kept = [t.clone() for t in changed]
+            side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(side):
+                held.step.zero_()
+                self._one_step(places)
+            torch.cuda.current_stream(self._device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._one_step(places)
+            for tensor, value in zip(changed, kept):
+                tensor.copy_(value)
+            self._graphs[places] = graph
+        return self._graphs[places]
+
+    def _one_step(self, places: int) -> None:
+        held, s = self.round, self.shape
+        self._steps.draw_noise()
+        torch._foreach_copy_(self._parameters, self._of_theta)
+        chosen = held.index.index_select(0, held.step)[0, :, :places]
+        counts = held.counts.index_select(0, held.step)[0]
+        there = (torch.arange(places, device=self._device) < counts.unsqueeze(1)) & (chosen >= 0)
+        blocks = max(1, math.ceil(places / self._block))
+        size = math.ceil(places / blocks) if places else 0
+        for number, start in enumerate(range(0, places, size) if places else ()):
+            part = slice(start, min(start + size, places))
+            self._add(chosen[:, part].clamp(min=0), there[:, part], start, more=number > 0)
+        if not places:
+            self._sums.zero_()
+        self._steps.step()
+
+    def _add(self, chosen: Tensor, there: Tensor, start: int, *, more: bool) -> None:
+        """A block of examples into the sums."""
+        held, s, size = self.round, self.shape, chosen.shape[1]
+        offsets = torch.arange(s.agents, device=self._device).unsqueeze(1) * s.records
+        lines = (chosen + offsets).flatten()
+        given = [pool.flatten(0, 1).index_select(0, lines).unflatten(0, (s.agents, size)) for pool in self._pools]
+        parameters = self._parameters
+        if not self._program.agents:
+            given, parameters = [each[0] for each in given], [each[0] for each in parameters]
+        with torch.no_grad():
+            made, readable = self._program.run(size, None, None, *parameters, *given)
+        parts = [layer.part(each, s.agents, size) for layer, each in zip(self._layers, made)]
+        squares, alive, above = self._steps.measured(parts, size)
+        counted = readable.view(s.agents, size) & squares.isfinite()
+        factors = self._factors(squares.sqrt(), counted & there)
+        self.zeroed += (there & ~counted).sum(1)
+        if s.quantile:
+            shares = (
+                (squares.sqrt() <= held.clips.unsqueeze(1)).double()
+                if s.clip == "l2"
+                else 1 - above / alive.clamp(min=1)
+            )
+            shares = torch.where(there, torch.where(counted, shares, 1.0), 0.5)
+            self._shares[:, start : start + size].copy_(shares)
+        self._steps.add(parts, factors, more=more)
+
+    def _factors(self, norms: Tensor, counted: Tensor) -> Tensor:
+        limit = (self.round.clips * (1 - CLIP_MARGIN)).unsqueeze(1)
+        factors = limit / torch.maximum(norms, limit) if self.shape.clip == "l2" else torch.ones_like(norms)
+        return torch.where(counted & (factors >= torch.finfo(torch.float32).tiny), factors, 0.0)
+
+
+class _Placed:
+    """A layer, and where its coordinates lie in θ."""
+
+    def __init__(self, layer: Layer, start: int, shape: Shape, device: torch.device) -> None:
+        self.start, self.size, self.shape, self.words = start, len(layer.order), layer.shape, layer.words
+        self.order = layer.order.to(device)
+        # Which coordinate lies at each place of what the program makes.
+        self.coordinates = torch.empty_like(self.order)
+        self.coordinates[self.order] = torch.arange(self.size, device=device)
+        masked = shape.masked
+        self.mask = torch.zeros(shape.agents, self.size, dtype=torch.uint8, device=device) if masked else None
+        words = layer.words or 1
+        self.whole = (
+            torch.zeros(shape.agents, words, self.size // words, dtype=torch.int64, device=device)
+            if layer.words
+            else None
+        )
+
+    def load(self, masks: Tensor) -> None:
+        assert self.mask is not None
+        self.mask.copy_(masks[:, self.start : self.start + self.size].index_select(1, self.coordinates))
+
+    def part(self, made: Any, agents: int, examples: int) -> Made:
+        """Lines [agents, examples, …] of what the program made."""
+        if self.words is None:
+            return Made(self, made.reshape(agents, examples, -1).contiguous(), None)
+        deltas, tokens = made
+        tokens = (tokens.reshape(agents, examples, -1) % self.words).contiguous()
+        deltas = deltas.reshape(agents * examples, tokens.shape[2], -1)
+        lines = tokens.flatten(0, 1)
+        same = lines.unsqueeze(2) == lines.unsqueeze(1)
+        first = ~torch.tril(same, -1).any(2)
+        values = torch.bmm(same.to(deltas.dtype), deltas)
+        kept = first.unsqueeze(2).expand_as(values)
+        if self.mask is not None:
+            agent = torch.arange(agents, device=lines.device).view(-1, 1, 1)
+            kept = kept & (self.mask.view(agents, self.words, -1)[agent, tokens].flatten(0, 1) != 0)
+        values = torch.where(kept, values, 0.0).unflatten(0, (agents, examples))
+        return Made(self, values.contiguous(), tokens)
+
+
+class Made:
+    """A layer's gradients in a block: values [agents, examples, size], or of tokens [agents, examples, n, features]."""
+
+    def __init__(self, layer: _Placed, values: Tensor, tokens: Tensor | None) -> None:
+        self.layer, self.values, self.tokens = layer, values, tokens
+
+    @property
+    def size(self) -> int:
+        """Values of an example."""
+        return self.values[0, 0].numel()
+
+    @property
+    def tiles(self) -> int:
+        return math.ceil(self.size / _TILE)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """What is not yet cut."""
+        return None if self.tokens is not None else self.layer.mask
+
+
+def _starts(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
+    found, start = [], 0
+    for layer in layers:
+        found.append((layer, start))
+        start += len(layer.order)
+    return found
