@@ -34,7 +34,7 @@ def measure(
 @triton.jit
 def add(
     made, factors, bounds, coordinates, sums, size, examples, dimension, start,
-    CLAMP: tl.constexpr, MORE: tl.constexpr, BLOCK: tl.constexpr,
+    CLAMP: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums of an agent's clipped gradients; an example with factor 0 adds nothing, whatever it holds."""
     agent = tl.program_id(1).to(tl.int64)
@@ -42,15 +42,14 @@ def add(
     inside = at < size
     total = tl.zeros([BLOCK], dtype=tl.float64)
     bound = tl.load(bounds + agent)
-    for example in range(examples):
-        line = agent * examples + example
-        factor = tl.load(factors + line)
-        if factor != 0:
-            g = tl.load(made + line * size + at, inside, other=0.0).to(tl.float64)
-            if CLAMP:
-                total += tl.minimum(tl.maximum(g, -bound), bound)
-            else:
-                total += g * factor
+    for first in range(0, examples, ROWS):
+        example = first + tl.arange(0, ROWS)
+        factor = tl.load(factors + agent * examples + example, example < examples, other=0.0)
+        counted = (factor != 0)[:, None] & inside[None, :]
+        line = made + (agent * examples + example)[:, None] * size + at[None, :]
+        g = tl.load(line, counted, other=0.0).to(tl.float64)
+        g = tl.minimum(tl.maximum(g, -bound), bound) if CLAMP else g * factor[:, None]
+        total += tl.sum(g, 0)
     to = sums + agent * dimension + start + tl.load(coordinates + at, inside, other=0)
     if MORE:
         total += tl.load(to, inside, other=0.0)

@@ -19,7 +19,7 @@ from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 if TYPE_CHECKING:
     from fedspa.engine.traced.gpu_stack import Made
 
-_BLOCK = 512
+_BLOCK, _COLUMNS = 512, 128
 _TILE = 2048
 _UNITS = 2.0**40  # whole numbers of an Embedding's sums, to the clip value
 
@@ -101,10 +101,10 @@ class Steps:
             return
         from fedspa.engine.traced import gpu_kernels
 
-        gpu_kernels.add[(math.ceil(part.size / _BLOCK), s.agents)](
+        gpu_kernels.add[(math.ceil(part.size / _COLUMNS), s.agents)](
             *(part.values, factors, bounds, layer.coordinates, self._sums),
             *(part.size, factors.shape[1], s.dimension, layer.start),
-            CLAMP=clamp, MORE=more, BLOCK=_BLOCK,
+            CLAMP=clamp, MORE=more, ROWS=16, BLOCK=_COLUMNS,
         )  # fmt: skip
 
     def step(self) -> None:
