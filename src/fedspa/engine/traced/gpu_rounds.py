@@ -20,7 +20,7 @@ from fedspa.examples import Examples
 # Bytes of per-example gradients and sums: of an agent, whose examples then come in smaller blocks, and of a stack.
 AGENT_BUDGET, STACK_BUDGET = 512 * 2**20, 6 * 2**30
 # Places of a step come in multiples of this: a graph is captured for each number that is met.
-_STEP = 8
+_STEP = 4
 
 Key = tuple[object, ...]
 
