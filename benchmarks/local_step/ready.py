@@ -68,12 +68,10 @@ def in_better_split(name: str, case: Case, workers: Sequence[Worker], steps: int
     """A process a core, or one process with a torch thread a core."""
     splits = {"processes": a_process_a_core, "torch threads": torch_threads}
     found: dict[str, tuple[float, int]] = {}
+    seconds(a_process_a_core(workers, name, 1))  # warms all of them up
     for split, turn in splits.items():
         taken, done = elapsed(turn(workers, name, 1))
-        chosen = 1
-        if taken < 4 * TURN_S:  # so long a step hides what the first one had to do beside it
-            taken, done = elapsed(turn(workers, name, 1))
-            chosen = steps or fitting(turn(workers, name, 8), 8, taken)
+        chosen = steps or fitting(turn(workers, name, 8), 8, taken)
         if chosen > 1:
             taken, done = elapsed(turn(workers, name, chosen))
         found[split] = taken / done, chosen
