@@ -24,6 +24,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="per turn; as many as take about a second, if not given")
+    parser.add_argument("--steps", type=int, help="per turn; as many as take half a second, if not given")
     parser.add_argument("--agents", type=int, help="of ours in one call; 10 on a GPU, else two per core")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -116,11 +117,13 @@ def measure(
         if name == f"{auto}-l2":
             skipped[name] = "it is what auto takes"
             continue
+        start = time.perf_counter()
         try:
             there[name] = ready(name, case, agents, workers, cores, steps)
         except Refused as why:
             skipped[name] = str(why)
-        print(f"{row.title}: {name} {skipped.get(name, 'is ready')}", file=sys.stderr, flush=True)
+        told = skipped.get(name, f"ready after {time.perf_counter() - start:.1f} s")
+        print(f"{row.title}: {name}: {told}", file=sys.stderr, flush=True)
     wall, cpu = in_turns({name: each.turn for name, each in there.items()}, repeats, cores)
     for worker in workers:
         worker.close()

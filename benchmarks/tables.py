@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,15 @@ from sentences import SENTENCES
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 CONTENDERS = {
+    "auto-l2": '**ours**, by `run.engine = "auto"`',
+    "auto-plain-sgd": "our plain step (FedAvg)",
     "native": "**native**",
     "native-l2": "**native, `l2`**",
     "native-plain-sgd": "native, plain SGD (FedAvg)",
     "generic": "generic",
     "generic-l2": "generic, `l2`",
+    "stacked-l2": "stacked, `l2`",
+    "traced-l2": "traced, `l2`",
     "generic-plain-sgd": "generic, plain SGD (FedAvg)",
     "opacus-hooks": "Opacus, hooks",
     "opacus-functorch": "Opacus, functorch",
@@ -35,6 +39,7 @@ CONTENDERS = {
     "opacus-functorch-l2": "Opacus, functorch, `l2`",
     "opacus-ew-l2": "Opacus, expanded weights, `l2`",
     "opacus-ghost-l2": "Opacus, ghost clipping, `l2`",
+    "opacus-fast-l2": "Opacus, fast gradient clipping, `l2`",
     "vmap-l2": "`vmap(grad)`, `l2`",
     "sgd": "PyTorch SGD, not private",
     "sgd-channels-last": "the same, channels last",
@@ -110,11 +115,17 @@ def spread(entry: dict[str, float]) -> str:
     return f"{figure(entry['median'])} ({figure(entry['lowest'])} … {figure(entry['highest'])})"
 
 
-def by_case(result: dict[str, Any], cell: Callable[[dict[str, float]], str]) -> str:
-    cases = result["cases"].values()
-    present = [name for name in CONTENDERS if any(name in case["contenders"] for case in cases)]
+def by_case(cases: Collection[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> str:
+    measured = dict.fromkeys(name for case in cases for name in case["contenders"])
+    present = [
+        *(name for name in CONTENDERS if name in measured),
+        *(name for name in measured if name not in CONTENDERS),
+    ]
     rows = [
-        [CONTENDERS[name], *(cell(case["contenders"][name]) if name in case["contenders"] else "–" for case in cases)]
+        [
+            CONTENDERS.get(name, name),
+            *(cell(case["contenders"][name]) if name in case["contenders"] else "–" for case in cases),
+        ]
         for name in present
     ]
     return markdown(["", *(case["title"] for case in cases)], rows)
@@ -122,19 +133,26 @@ def by_case(result: dict[str, Any], cell: Callable[[dict[str, float]], str]) -> 
 
 def engine_time() -> str:
     result = kept("engine")
-    table = by_case(result, lambda row: f"{figure(row['median_ms'])} ({figure(row['cpu_ms'])})")
+    table = by_case(result["cases"].values(), lambda row: f"{figure(row['median_ms'])} ({figure(row['cpu_ms'])})")
     return origin(result["provenance"]) + table
 
 
 def engine_memory() -> str:
-    return by_case(kept("engine"), lambda row: figure(row["peak_mib"]))
+    return by_case(kept("engine")["cases"].values(), memory)
+
+
+def memory(row: dict[str, Any]) -> str:
+    return figure(row["peak_mib"])
 
 
 def engine_ratios() -> str:
-    cases = kept("engine")["cases"].values()
+    return by_ratio(kept("engine")["cases"].values(), both)
+
+
+def by_ratio(cases: Collection[dict[str, Any]], cell: Callable[[dict[str, Any], str], str]) -> str:
     names = dict.fromkeys(what for case in cases for what in case["ratios"]["wall"])
     rows = [
-        [what, *(both(case["ratios"], what) if what in case["ratios"]["wall"] else "–" for case in cases)]
+        [what, *(cell(case["ratios"], what) if what in case["ratios"]["wall"] else "–" for case in cases)]
         for what in names
     ]
     return markdown(["", *(case["title"] for case in cases)], rows)
@@ -142,6 +160,26 @@ def engine_ratios() -> str:
 
 def both(ratios: dict[str, Any], what: str) -> str:
     return f"{spread(ratios['wall'][what])}; {figure(ratios['cpu'][what]['median'])}"
+
+
+def wall(ratios: dict[str, Any], what: str) -> str:
+    return spread(ratios["wall"][what])
+
+
+def models_time(file: str) -> str:
+    """With the engine that was chosen, and its first call."""
+    result = kept(file)
+
+    def cell(row: dict[str, Any]) -> str:
+        times = spread({key: row[f"{key}_ms"] for key in ("median", "lowest", "highest")})
+        return times + (f", {row['engine']}, first call {figure(row['first_call_s'])} s" if "engine" in row else "")
+
+    where = "" if result["settings"]["device"] == "cpu" else f"{result['settings']['device']}: "
+    return where + origin(result["provenance"]) + by_case(models(file), cell)
+
+
+def models(file: str) -> list[dict[str, Any]]:
+    return [row | {"title": f"{row['title']} ({row['dimension']:,})"} for row in kept(file)["rows"].values()]
 
 
 def scale() -> str:
@@ -240,6 +278,12 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "engine-time": ("docs/engine.md", engine_time),
     "engine-ratios": ("docs/engine.md", engine_ratios),
     "engine-memory": ("docs/engine.md", engine_memory),
+    "models-time": ("docs/engine.md", lambda: models_time("models")),
+    "models-ratios": ("docs/engine.md", lambda: by_ratio(models("models"), wall)),
+    "models-memory": ("docs/engine.md", lambda: by_case(models("models"), memory)),
+    "models-gpu-time": ("docs/engine-gpu.md", lambda: models_time("models-gpu")),
+    "models-gpu-ratios": ("docs/engine-gpu.md", lambda: by_ratio(models("models-gpu"), wall)),
+    "models-gpu-memory": ("docs/engine-gpu.md", lambda: by_case(models("models-gpu"), memory)),
     "scale": ("docs/engine.md", scale),
     "peers": ("docs/engine.md", peers),
     "choosing-origin": ("docs/choosing.md", lambda: origin(kept("choosing")["provenance"])),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedspa.engine.choose import EngineName, choose
+from fedspa.engine.choose import choose
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.examples import Examples, moved, taken
 from fedspa.learning.flat import FlatModel
@@ -48,8 +48,3 @@ class Ours:
         tasks = [replace(task, steps=replace(task.steps, local_steps=steps)) for task in self._tasks]
         self.engine.train(self._theta, tasks)
         return len(tasks) * steps
-
-
-def engine_name(asked: EngineName, case: Case) -> str:
-    """Which engine a run of this case gets."""
-    return Ours(f"{asked}-l2", case, 1, 1).engine.name

@@ -104,14 +104,14 @@ def together(workers: Sequence[Worker], name: str, steps: int, threads: int) -> 
 
 
 def peak_memory(name: str, case: Case) -> float:
-    """MiB that one process grows by at its peak over three steps."""
-    return in_fresh_process(_three_steps, name, case)
+    """MiB that one process grows by at its peak over two steps."""
+    return in_fresh_process(_two_steps, name, case)
 
 
-def _three_steps(name: str, case: Case) -> float:
+def _two_steps(name: str, case: Case) -> float:
     torch.set_num_threads(1)
     run = prepare(name, case, 0)
-    return resident_growth(lambda: run(3))
+    return resident_growth(lambda: run(2))
 
 
 def in_fresh_process(measure: Callable[..., float], *arguments: Any) -> float:
