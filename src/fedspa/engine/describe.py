@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from threading import Lock
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from fedspa.engine.layers import (
     Weighted,
 )
 from fedspa.learning.flat import copied
+from fedspa.learning.threads import TRACING
 
 
 def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
@@ -59,13 +59,10 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
 # What torch runs around a layer: its outputs are then not those of its kind.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
-_TRACING = Lock()  # torch.fx patches torch's own modules while it traces
-
-
 def _chain(module: nn.Module) -> list[nn.Module]:
     """The leaf layers in the order in which data passes them; functional relu, tanh, flatten and pooling included."""
     try:
-        with _TRACING:
+        with TRACING:
             graph = fx.symbolic_trace(copied(module)).graph  # tracing leaves its marks on a module that sets attributes
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause
