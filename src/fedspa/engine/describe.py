@@ -59,6 +59,7 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
 # What torch runs around a layer: its outputs are then not those of its kind.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
+
 def _chain(module: nn.Module) -> list[nn.Module]:
     """The leaf layers in the order in which data passes them; functional relu, tanh, flatten and pooling included."""
     try:

@@ -19,20 +19,24 @@ from fedspa.data.plugin import GIVEN
 from fedspa.engine.choose import choose, reason
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples, joined
+from fedspa.examples import Examples, count, joined
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.frozen import Features
 from fedspa.learning.initial import oriented
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks.person import tried
+from fedspa.learning.trial import try_gradients
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy.event import Unit
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import derive_key, mask_seed, root_key
 from fedspa.runs.config import Config
+from fedspa.runs.frozen import Frozen, frozen_body
 from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.plans import calibrated_plan, cap_of
@@ -49,6 +53,7 @@ class Job:
     server: ServerJob
     cap: int
     data_name: str
+    frozen: Frozen
 
     @property
     def plan(self) -> Plan | None:
@@ -75,13 +80,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Simulated(Job):
-    """With the agents: `train` is what they train on, records or persons, `holdings[i]` are those of agent i."""
+    """With the agents: `train` is what they hold, records or persons, `holdings[i]` are those of agent i. `features`
+    are what the module's frozen body makes of it, where it has one that is computed once."""
 
     data: Dataset
     train: Examples
     holdings: list[NDArray[np.int64]]
     engine: Engine
     engine_reason: str
+    features: Features | None
+
+    def examples(self, held: NDArray[np.int64]) -> Examples:
+        """What the engine trains on. Of all that there are, these may be read."""
+        if self.features is None:
+            return self.train
+        return Examples(self.features.of(torch.from_numpy(held)), self.train.y)
 
     @property
     def trained_by(self) -> dict[str, Any]:
@@ -109,7 +122,7 @@ def prepare(
     require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
     server, plan, run = job.server, job.plan, config.run
     train = trained_on(config, data)
-    like, trained = _trained(config, unit_of(config, data), data.like, server.model.task)
+    like, trained = _trained(config, unit_of(config, data), job.frozen.like, server.model.task)
     if plan is not None and plan.clip_rule == "median":
         model = FlatModel(server.model.module, trained)
         server = replace(server, clip_value=median_clip(plan, model, train, holdings))
@@ -122,9 +135,11 @@ def prepare(
         train=train,
         holdings=holdings,
         engine=server.engine,
-        engine_reason=reason(
-            run.engine, server.model.module, like, run.device, config.privacy.noise == "exact", trained
+        engine_reason=job.frozen.told(
+            reason(run.engine, job.frozen.trained, like, run.device, config.privacy.noise == "exact", trained)
         ),
+        frozen=job.frozen,
+        features=job.frozen.features(train.x, config),
     )
 
 
@@ -171,7 +186,12 @@ def prepare_server(
         refuse_unpriced(plan, config.privacy.accountant)
     mask: MaskMode = algorithm.mask or settings.mask
     public_key = derive_key(root_key("seeded", run.seed), "public")
-    like, trained = _trained(config, unit, like, learned)
+    places = count(data.train_y) * (1 if unit == "record" else config.data.person_records)
+    frozen = frozen_body(config, module, like, learned, max(places, count(data.test_y)))
+    if frozen.split is not None:  # an engine tries what it trains, which is the head
+        for each in tried(*_trained(config, unit, like, learned)):
+            try_gradients(module, *each)
+    like, trained = _trained(config, unit, frozen.like, learned)
     server = ServerJob(
         model=model,
         algorithm=algorithm,
@@ -198,11 +218,13 @@ def prepare_server(
         clip_value=None if plan is None else plan.clip_value,
         public_key=public_key,
         test=test,
-        engine=choose(run.engine, module, like, run.device, run.threads, exact, run.tf32, trained),
+        engine=choose(run.engine, frozen.trained, like, run.device, run.threads, exact, run.tf32, trained),
         threads=run.threads,
         metrics=metrics or {},
+        scored=frozen.scored,
+        engine_scores=frozen.engine_scores,
     )
-    return Job(config, server, cap_of(config), data.name)
+    return Job(config, server, cap_of(config), data.name, frozen)
 
 
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:

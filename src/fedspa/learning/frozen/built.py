@@ -24,7 +24,7 @@ def built(name: str, graph: fx.Graph, root: nn.Module) -> nn.Module:
         whole.register_buffer(key, buffer)
     for key, child in made._modules.items():
         whole.add_module(key, child)
-    whole.training = root.module.training  # type: ignore[assignment]
+    whole.training = root.get_submodule("module").training
     return whole
 
 
@@ -32,27 +32,25 @@ def _mirrored(module: nn.Module, path: str, called: set[str], read: set[str], *,
     """The same tree with nothing in it but layers that are called, what is read, and the trained parameters."""
     if path in called:
         return module
-    made, below = nn.Module(), f"{path}." if path else ""
+    made, kept, below = nn.Module(), False, f"{path}." if path else ""
     for name, parameter in module._parameters.items():
         if parameter is not None and (f"{below}{name}" in read or (trained and parameter.requires_grad)):
             made.register_parameter(name, parameter)
+            kept = True
     for name, buffer in module._buffers.items():
         if f"{below}{name}" in read:
             made.register_buffer(name, buffer)
+            kept = True
     for name, child in module._modules.items():
         part = child if f"{below}{name}" in read else None  # a graph within the graph
         if child is not None and part is None:
             part = _mirrored(child, f"{below}{name}", called, read, trained=trained)
         if part is not None:
             made.add_module(name, part)
-    for name in [name for name in read if name.startswith(below) and "." not in name[len(below) :]]:
-        value = getattr(module, name[len(below) :], None)
-        if not hasattr(made, name[len(below) :]) and value is not None:  # a tensor that is no buffer
-            setattr(made, name[len(below) :], value)
+            kept = True
+    for name in (name[len(below) :] for name in read if name.startswith(below)):
+        if "." not in name and not hasattr(made, name):  # a tensor that is no buffer
+            setattr(made, name, getattr(module, name))
+            kept = True
     made.training = module.training
-    return made if any(True for _ in (*made.parameters(), *made.buffers(), *made.children())) or vars_of(made) else None
-
-
-def vars_of(module: nn.Module) -> list[str]:
-    """Names of what hangs on it beside what every module has."""
-    return sorted(vars(module).keys() - vars(nn.Module()).keys())
+    return made if kept else None

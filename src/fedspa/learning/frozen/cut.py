@@ -17,14 +17,17 @@ from torch import Tensor, fx, nn
 from fedspa.learning.frozen.traced import Traced, Untraced, changes_in_place
 from fedspa.learning.sound import may_draw
 
+_DRAWING = "; '{}' draws random numbers, as Dropout does in training mode: in eval mode (module.eval()) it would not"
+
 
 class Cut(NamedTuple):
     """The two halves, as graphs whose targets are names in one root. The body returns a tuple of as many tensors as the
-    head has placeholders."""
+    head has placeholders. `drawing` says what draws, if anything does, and what to do about it."""
 
     body: fx.Graph
     head: fx.Graph
     root: nn.Module
+    drawing: str
 
 
 class Values(fx.Interpreter):
@@ -46,7 +49,7 @@ class Values(fx.Interpreter):
 def cut(traced: Traced, alone: list[Values], together: Values) -> Cut:
     """`alone` are the values for single examples, `together` those for several; raises `Untraced`."""
     cutting = _Cutting(traced, alone, together)
-    return Cut(cutting.body(), cutting.head(), traced.root)
+    return Cut(cutting.body(), cutting.head(), traced.root, cutting.drawing)
 
 
 class _Cutting:
@@ -54,13 +57,13 @@ class _Cutting:
         self._graph, self._root = traced.graph, traced.root
         self._alone, self._together = alone, together
         self._count = len(next(v for n, v in together.of.items() if n.op == "placeholder"))
-        drew = set().union(*(values.drew for values in (*alone, together)))
+        drew: set[fx.Node] = set().union(*(values.drew for values in (*alone, together)))
+        self.drawing = next((_DRAWING.format(node.name) for node in self._graph.nodes if node in drew), "")
         self._trained: set[fx.Node] = set()
         self._of_record: set[fx.Node] = set()
         for node in self._graph.nodes:
-            if node.op == "output" or node in drew or self._reads_trained(node):
-                self._trained.add(node)
-            elif any(given in self._trained for given in node.all_input_nodes):
+            after = any(given in self._trained for given in node.all_input_nodes)
+            if after or node.op == "output" or node in drew or self._reads_trained(node):
                 self._trained.add(node)
             elif node.op == "placeholder" or any(given in self._of_record for given in node.all_input_nodes):
                 self._of_record.add(node)
@@ -71,7 +74,7 @@ class _Cutting:
         self._again: set[fx.Node] = set()
         self.features = self._boundary()
         if all(node.op == "placeholder" for node in self.features):
-            raise Untraced("what is trained, or draws, comes first")
+            raise Untraced(f"nothing comes before what is trained or draws{self.drawing}")
 
     def _reads_trained(self, node: fx.Node) -> bool:
         if node.op == "get_attr":
@@ -167,11 +170,12 @@ class _Cutting:
 
 
 # Of which a result may be larger than what it is made of, and costs next to nothing to make again.
-_ENLARGING = frozenset(
-    "expand expand_as repeat unsqueeze view reshape _to_copy to float bool long __and__ __or__ bitwise_and "
-    "bitwise_or logical_and logical_not bitwise_not eq ne lt gt le ge where masked_fill rsub sub mul slice "
-    "scalar_tensor full_like zeros_like ones_like new_ones".split()
-)
+_ENLARGING = {
+    *("expand", "expand_as", "repeat", "unsqueeze", "view", "reshape", "slice"),
+    *("_to_copy", "to", "float", "bool", "long"),
+    *("__and__", "__or__", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_not"),
+    *("eq", "ne", "lt", "gt", "le", "ge", "where", "masked_fill", "rsub", "sub", "mul"),
+}
 
 
 def _enlarges(node: fx.Node) -> bool:

@@ -38,8 +38,8 @@ def room_lacking(split: Split, records: int) -> str | None:
     if needed <= free:
         return None
     return (
-        f"features of {records:,} records take {needed / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f}: TMPDIR may "
-        "name a larger disk"
+        f"features of {records:,} records take {needed / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f}: let "
+        "TMPDIR name a larger disk"
     )
 
 
@@ -77,11 +77,11 @@ class Features:
             empty, firsts = places[~there], places[:, :1].expand_as(places)[~there]
             for leaf in leaves(self._kept):
                 leaf[empty] = leaf[firsts]
-        records = mapped(lambda leaf: leaf.unflatten(0, (-1, self._places)), self._kept)
+        records = mapped(lambda leaf: leaf.view(-1, self._places, *leaf.shape[1:]), self._kept)
         return {"records": records, "count": self._counts}
 
     def _make(self, rows: Tensor) -> None:
-        missing = rows[~self._made[rows]].unique()
+        missing = torch.from_numpy(np.unique(rows[~self._made[rows]].numpy()))
         if not len(missing):
             return
         parts = torch.split(missing, self._batch if self._batch > 1 else _AT_ONCE)

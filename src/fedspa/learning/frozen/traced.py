@@ -101,7 +101,7 @@ def by_operations(module: nn.Module, examples: Tree) -> Traced:
     graph = whole.graph
     assert isinstance(graph, fx.Graph)
     (end,) = (node for node in graph.nodes if node.op == "output")
-    (end.args,) = end.args  # type: ignore[assignment]
+    end.args = (_logits(end.args[0]),)
     graph.set_codegen(fx.graph.CodeGen())
     for node in reversed(graph.nodes):
         checks = node.target == "_guards_fn" or "assert" in str(node.target) or "sym_constrain" in str(node.target)
@@ -128,7 +128,7 @@ _AS_LAYERS: dict[Any, Callable[..., Tensor]] = {
 def _as_layer(graph: fx.Graph, node: fx.Node, module: nn.Module) -> None:
     """A product with the weights of a linear layer is that layer."""
     given, *own = node.args
-    names = [part.target.removeprefix("module.") for part in own if isinstance(part, fx.Node) and part.op == "get_attr"]
+    names = [str(part.target).removeprefix("module.") for part in own if isinstance(part, fx.Node)]
     layer_name = names[0].rpartition(".")[0] if names else ""
     layers = dict(module.named_modules())
     layer = layers.get(layer_name)
