@@ -29,6 +29,7 @@ class Trainer:
     engine: Engine
     dimension: int
     split: Split | None
+    persons: bool
     threads: int
     _of: Tree | None = field(default=None, init=False)
     _features: Features | None = field(default=None, init=False)
@@ -40,7 +41,9 @@ class Trainer:
             return held.examples
         if self._features is None or self._of is not held.among.x:
             self._of = held.among.x
-            self._features = Features(self.split, held.among.x, strict=strict, threads=self.threads)
+            self._features = Features(
+                self.split, held.among.x, strict=strict, persons=self.persons, threads=self.threads
+            )
         return held.own(Examples(self._features.of(held.rows), held.among.y))
 
 
@@ -86,7 +89,9 @@ def _made(
     chosen = choose(engine, trained, like, "cpu", threads, exact, task=learned)
     if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
         raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
-    return Trainer(chosen, FlatModel(module).dimension, found if isinstance(found, Split) else None, threads)
+    return Trainer(
+        chosen, FlatModel(module).dimension, found if isinstance(found, Split) else None, most is not None, threads
+    )
 
 
 def _told(task: Task) -> str:

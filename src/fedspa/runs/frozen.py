@@ -11,6 +11,7 @@ from fedspa.learning import forward
 from fedspa.learning.frozen import Features, Split, split
 from fedspa.learning.frozen.features import room_lacking
 from fedspa.learning.tasks import Task
+from fedspa.privacy.event import Unit
 from fedspa.runs.config import Config
 
 
@@ -38,12 +39,18 @@ class Frozen:
             return f"{reason}; {self.split.told}"
         return f"{reason}; the frozen part is computed in every step: {self.why}" if self.why else reason
 
-    def features(self, x: Tree, config: Config) -> Features | None:
+    def features(self, x: Tree, unit: Unit, config: Config) -> Features | None:
         """Of what agents train on."""
         if self.split is None:
             return None
-        exact = config.privacy.noise == "exact"
-        return Features(self.split, x, strict=not config.private, alone=exact, threads=config.run.threads)
+        return Features(
+            self.split,
+            x,
+            strict=not config.private,
+            persons=unit == "person",
+            alone=config.privacy.noise == "exact",
+            threads=config.run.threads,
+        )
 
 
 def frozen_body(config: Config, module: nn.Module, like: Examples, task: Task, records: int) -> Frozen:

@@ -139,7 +139,7 @@ def prepare(
             reason(run.engine, job.frozen.trained, like, run.device, config.privacy.noise == "exact", trained)
         ),
         frozen=job.frozen,
-        features=job.frozen.features(train.x, config),
+        features=job.frozen.features(train.x, unit_of(config, data), config),
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedspa.learning.frozen.traced import Traced, Untraced, changes_in_place
+from fedspa.learning.frozen.work import work
 from fedspa.learning.sound import may_draw
 
 _DRAWING = "; '{}' draws random numbers, as Dropout does in training mode: in eval mode (module.eval()) it would not"
@@ -22,12 +23,19 @@ _DRAWING = "; '{}' draws random numbers, as Dropout does in training mode: in ev
 
 class Cut(NamedTuple):
     """The two halves, as graphs whose targets are names in one root. The body returns a tuple of as many tensors as the
-    head has placeholders. `drawing` says what draws, if anything does, and what to do about it."""
+    head has placeholders. The body has a `share` of the work of
+    a forward pass. `drawing` says what draws, if anything does, and what to do about it."""
 
     body: fx.Graph
     head: fx.Graph
     root: nn.Module
+    share: float
     drawing: str
+
+
+def random_states() -> list[Tensor]:
+    """Of torch's generators."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
 
 
 class Values(fx.Interpreter):
@@ -39,9 +47,9 @@ class Values(fx.Interpreter):
         self.of: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        before = torch.get_rng_state()
+        before = random_states()
         self.of[n] = super().run_node(n)
-        if not torch.equal(before, torch.get_rng_state()):
+        if not all(map(torch.equal, before, random_states())):
             self.drew.add(n)
         return self.of[n]
 
@@ -49,7 +57,7 @@ class Values(fx.Interpreter):
 def cut(traced: Traced, alone: list[Values], together: Values) -> Cut:
     """`alone` are the values for single examples, `together` those for several; raises `Untraced`."""
     cutting = _Cutting(traced, alone, together)
-    return Cut(cutting.body(), cutting.head(), traced.root, cutting.drawing)
+    return Cut(cutting.body(), cutting.head(), traced.root, cutting.share(), cutting.drawing)
 
 
 class _Cutting:
@@ -110,6 +118,11 @@ class _Cutting:
         if not isinstance(one, Tensor) or not one.ndim or not several.ndim:
             return False
         return len(one) == 1 and len(several) == self._count and one.shape[1:] == several.shape[1:]
+
+    def share(self) -> float:
+        values, body = self._alone[0].of, _ancestors(self.features, frozenset())
+        each = {node: work(node, values, self._root) for node in self._graph.nodes}
+        return sum(each[node] for node in body) / max(1, sum(each.values()))
 
     def body(self) -> fx.Graph:
         made = fx.Graph()

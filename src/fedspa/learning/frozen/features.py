@@ -46,7 +46,9 @@ def room_lacking(split: Split, records: int) -> str | None:
 class Features:
     """Of records, or of persons (`data.persons`), whose places hold a record each."""
 
-    def __init__(self, split: Split, x: Tree, *, strict: bool, alone: bool = True, threads: int = 1) -> None:
+    def __init__(
+        self, split: Split, x: Tree, *, strict: bool, persons: bool = False, alone: bool = True, threads: int = 1
+    ) -> None:
         """`strict`: what the body raises for a record is a DataError. Without, such a record has features that are not
         numbers, so that its gradient counts as zero. On a GPU `alone` keeps it from batches, too."""
         self._split, self._strict, self._threads = split, strict, threads
@@ -54,7 +56,8 @@ class Features:
         self._batch = 1 if alone or self._device.type == "cpu" else _AT_ONCE_GPU
         self._counts: Tensor | None = None
         self._places = 1
-        if isinstance(x, dict) and x.keys() == {"records", "count"}:
+        if persons:
+            assert isinstance(x, dict)
             counts = x["count"]
             assert isinstance(counts, Tensor)
             self._counts, self._places = counts, next(leaves(x["records"])).shape[1]

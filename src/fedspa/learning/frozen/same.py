@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedspa.examples import Examples, Tree, leaves, mapped
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.frozen.cut import random_states
 from fedspa.learning.frozen.traced import Untraced
 from fedspa.learning.tasks import Task
 
@@ -34,9 +35,9 @@ def _tried(whole: FlatModel, rest: FlatModel, body: Body, theta: Tensor, example
         expected = _found(whole, theta, *example)
     except Exception:  # the user's forward may raise anything
         return False
-    before = torch.get_rng_state()
+    before = random_states()
     features = body(example.x)
-    if not torch.equal(before, torch.get_rng_state()):
+    if not all(map(torch.equal, before, random_states())):
         raise Untraced("the frozen part draws random numbers")
     kept = mapped(lambda leaf: leaf.clone(), features)
     if not all(map(_close, expected, _found(rest, theta, features, example.y))):

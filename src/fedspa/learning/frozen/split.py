@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedspa.examples import Examples, Tree, blanks, joined, layout, leaves, mapped, moved
 from fedspa.learning.flat import copied
-from fedspa.learning.forward import Modes, in_modes, modes, outputs, returned
+from fedspa.learning.forward import Modes, in_modes, modes, outputs
 from fedspa.learning.frozen.built import built
 from fedspa.learning.frozen.cut import Cut, Values, bytes_of, cut
 from fedspa.learning.frozen.same import require_apart, require_same
@@ -61,7 +60,8 @@ def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
     copy, device = copied(module), next(module.parameters()).device
     given = [Examples(*(moved(tree, device) for tree in each)) for each in [*made_up(like), _blank(like)]]
     why = "it takes none of the records that were made up to try it"
-    with torch.random.fork_rng(devices=[]), one_example_a_time():
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus), one_example_a_time():
         examples = [example for example in reversed(given) if _takes(copy, example.x)][:_ALONE]
         if not examples:
             return why
@@ -72,8 +72,8 @@ def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
         ]
         for trace in ways:
             try:
-                halves, first, share = _tried(copy, trace(), examples, several, task)
-                return _of(module, halves, first, share)
+                halves, first = _tried(copy, trace(), examples, several, task)
+                return _of(module, halves, first)
             except Untraced as cause:
                 why = str(cause)
             except Exception as error:  # of what a graph holds, not all runs by itself
@@ -81,28 +81,27 @@ def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
     return why
 
 
-def _tried(
-    module: nn.Module, traced: Traced, examples: list[Examples], several: Tree, task: Task
-) -> tuple[Cut, Tree, float]:
-    """The two halves, the features of the first example, and the body's share of a forward pass."""
+def _tried(module: nn.Module, traced: Traced, examples: list[Examples], several: Tree, task: Task) -> tuple[Cut, Tree]:
+    """The two halves, and the features of the first example."""
     alone = [_values(traced, example.x) for example in examples]
     halves = cut(traced, alone, _values(traced, several))
     body, head = _halves(halves)
     if [*map(id, _trained(head))] != [*map(id, _trained(module))]:
         raise Untraced("its head does not hold the trained parameters in their order")
     x, kept = examples[0].x, modes(body)
-    share = _work(lambda: _features(body, kept, x)) / max(1, _work(lambda: returned(module, x)))
-    if share < _LEAST_SHARE:
-        raise Untraced(f"it is {share:.0%} of a forward pass, not worth the room for its features{halves.drawing}")
+    if halves.share < _LEAST_SHARE:
+        raise Untraced(
+            f"it is {halves.share:.0%} of a forward pass, which is not worth the room for its features{halves.drawing}"
+        )
     first = _features(body, kept, x)
     if (size := bytes_of(leaves(first))) > _MOST_BYTES:
         raise Untraced(f"it makes {size:,} bytes of a record, and at most {_MOST_BYTES:,} are kept")
     require_same(module, head, lambda x: _features(body, kept, x), examples, task)
     require_apart(lambda x: _features(body, kept, x), [example.x for example in examples[:_TOGETHER]], several)
-    return halves, first, share
+    return halves, first
 
 
-def _of(module: nn.Module, halves: Cut, first: Tree, share: float) -> Split:
+def _of(module: nn.Module, halves: Cut, first: Tree) -> Split:
     """What was found on a copy, of the module itself."""
     root = nn.Module()
     root.add_module("module", module)
@@ -114,8 +113,8 @@ def _of(module: nn.Module, halves: Cut, first: Tree, share: float) -> Split:
     body, head = _halves(halves._replace(root=root))
     frozen = sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
     told = (
-        f"the frozen body ({share:.0%} of a forward pass; {frozen:,} parameters are frozen) runs once per record and "
-        f"makes features {layout(first)}"
+        f"the frozen body ({halves.share:.0%} of a forward pass; {frozen:,} parameters are frozen) runs once per "
+        f"record and makes features {layout(first)}"
     )
     return Split(body, head, modes(body), mapped(lambda leaf: leaf.cpu(), first), told)
 
@@ -158,10 +157,3 @@ def _trained(module: nn.Module) -> Iterator[nn.Parameter]:
 def _hooked(layer: nn.Module) -> bool:
     hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
     return any(hooks) or "forward" in vars(layer)
-
-
-def _work(function: Callable[[], object]) -> int:
-    """Multiplications and additions of products and convolutions."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        function()
-    return int(counter.get_total_flops())
