@@ -105,25 +105,6 @@ class TwoInputs(nn.Module):
         return {"logits": self.last(h if scale is None else h * scale)}
 
 
-class Picky(nn.Module):
-    """Its frozen part raises for a record that is large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        seeded()
-        self.body, self.last = body(), nn.Linear(144, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_exporting():
-            _refuse_large(x)
-        return self.last(self.body(x))
-
-
-def _refuse_large(x: Tensor) -> None:
-    if bool((x > 100).any()):
-        raise RuntimeError("too large for me")
-
-
 def bert(labels: int = 3, **options: Any) -> nn.Module:
     """A small BERT in eval mode, nothing of it frozen."""
     from transformers import BertConfig, BertForSequenceClassification
