@@ -1,4 +1,4 @@
-"""Modules with a frozen part, in the ways that people freeze one. `model.name` can name the functions without arguments."""
+"""Modules with a frozen part, in the ways that people freeze one. `model.name` can name what makes them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ def chain() -> nn.Sequential:
     """A frozen convolution and a linear layer."""
     seeded()
     return nn.Sequential(*body(), nn.Linear(144, 10))
+
+
+def drawn() -> nn.Sequential:
+    """The same, drawn from whatever torch's generator is at."""
+    return nn.Sequential(*body(), nn.Linear(144, 10))
+
+
+def wide(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    """Rows of numbers through a frozen layer."""
+    seeded()
+    inputs = torch.Size(shape).numel()
+    return nn.Sequential(nn.Flatten(), frozen(nn.Linear(inputs, 32)), nn.Tanh(), nn.Linear(32, classes))
 
 
 class Residual(nn.Module):

@@ -169,7 +169,9 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
     def killed() -> None:
         config = small(tmp_path / "run", data={"name": "digits"}, **AUTO)
-        simulate(config, module=chain(), on_round=lambda metrics: metrics.round and os.kill(os.getpid(), signal.SIGKILL))
+        simulate(
+            config, module=chain(), on_round=lambda metrics: metrics.round and os.kill(os.getpid(), signal.SIGKILL)
+        )
 
     assert ended(start(killed)) == -signal.SIGKILL
     simulate(resume=tmp_path / "run", module=chain())

@@ -20,6 +20,8 @@ from fedspa.learning.tasks import PerPerson, Task
 from fedspa.learning.tasks.person import tried
 from fedspa.learning.trial import try_gradients
 
+_MOST_SOURCES = 4  # of records, in a process: a site has one
+
 
 @dataclass(eq=False)
 class Trainer:
@@ -31,20 +33,19 @@ class Trainer:
     split: Split | None
     persons: bool
     threads: int
-    _of: Tree | None = field(default=None, init=False)
-    _features: Features | None = field(default=None, init=False)
+    _features: list[tuple[Tree, Features]] = field(default_factory=list, init=False)
 
     def examples(self, held: Held, *, strict: bool) -> Examples:
         """What the engine trains on. A record that the body fails on has features that are none, or, if `strict`, is an
         error."""
         if self.split is None:
             return held.examples
-        if self._features is None or self._of is not held.among.x:
-            self._of = held.among.x
-            self._features = Features(
-                self.split, held.among.x, strict=strict, persons=self.persons, threads=self.threads
-            )
-        return held.own(Examples(self._features.of(held.rows), held.among.y))
+        x = held.among.x
+        found = next((features for of, features in self._features if of is x), None)
+        if found is None:
+            found = Features(self.split, x, strict=strict, persons=self.persons, threads=self.threads)
+            self._features = [*self._features[1 - _MOST_SOURCES :], (x, found)]
+        return held.own(Examples(found.of(held.rows), held.among.y))
 
 
 _MOST_TRAINERS = 4  # a server could ask for many kinds
