@@ -91,10 +91,8 @@ def test_what_is_left_of_a_chain_runs_natively() -> None:
 def test_what_is_frozen_behind_stays_in_the_head() -> None:
     made = found_split(FrozenLast(), rows())
     names = [name for name, _ in made.head.named_parameters()]
-    assert names == ["module.unused", "module.trained.weight", "module.trained.bias"] + [
-        "module.behind.weight",
-        "module.behind.bias",
-    ]
+    trained = ["module.unused", "module.trained.weight", "module.trained.bias"]
+    assert names == [*trained, "module.behind.weight", "module.behind.bias"]
     assert [name for name, _ in made.body.named_parameters()] == ["module.before.weight", "module.before.bias"]
 
 

@@ -146,3 +146,21 @@ def test_a_tuple_of_features() -> None:
     assert isinstance(kept, tuple)
     assert any(torch.equal(leaf, x) for leaf in leaves(kept))
     assert [leaf.shape for leaf in leaves(taken(kept, slice(2)))] == [(2, 16), (2, 8)]
+
+
+def test_batches_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the last one is filled up, and what fails in a batch is taken record by record."""
+    x: Tree = {"input_ids": torch.arange(21).view(7, 3) % 20, "attention_mask": torch.ones(7, 3, dtype=torch.int64)}
+    found = made(TwoInputs(), x)
+    alone = Features(found, x, strict=False).of()
+    calls = counted(found, monkeypatch)
+    kept = Features(found, x, strict=False, alone=False)
+    kept._batch = 4
+    torch.testing.assert_close(kept.of(), alone)
+    assert calls == {4: 2}
+    x["input_ids"][2, 1] = 99
+    calls.clear()
+    spoilt = Features(found, x, strict=False, alone=False)
+    spoilt._batch = 4
+    assert spoilt.of().isnan().any(dim=1).tolist() == [row == 2 for row in range(7)]
+    assert calls == {4: 2, 1: 4}
