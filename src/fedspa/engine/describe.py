@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Container, Iterator, Mapping
-from threading import Lock
 from typing import Any, get_args
 
 import torch
@@ -30,6 +29,7 @@ from fedspa.engine.layers import (
 )
 from fedspa.engine.obstacle import Obstacle, together
 from fedspa.learning.flat import copied
+from fedspa.learning.threads import TRACING
 
 _NAMED = 3  # layers of a kind that are named; there may be hundreds
 
@@ -61,8 +61,6 @@ def describe(module: nn.Module, input_shape: Shape, takes: tuple[type, ...] = ge
 
 # What torch runs around a layer: its outputs are then not those of its kind.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-_TRACING = Lock()  # torch.fx patches torch's own modules while it traces
 
 
 def _chain(module: nn.Module, takes: tuple[type, ...]) -> list[nn.Module]:
@@ -99,7 +97,7 @@ def _held(module: nn.Module) -> Iterator[Obstacle]:
 def _traced(module: nn.Module) -> tuple[fx.Graph, dict[fx.Node, nn.Module]]:
     """With the layers that it calls."""
     try:
-        with _TRACING:
+        with TRACING:
             graph = fx.symbolic_trace(copied(module)).graph  # tracing leaves its marks on a module that sets attributes
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause

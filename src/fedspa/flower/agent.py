@@ -42,17 +42,18 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     room.judge(invitation, site.policy, simulated=site.simulated)
     _refuse_another_task(site, announcement)
     held = site.held(number)
-    x, y = held.examples
-    engine, dimension = site.training(announcement, held)
+    trainer = site.trainer(announcement, held)
+    dimension, records = trainer.dimension, count(held.examples.y)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan
     if plan is not None and site.policy is not None:
         site.policy.check(plan)
-    if plan is not None and plan.sampling == "fixed" and count(y) < plan.records:
+    if plan is not None and plan.sampling == "fixed" and records < plan.records:
         raise Refusal(
-            "data", f"{count(y)} {plan.unit}s; with fixed-size batches the plan's ε holds from {plan.records} on"
+            "data", f"{records} {plan.unit}s; with fixed-size batches the plan's ε holds from {plan.records} on"
         )
+    x, y = trainer.examples(held, strict=plan is None)
     agent = Agent(
         number=number,
         x=x,
@@ -62,10 +63,10 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
         exact=announcement.noise == "exact",
     )
     if site.simulated:
-        return _simulated(site, invitation, agent, engine)
+        return _simulated(site, invitation, agent, trainer.engine)
     assert site.ledger is not None
     assert site.policy is not None
-    return room.participate_once(invitation, site.agent, agent, engine, site.ledger, site.policy)
+    return room.participate_once(invitation, site.agent, agent, trainer.engine, site.ledger, site.policy)
 
 
 def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine) -> bytes:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedspa.errors import DataError
 from fedspa.examples import Examples, taken
@@ -17,12 +18,21 @@ from fedspa.runs.setup import task_of, with_targets
 
 
 class Held(NamedTuple):
-    """What an agent trains on: records or persons. `key` says where in a dict the targets lay, `record` is the layout
-    of one record and its target, made of zeros."""
+    """What an agent trains on: records or persons. They are those `rows` of `among`, or all of it. `key` says where in
+    a dict the targets lay, `record` is the layout of one record and its target, made of zeros."""
 
-    examples: Examples
+    among: Examples
+    rows: Tensor | None
     record: Examples
     key: str | None
+
+    @property
+    def examples(self) -> Examples:
+        return self.own(self.among)
+
+    def own(self, among: Examples) -> Examples:
+        """The agent's, of `among` or of what was made of that, row by row."""
+        return among if self.rows is None else Examples(taken(among.x, self.rows), taken(among.y, self.rows))
 
 
 class Federation(NamedTuple):
@@ -48,5 +58,4 @@ def share(config_json: str, number: int) -> Held:
     train, record, holdings, _, _, key = federation(config_json)
     if not 0 <= number < len(holdings):
         raise DataError(f"agent {number} of a federation of {len(holdings)}; the server's config is another one")
-    held = torch.from_numpy(holdings[number])
-    return Held(Examples(taken(train.x, held), taken(train.y, held)), record, key)
+    return Held(train, torch.from_numpy(holdings[number]), record, key)

@@ -39,14 +39,13 @@ from fedspa.data.columns import is_table
 from fedspa.data.features import NAMES, Features, transform
 from fedspa.data.persons import grouped
 from fedspa.data.plugin import is_plugin
-from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, DataError, LedgerError
 from fedspa.examples import Examples, blanks, count, layout, leaves, taken
 from fedspa.flower import node_config
 from fedspa.flower.played import Held, federation, share
 from fedspa.flower.records import Records, load, settled
 from fedspa.flower.settings import read_config
-from fedspa.flower.trainer import engine_for
+from fedspa.flower.trainer import Trainer, trainer_for
 from fedspa.learning import models
 from fedspa.learning.tasks import Own, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
@@ -121,18 +120,18 @@ class Site:
 
     def _records(self) -> Held:
         own = self.own_records()
-        return Held(Examples(own.x, own.y), Examples(blanks(own.x), blanks(own.y)), own.key)
+        return Held(Examples(own.x, own.y), None, Examples(blanks(own.x), blanks(own.y)), own.key)
 
     def _persons(self) -> Held:
         """Which records of a person count is drawn afresh by each process, from the operating system's entropy."""
-        return self._records()._replace(examples=_grouped(tuple(sorted(self.node.items())), self.own_classes))
+        return self._records()._replace(among=_grouped(tuple(sorted(self.node.items())), self.own_classes))
 
     def name(self, number: int) -> str:
         return agent_name(number) if self.simulated else self.agent
 
-    def training(self, announced: Announcement, held: Held) -> tuple[Engine, int]:
-        """What trains the announced model for the task, and its number of parameters. The server may name fedspa's own
-        models and tasks only; what is a site's own is named in its node-config."""
+    def trainer(self, announced: Announcement, held: Held) -> Trainer:
+        """What trains the announced model for the task. The server may name fedspa's own models and tasks only; what is
+        a site's own is named in its node-config."""
         model, exact = announced.model, announced.noise == "exact"
         if self.model is None and self.config is None and model not in models.NAMES:
             raise ConfigError(
@@ -143,7 +142,7 @@ class Site:
         if not isinstance(task, Own) and (task.width or 0) != announced.classes:
             raise ConfigError(f"the run wants {announced.classes} outputs per example, this site {task.width or 0}")
         run = self.config.run if self.config is not None else None
-        return engine_for(
+        return trainer_for(
             self.model or model,
             held.record,
             task,
@@ -151,6 +150,7 @@ class Site:
             run.engine if run is not None else "auto",
             run.threads if run is not None else 1,
             exact,
+            run.seed if run is not None else 0,
         )
 
     def _task(self, asked: TaskSection, held: Held) -> Task:
@@ -305,7 +305,7 @@ def _require_use(site: Site, held: Held) -> None:
     if site.model is not None:
         task = resolve(site.task, held.record.y, site.own_classes, held.key)
         most = None if site.unit == "record" else _most(held)
-        engine_for(site.model, held.record, task, most, "auto", 1, False)
+        trainer_for(site.model, held.record, task, most, "auto", 1, False)
 
 
 def _most(held: Held) -> int:

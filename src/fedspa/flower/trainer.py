@@ -2,40 +2,97 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from torch import Tensor
 
 from fedspa.data.persons import blank_person
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples, layout
+from fedspa.examples import Examples, Tree, layout
+from fedspa.flower.played import Held
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.frozen import Features, Split, split
 from fedspa.learning.tasks import PerPerson, Task
+from fedspa.learning.tasks.person import tried
+from fedspa.learning.trial import try_gradients
 
-_MOST_ENGINES = 4  # a server could ask for many kinds
-_ENGINES: dict[tuple[object, ...], tuple[Engine, int]] = {}
+_MOST_SOURCES = 4  # of records, in a process: a site has one
 
 
-def engine_for(
-    name: str, record: Examples, task: Task, most: int | None, engine: EngineName, threads: int, exact: bool
-) -> tuple[Engine, int]:
+@dataclass(eq=False)
+class Trainer:
+    """An engine for a model of so many parameters. Where a frozen body was split off, the engine trains what is left of
+    the model, on features that are made once in this process."""
+
+    engine: Engine
+    dimension: int
+    split: Split | None
+    persons: bool
+    threads: int
+    _features: list[tuple[Tree, Features]] = field(default_factory=list, init=False)
+
+    def examples(self, held: Held, *, strict: bool) -> Examples:
+        """What the engine trains on. A record that the body fails on has features that are none, or, if `strict`, is an
+        error."""
+        if self.split is None:
+            return held.examples
+        x = held.among.x
+        found = next((features for of, features in self._features if of is x), None)
+        if found is None:
+            found = Features(self.split, x, strict=strict, persons=self.persons, threads=self.threads)
+            self._features = [*self._features[1 - _MOST_SOURCES :], (x, found)]
+        return held.own(Examples(found.of(held.rows), held.among.y))
+
+
+_MOST_TRAINERS = 4  # a server could ask for many kinds
+_TRAINERS: dict[tuple[object, ...], Trainer] = {}
+
+
+def trainer_for(
+    name: str,
+    record: Examples,
+    task: Task,
+    most: int | None,
+    engine: EngineName,
+    threads: int,
+    exact: bool,
+    seed: int = 0,
+) -> Trainer:
     """Made once for each model, task and kind of examples. `most` is how many records of a person it is tried with;
-    None where an example is a record."""
-    known = (name, layout(record.x), layout(record.y), _told(task), most, engine, threads, exact)
-    if known not in _ENGINES:
-        shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None
-        module = models.build(name, shape, task.width, seed=0)  # θ comes from the server: these values are not used
-        require_fit(FlatModel(module, task), record, f"model.name = {name!r}")
-        like, learned = (record, task) if most is None else (blank_person(record, most), PerPerson(task))
-        chosen = choose(engine, module, like, "cpu", threads, exact, task=learned)
-        if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
-            raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
-        if len(_ENGINES) >= _MOST_ENGINES:
-            _ENGINES.clear()
-        _ENGINES[known] = chosen, FlatModel(module).dimension
-    return _ENGINES[known]
+    None where an example is a record. θ comes from the server; of what `seed` draws, only frozen values are used."""
+    known = (name, layout(record.x), layout(record.y), _told(task), most, engine, threads, exact, seed)
+    if known not in _TRAINERS:
+        made = _made(name, record, task, most, engine, threads, exact, seed)
+        if len(_TRAINERS) >= _MOST_TRAINERS:
+            _TRAINERS.clear()
+        _TRAINERS[known] = made
+    return _TRAINERS[known]
+
+
+def _made(
+    name: str, record: Examples, task: Task, most: int | None, engine: EngineName, threads: int, exact: bool, seed: int
+) -> Trainer:
+    shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None
+    module = models.build(name, shape, task.width, seed=seed)
+    require_fit(FlatModel(module, task), record, f"model.name = {name!r}")
+    # Whether there is a split may not depend on the records, nor on how many there are.
+    found = split(module, record, task) if engine != "reference" else ""
+    trained, features = (found.head, Examples(found.like, record.y)) if isinstance(found, Split) else (module, record)
+    whole, like = (each if most is None else blank_person(each, most) for each in (record, features))
+    learned = task if most is None else PerPerson(task)
+    if isinstance(found, Split):  # an engine tries what it trains, which is the head
+        for each in tried(whole, learned):
+            try_gradients(module, *each)
+    chosen = choose(engine, trained, like, "cpu", threads, exact, task=learned)
+    if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
+        raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
+    return Trainer(
+        chosen, FlatModel(module).dimension, found if isinstance(found, Split) else None, most is not None, threads
+    )
 
 
 def _told(task: Task) -> str:

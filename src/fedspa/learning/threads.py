@@ -8,6 +8,8 @@ from threading import Lock
 
 import torch
 
+TRACING = Lock()  # torch.fx patches torch's own modules while it traces
+
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:

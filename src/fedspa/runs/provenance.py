@@ -151,6 +151,7 @@ def _of_agents(job: Simulated) -> dict[str, Fact]:
         "number of training records": count(job.data.train_y),
         "digest of the agents' holdings": digest.of_tensors([sizes, torch.from_numpy(np.concatenate(job.holdings))]),
         "engine": job.engine.name,
+        "frozen body": "" if job.frozen.split is None else job.frozen.split.told,
     }
 
 

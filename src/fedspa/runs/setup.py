@@ -19,20 +19,24 @@ from fedspa.data.plugin import GIVEN
 from fedspa.engine.choose import Choice, decide
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples, joined
+from fedspa.examples import Examples, count, joined
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.frozen import Features
 from fedspa.learning.initial import oriented
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks.person import tried
+from fedspa.learning.trial import try_gradients
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy.event import Unit
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import derive_key, mask_seed, root_key
 from fedspa.runs.config import Config
+from fedspa.runs.frozen import Frozen, frozen_body
 from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.plans import calibrated_plan, cap_of
@@ -50,6 +54,7 @@ class Job:
     cap: int
     data_name: str
     choice: Choice
+    frozen: Frozen
 
     @property
     def plan(self) -> Plan | None:
@@ -76,12 +81,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Simulated(Job):
-    """With the agents: `train` is what they train on, records or persons, `holdings[i]` are those of agent i."""
+    """With the agents: `train` is what they hold, records or persons, `holdings[i]` are those of agent i. `features`
+    are what the module's frozen body makes of it, where it has one that is computed once."""
 
     data: Dataset
     train: Examples
     holdings: list[NDArray[np.int64]]
     engine: Engine
+    features: Features | None
+
+    def examples(self, held: NDArray[np.int64]) -> Examples:
+        """What the engine trains on. Of all that there are, these may be read."""
+        if self.features is None:
+            return self.train
+        return Examples(self.features.of(torch.from_numpy(held)), self.train.y)
 
     @property
     def trained_by(self) -> dict[str, Any]:
@@ -124,6 +137,8 @@ def prepare(
         train=train,
         holdings=holdings,
         engine=server.engine,
+        frozen=job.frozen,
+        features=job.frozen.features(train.x, unit_of(config, data), config),
     )
 
 
@@ -170,8 +185,14 @@ def prepare_server(
         refuse_unpriced(plan, config.privacy.accountant)
     mask: MaskMode = algorithm.mask or settings.mask
     public_key = derive_key(root_key("seeded", run.seed), "public")
-    like, trained = _trained(config, unit, like, learned)
-    choice = decide(run.engine, module, like, run.device, run.threads, exact, run.tf32, trained)
+    places = count(data.train_y) * (1 if unit == "record" else config.data.person_records)
+    frozen = frozen_body(config, module, like, learned, max(places, count(data.test_y)))
+    if frozen.split is not None:  # an engine tries what it trains, which is the head
+        for each in tried(*_trained(config, unit, like, learned)):
+            try_gradients(module, *each)
+    like, trained = _trained(config, unit, frozen.like, learned)
+    choice = decide(run.engine, frozen.trained, like, run.device, run.threads, exact, run.tf32, trained)
+    choice = replace(choice, why=frozen.told(choice.why))
     server = ServerJob(
         model=model,
         algorithm=algorithm,
@@ -201,8 +222,10 @@ def prepare_server(
         engine=choice.make(),
         threads=run.threads,
         metrics=metrics or {},
+        scored=frozen.scored,
+        engine_scores=frozen.engine_scores,
     )
-    return Job(config, server, cap_of(config), data.name, choice)
+    return Job(config, server, cap_of(config), data.name, choice, frozen)
 
 
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:

@@ -67,12 +67,13 @@ class Simulation:
     def _agents(self, cohort: list[int], terms: Terms) -> list[Agent]:
         """The agents of a round, with their records: valid until the next round's are asked for."""
         holdings = [self.job.holdings[number] for number in cohort]
-        train = self.job.train
+        together = np.concatenate([np.empty(0, np.int64), *holdings])
+        train = self.job.examples(together)
         if isinstance(self.job.engine, ReadsRows):
             return [
                 self._agent(number, terms, *train, torch.from_numpy(rows)) for number, rows in zip(cohort, holdings)
             ]
-        held = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *holdings]))
+        held = torch.from_numpy(together)
         if self._room is None or len(self._room[0]) < len(held):
             self._room = [leaf.new_empty(len(held), *leaf.shape[1:]) for tree in train for leaf in leaves(tree)]
         rooms = iter(self._room)

@@ -14,7 +14,9 @@ from torch import Tensor
 from fedspa.engine.task import Predicts
 from fedspa.errors import ConfigError, first_line, quoted
 from fedspa.examples import Examples, Tree, blanks, count, joined, moved, split
+from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating
+from fedspa.learning.frozen import Features
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.tasks.measures import Measure
 from fedspa.learning.threads import torch_threads
@@ -42,10 +44,14 @@ class Evaluation:
     """The held-out examples of a run, split once, and what scores them."""
 
     def __init__(self, job: ServerJob, device: torch.device) -> None:
-        x, y = (moved(tree, device) for tree in job.test)
-        # An engine's own forward pass gives the outputs of the very task that it trains for.
-        self._engine = job.engine if isinstance(job.engine, Predicts) else None
         self._model, self._threads, self._metrics = job.model, job.threads, job.metrics
+        x, y = job.test
+        if job.scored is not None:
+            self._model = FlatModel(job.scored.head, job.model.task)
+            x = Features(job.scored, x, strict=True, alone=False, threads=job.threads).of()
+        x, y = (moved(tree, device) for tree in (x, y))
+        # An engine's own forward pass gives the outputs of the very task that it trains for.
+        self._engine = job.engine if isinstance(job.engine, Predicts) and job.engine_scores else None
         size = PART if self._engine is not None else min(PART, max(1, MOST_OUTPUTS // self._outputs_each(x)))
         self._parts = [Examples(*part) for part in zip(split(x, size), split(y, size))]
         self._at_once = min(size, 256 if device.type == "cpu" else PART)  # through torch

@@ -11,6 +11,7 @@ from fedspa.algorithms import Algorithm, Terms
 from fedspa.engine.task import Engine
 from fedspa.examples import Examples, Tree
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.frozen import Split
 from fedspa.mechanisms import Plan
 from fedspa.server.optimizers import ServerOptimizer
 from fedspa.wire.payload import Coding
@@ -22,8 +23,9 @@ Metric = Callable[[Tensor, Tree], float]
 class ServerJob:
     """`terms` are those of the first round, but for the clip value, which starts at `clip_value` (None without a plan).
 
-    `engine` scores the held-out examples `test` where it can, on so many `threads`; `metrics` are the user's own, of
-    outputs and targets. Masks follow from `public_key`.
+    `engine` scores the held-out examples `test` where it can and `engine_scores`, on so many `threads`; `metrics` are
+    the user's own, of outputs and targets. Masks follow from `public_key`. Where there is a split of the model to be
+    `scored`, in eval mode, features of the held-out examples are made once.
     """
 
     model: FlatModel
@@ -37,6 +39,8 @@ class ServerJob:
     engine: Engine
     threads: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    scored: Split | None = None
+    engine_scores: bool = True
 
     @property
     def plan(self) -> Plan | None:

@@ -19,7 +19,7 @@ _MANY = 128 * 128 * 9  # weights of an example
 
 def convolved_weights(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[None, Tensor, None]:
     """What aten.convolution_backward gives with the mask (False, True, False)."""
-    stride, padding, dilation, transposed, _, groups, mask = rest
+    stride, padding, dilation, transposed, _, groups, _ = rest
     flat = not transposed and x.ndim == 4 and len(x) == 1 and groups > 1
     few = weight.numel() // groups < _MANY
     if not flat or (few and not x.is_cuda):

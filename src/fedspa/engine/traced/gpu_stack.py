@@ -90,7 +90,7 @@ class Stack:
         return self._graphs[places]
 
     def _one_step(self, places: int) -> None:
-        held, s = self.round, self.shape
+        held = self.round
         self._steps.draw_noise()
         torch._foreach_copy_(self._parameters, self._of_theta)
         chosen = held.index.index_select(0, held.step)[0, :, :places]
@@ -110,7 +110,9 @@ class Stack:
         held, s, size = self.round, self.shape, chosen.shape[1]
         offsets = torch.arange(s.agents, device=self._device).unsqueeze(1) * s.records
         lines = (chosen + offsets).flatten()
-        given = [pool.flatten(0, 1).index_select(0, lines).unflatten(0, (s.agents, size)) for pool in self._pools]
+        given = [
+            pool.flatten(0, 1).index_select(0, lines).view(s.agents, size, *pool.shape[2:]) for pool in self._pools
+        ]
         parameters = self._parameters
         if not self._program.agents:
             given, parameters = [each[0] for each in given], [each[0] for each in parameters]
@@ -174,8 +176,8 @@ class _Placed:
         if self.mask is not None:
             agent = torch.arange(agents, device=lines.device).view(-1, 1, 1)
             kept = kept & (self.mask.view(agents, self.words, -1)[agent, tokens].flatten(0, 1) != 0)
-        values = torch.where(kept, values, 0.0).unflatten(0, (agents, examples))
-        return Made(self, values.contiguous(), tokens)
+        values = torch.where(kept, values, 0.0).contiguous()
+        return Made(self, values.view(agents, examples, *values.shape[1:]), tokens)
 
 
 class Made:

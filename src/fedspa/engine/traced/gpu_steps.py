@@ -41,7 +41,7 @@ class Steps:
         step_kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
 
     def measured(self, parts: Sequence[Made], examples: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each example [agents, examples]: Σ g² of its active gradients, how many are not zero, or above the clip."""
+        """Of each example [agents, examples]: Σ g² of its active gradients, how many are not zero, or above a clip."""
         s, clips = self._shape, self._held.clips
         if not self._on_gpu:
             found = [gpu_twins.measure(part.values.flatten(2), part.mask, clips, s.quantile) for part in parts]

@@ -1,4 +1,4 @@
-"""The kernels of `gpu_kernels.py` and of a step's end in plain torch: what runs where there is no GPU, and their test."""
+"""The kernels of `gpu_kernels.py` and of a step's end in plain torch, for machines without a GPU, and for tests."""
 
 from __future__ import annotations
 

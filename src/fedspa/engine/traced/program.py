@@ -29,9 +29,9 @@ _VIEWS = frozenset({"view", "_unsafe_view", "reshape", "transpose", "permute", "
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """How the gradients of one parameter of that `shape` come out. `order` says where each coordinate lies among the numbers that the
-    program makes for an example; `words` is how many rows an Embedding has, whose gradients come as the deltas of an
-    example's tokens and the tokens."""
+    """How the gradients of one parameter of that `shape` come out. `order` says where each coordinate lies among the
+    numbers that the program makes for an example. `words` is how many rows an Embedding has: its gradients come as the
+    deltas of an example's tokens, and the tokens."""
 
     order: Tensor
     shape: tuple[int, ...]

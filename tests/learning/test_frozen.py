@@ -1,0 +1,268 @@
+"""A module cut behind its frozen body is the same function of records and θ, and θ is the same vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from frozen_nets import Adapted, FrozenLast, Residual, Tied, TwoInputs, bert, chain, frozen
+from torch import Tensor, nn
+
+from fedspa.engine import native
+from fedspa.examples import Examples, Tree, blanks, count, leaves
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.forward import evaluating
+from fedspa.learning.frozen import Split, split
+from fedspa.learning.tasks import Classification, Own, Task
+
+CLASSES = 3
+
+
+def images() -> Tensor:
+    return torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def rows() -> Tensor:
+    return torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
+
+
+def texts() -> Tree:
+    ids = torch.randint(0, 20, (5, 7), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": (torch.arange(7) <= 1 + torch.arange(5)[:, None]).long()}
+
+
+def found(module: nn.Module, x: Tree, task: Task | None = None) -> Split | str:
+    return split(module, Examples(blanks(x), torch.zeros(1, dtype=torch.int64)), task or Classification(CLASSES))
+
+
+def found_split(module: nn.Module, x: Tree) -> Split:
+    made = found(module, x)
+    assert isinstance(made, Split), made
+    return made
+
+
+def require_equal(module: nn.Module, made: Split, x: Tree) -> None:
+    """Outputs and per-example gradients, at θ and elsewhere, one by one and together."""
+    y = torch.arange(count(x)) % CLASSES
+    whole, head = FlatModel(module), FlatModel(made.head)
+    assert [id(p) for p in module.parameters() if p.requires_grad] == [
+        id(p) for p in made.head.parameters() if p.requires_grad
+    ]
+    theta = whole.flatten()
+    assert torch.equal(head.flatten(), theta)
+    features = made.features(x)
+    for at in (theta, theta + 0.1 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(2))):
+        torch.testing.assert_close(head.outputs(at, features), whole.outputs(at, x))
+        torch.testing.assert_close(head.gradients_alone(at, features, y), whole.gradients_alone(at, x, y))
+        torch.testing.assert_close(head.gradient(at, features, y), whole.gradient(at, x, y))
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (chain, images),
+        (Residual, images),
+        (lambda: Residual(0.5).eval(), images),
+        (Tied, rows),
+        (FrozenLast, rows),
+        (TwoInputs, texts),
+    ],
+    ids=["chain", "residual", "dropout in eval mode", "tied", "frozen behind", "two inputs"],
+)
+def test_the_split_is_the_whole(make: Callable[[], nn.Module], x: Callable[[], Tree]) -> None:
+    module = make()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    made = found_split(module, x())
+    require_equal(module, made, x())
+    after = module.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_what_is_left_of_a_chain_runs_natively() -> None:
+    for module in (chain(), Residual().eval()):
+        made = found_split(module, images())
+        assert isinstance(made.like, Tensor)
+        assert made.like.shape == (1, 144)
+        assert native.supports(made.head, (144,)) is None
+        assert "runs once per record" in made.told
+
+
+def test_what_is_frozen_behind_stays_in_the_head() -> None:
+    made = found_split(FrozenLast(), rows())
+    names = [name for name, _ in made.head.named_parameters()]
+    trained = ["module.unused", "module.trained.weight", "module.trained.bias"]
+    assert names == [*trained, "module.behind.weight", "module.behind.bias"]
+    assert [name for name, _ in made.body.named_parameters()] == ["module.before.weight", "module.before.bias"]
+
+
+def test_a_frozen_matrix_of_both_halves_is_one() -> None:
+    module = Tied()
+    made = found_split(module, rows())
+    assert made.body.module.shared is module.shared
+    assert made.head.module.shared is module.shared
+
+
+def test_trained_weights_in_front_leave_nothing_to_take_out() -> None:
+    module = Tied()
+    module.shared.requires_grad_(True)  # the same tensors, used first and last
+    module.last.requires_grad_(False)
+    assert isinstance(found(module, rows()), str)
+
+
+def test_dropout_draws_and_ends_the_body() -> None:
+    module = Residual(0.5)
+    made = found_split(module, images())
+    assert any(isinstance(layer, nn.Dropout) for layer in made.head.modules())
+    assert not any(isinstance(layer, nn.Dropout) for layer in made.body.modules())
+    x, y, model, head = images(), torch.zeros(5, dtype=torch.int64), FlatModel(module), FlatModel(made.head)
+    theta = model.flatten()
+    torch.manual_seed(3)
+    expected = model.gradient(theta, x, y)
+    torch.manual_seed(3)
+    torch.testing.assert_close(head.gradient(theta, made.features(x), y), expected)
+
+
+def test_dropout_in_front_leaves_nothing_and_says_why() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Dropout(0.1), frozen(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 3))
+    why = found(module, rows())
+    assert isinstance(why, str)
+    assert "draws random numbers" in why
+    assert isinstance(found(module.eval(), rows()), Split)
+
+
+def test_modes_of_the_body_stay_those_of_the_split() -> None:
+    module = chain()
+    made = found_split(module, images())
+    features = made.features(images())
+    module.train()  # BatchNorm would take the batch's own statistics
+    assert torch.equal(made.features(images()), features)
+    assert module[1].training
+    with evaluating(module):
+        assert isinstance(found(module, images()), Split)
+
+
+def test_in_place_on_the_frozen_part_is_cut_by_operations() -> None:
+    module = Adapted()
+    made = found_split(module, rows())
+    require_equal(module, made, rows())
+    kept = [leaf.clone() for leaf in leaves(made.features(rows()))]
+    features = made.features(rows())
+    FlatModel(made.head).outputs(FlatModel(module).flatten(), features)
+    assert all(map(torch.equal, kept, leaves(features)))
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = frozen(nn.Linear(16, 16)), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return self.last(h - h.mean(dim=0))
+
+
+class Drawn(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x + 0.1 * torch.randn_like(x)))
+
+
+class Counting(Mixing):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counting.calls += 1
+        return self.last(self.body(x) * (1 + Counting.calls))
+
+
+class Branching(Mixing):
+    """Which way a record goes depends on the record."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x if x.sum() > 0 else -x))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Mixing(), "mixes"),
+        (Drawn(), "draws"),
+        (Branching(), "torch.export cannot trace it"),
+        (Counting(), "something else"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_what_cannot_be_taken_out(module: nn.Module, said: str) -> None:
+    why = found(module, rows())
+    assert isinstance(why, str)
+    assert said in why
+
+
+def test_nothing_frozen() -> None:
+    assert found(nn.Linear(16, 3), rows()) == ""
+
+
+def test_all_frozen_but_biases() -> None:
+    module = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    assert "nothing comes before" in str(found(module, rows()))
+
+
+def test_a_body_that_is_next_to_nothing() -> None:
+    module = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(56, 30), nn.Tanh(), nn.Linear(30, 3))
+    frozen(module[0])
+    ids = torch.zeros(5, 7, dtype=torch.int64)
+    assert "0% of a forward pass" in str(found(module, ids))
+
+
+def test_features_that_are_too_large() -> None:
+    module = nn.Sequential(nn.Upsample(scale_factor=900), frozen(nn.Conv2d(1, 1, 1)), nn.Conv2d(1, 3, 1), nn.Flatten())
+    assert "bytes of a record" in str(found(module, torch.zeros(2, 1, 4, 4)))
+
+
+def test_hooks_and_tasks_of_ones_own() -> None:
+    assert "calls the module in a way of its own" in str(found(chain(), images(), Own(lambda module, example: module)))
+    module = chain()
+    module[0].register_forward_hook(lambda layer, given, made: made * 2)
+    assert "hooks" in str(found(module, images()))
+
+
+class TestTransformers:
+    pytestmark = pytest.mark.filterwarnings("ignore")
+
+    @pytest.fixture(autouse=True)
+    def _transformers(self) -> None:
+        pytest.importorskip("transformers", reason="needs pip install transformers")
+
+    def test_a_frozen_encoder(self) -> None:
+        module = bert()
+        frozen(module.bert)
+        made = found_split(module, texts())
+        require_equal(module, made, texts())
+        assert made.like.shape == (1, 16)  # the pooled output, and no mask
+        assert native.supports(made.head, (16,)) is None
+
+    def test_dropout_in_training_mode(self) -> None:
+        module = bert().train()
+        frozen(module.bert)
+        assert "module.eval()" in str(found(module, texts()))
+        without = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+        frozen(without.bert)
+        assert isinstance(found(without, texts()), Split)
+
+    def test_adapters_in_the_last_layer(self) -> None:
+        peft = pytest.importorskip("peft", reason="needs pip install peft")
+        config = peft.LoraConfig(
+            task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"], layers_to_transform=[1]
+        )
+        module = peft.get_peft_model(bert(), config).eval()
+        with torch.no_grad():  # B begins at zero, and would hide A
+            for name, parameter in module.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(generator=torch.Generator().manual_seed(5))
+        made = found_split(module, texts())
+        require_equal(module, made, texts())
+        assert not any("layer.0." in name for name, _ in made.head.named_parameters())
+        assert not any("lora" in name for name, _ in made.body.named_parameters())
