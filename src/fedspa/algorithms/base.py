@@ -96,7 +96,8 @@ def _drawn(seed: bytes, dimension: int, active: int, layers: tuple[tuple[int, in
 class Agent:
     """A data holder in one round: its records, its own mask seed (public) and its own key (private).
 
-    With `rows`, x and y hold others' records, too, as in a simulation, and its own are those.
+    With `rows`, x and y hold others' records, too, as in a simulation, and its own are those. `room` is a public number
+    of places for its records (engine/places.py); None where their own number is public.
     """
 
     number: int
@@ -106,6 +107,7 @@ class Agent:
     key: bytes
     exact: bool = False
     rows: Tensor | None = None
+    room: int | None = None
 
     @property
     def records(self) -> int:

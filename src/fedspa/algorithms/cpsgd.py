@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Answer, Terms
 from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, seeded, whole_rows
+from fedspa.engine.places import Places
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.examples import Tree, moved, tensors
@@ -56,10 +57,12 @@ def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> Intege
     sampling, rounding, noise, forward = (
         Stream(derive_key(agent.key, label)) for label in ("sampling", "rounding", "noise", "forward")
     )
-    chosen = draw_batch("fixed", plan.batch, 0.0, agent.records, sampling)
-    x, y = (moved(tree, theta.device) for tree in agent.take(torch.from_numpy(chosen)))
+    places = Places(agent.records, agent.room, "fixed", agent.key)
+    chosen = draw_batch("fixed", plan.batch, 0.0, places.count, sampling)
+    records, _ = places.records(chosen)  # with fixed-size batches no place is empty
+    x, y = (moved(tree, theta.device) for tree in agent.take(torch.from_numpy(records)))
     if isinstance(engine, Gradients):
-        x = seeded(x, engine, chosen, agent.records, forward)
+        x = seeded(x, engine, chosen, places.count, forward)
     total, zeroed = _sum(theta, plan, x, y, engine, agent.exact)
     if zeroed:
         logger.warning(

@@ -22,6 +22,9 @@ from fedspa.learning.tasks.person import tried
 from fedspa.learning.trial import try_gradients
 
 EngineName = Literal["auto", "native", "stacked", "traced", "generic", "reference"]
+# How far a back end must keep records apart: not at all, as in a simulation; each at its place, where neighbours have
+# equally many places (`places.py`); or each by itself.
+Apart = Literal["free", "by place", "alone"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ def choose(
     exact: bool,
     tf32: bool = False,
     task: Task | None = None,
+    apart: Apart = "free",
 ) -> Engine:
     """The engine that `decide` takes."""
-    return decide(name, module, like, device, threads, exact, tf32, task).make()
+    return decide(name, module, like, device, threads, exact, tf32, task, apart).make()
 
 
 def decide(
@@ -59,13 +63,14 @@ def decide(
     exact: bool,
     tf32: bool = False,
     task: Task | None = None,
+    apart: Apart = "free",
 ) -> Choice:
     """The engine for `name`, for examples that are made as those `like` which one is given. `auto` never fails for want
     of a fast one; a forced engine that cannot run is an error. The task is classification where none is given."""
     if name not in get_args(EngineName):
         raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
     FlatModel(module, task)  # refuses what no back end takes
-    case = _Case(module, like, torch.device(device), threads, exact, tf32, task)
+    case = _Case(module, like, torch.device(device), threads, exact, tf32, task, apart)
     return _fastest(case) if name == "auto" else _forced(name, case)
 
 
@@ -80,6 +85,7 @@ class _Case:
     exact: bool
     tf32: bool
     task: Task | None
+    apart: Apart
 
     @cached_property
     def draws(self) -> bool:
@@ -159,7 +165,8 @@ def _gpu_hints(case: _Case) -> Iterator[str]:
         return
     there = _fastest(replace(case, device=torch.device("cuda"), tf32=True))
     if there.engine != "generic":  # which may be no faster there
-        yield f"run.device = 'cuda': a GPU is there and not used, and {there.engine} can train this model on it"
+        key = "run.device" if case.apart == "free" else "device in the node-config"
+        yield f"{key} = 'cuda': a GPU is there and not used, and {there.engine} can train this model on it"
 
 
 def _of_layers(case: _Case) -> Iterator[Obstacle]:
@@ -192,6 +199,8 @@ def _stacked(case: _Case) -> Iterator[Obstacle]:
     unfit = stacked.device_obstacle(case.device, case.exact)
     if unfit is not None:
         yield unfit
+    if case.apart != "free" and case.device.type != "cpu":
+        yield Obstacle("on a GPU it does not keep records apart, and a site needs that")
     yield from _of_layers(case)
     yield from _of_model(case, stacked.supports)
 
@@ -209,6 +218,9 @@ def _traced(case: _Case) -> Iterator[Obstacle]:
         yield unfit
     elif isinstance(case.task, PerPerson):
         yield Obstacle("it takes examples of one size, and persons have different numbers of records")
+    elif case.apart == "alone":
+        why = "it takes records together, and under Poisson sampling a site must then say for how many it has room"
+        yield Obstacle(why, "name room in the node-config: the most examples that this site will ever train on")
     elif isinstance(case.traced, Obstacle):
         yield case.traced
 

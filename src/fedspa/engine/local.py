@@ -91,7 +91,7 @@ class Counted:
 def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalResult:
     """τ steps from θ; returns Δ on the active coordinates."""
     sampling, noise, forward = (Stream(derive_key(task.key, label)) for label in ("sampling", "noise", "forward"))
-    plan, counted, places = task.plan, Counted(), Places(task)
+    plan, counted, places = task.plan, Counted(), Places(task.records, task.room, task.sampling, task.key)
     together = isinstance(gradients, Together) and plan is not None
     everywhere = slice(None) if task.coordinates is None else task.coordinates
     local = theta.clone()  # line 6

@@ -5,8 +5,9 @@ a batch has the same number of places with it and without. So the place of a rec
 of it, is independent of which other records there are, as long as neighbours have equally many places. That holds for
 fixed-size sampling, whose neighbours have equally many records; for Poisson sampling a site names the number (`room`).
 
-Records are dealt to places at random, for each participation anew: a file from which a record was taken out has the
-others in other lines, and their places must not tell.
+With a room, records are dealt to places at random, for each participation anew, also where no place stays empty: a
+file from which a record was taken out, or a sorted one in which it is another, has the others in other lines, and their
+places must not tell.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
+from fedspa.privacy.event import Sampling
 from fedspa.randomness.streams import Stream, derive_key
 
 EMPTY = -1
 
 
 class Places:
-    """Which record has which place in a participation."""
+    """Which record has which place in a participation. Without a room, each has the place of its number."""
 
-    def __init__(self, task: LocalTask) -> None:
-        records = task.records
-        self.count = records if task.room is None or task.sampling == "fixed" else task.room
+    def __init__(self, records: int, room: int | None, sampling: Sampling, key: bytes) -> None:
+        """`room` is public. Fixed-size sampling leaves no place empty: there it says only that records are dealt."""
+        self.count = records if room is None or sampling == "fixed" else room
         if self.count < records:
             raise DataError(f"{records} records do not fit into room for {self.count}")
         self._records: NDArray[np.int64] | None = None
-        if self.count > records:
-            order = np.argsort(Stream(derive_key(task.key, "places")).uniform(self.count), kind="stable")
+        if room is not None:
+            order = np.argsort(Stream(derive_key(key, "places")).uniform(self.count), kind="stable")
             self._records = np.full(self.count, EMPTY, dtype=np.int64)
             self._records[order[:records]] = np.arange(records)
 

@@ -2,18 +2,20 @@
 
 Before anything is paid, no refusal depends on the records and on the server's words together: a server could move its
 words until the answer turns, and so measure a record without noise and without end. Exceptions are what all
-neighbouring data share: the shape of a record and, under fixed-size sampling, the number of records.
+neighbouring data share: the shape of a record and, under fixed-size sampling, the number of records. That number is
+held against the site's own settings, too, its δ and its room: then the answer is the same whatever the words.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from torch import Tensor
 
-from fedspa.agent import participate as room
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.participate import Invitation, Refusal, message_name
+from fedspa.agent.participate import Invitation, Refusal, judge, message_name, participate_once, refusing
+from fedspa.agent.participate import participate as participate_all
 from fedspa.algorithms import ALGORITHMS, Agent
 from fedspa.engine.task import Engine
 from fedspa.examples import count
@@ -24,7 +26,7 @@ from fedspa.randomness.streams import agent_key, root_key
 
 def participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
     """The payload of this agent for this round, paid for; or a Refusal."""
-    with room.refusing():
+    with refusing():
         return _participate(site, announcement, theta)
 
 
@@ -39,7 +41,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
         coding=announcement.coding,
         noise=announcement.noise,
     )
-    room.judge(invitation, site.policy, simulated=site.simulated)
+    judge(invitation, site.policy, simulated=site.simulated)
     _refuse_another_task(site, announcement)
     held = site.held(number)
     trainer = site.trainer(announcement, held)
@@ -61,12 +63,14 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
         mask_seed=announcement.mask_seed,
         key=agent_key(_root(site, announcement), terms.round, number),
         exact=announcement.noise == "exact",
+        room=site.places(terms.steps.sampling, count(y)),
     )
+    invitation = replace(invitation, theta=theta.to(site.device))
     if site.simulated:
         return _simulated(site, invitation, agent, trainer.engine)
     assert site.ledger is not None
     assert site.policy is not None
-    return room.participate_once(invitation, site.agent, agent, trainer.engine, site.ledger, site.policy)
+    return participate_once(invitation, site.agent, agent, trainer.engine, site.ledger, site.policy)
 
 
 def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine) -> bytes:
@@ -80,7 +84,7 @@ def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine)
             if policy is not None:
                 policy.admit(plan, ledger, name, invitation.run, invitation.message)
         cap = None if policy is None else policy.cap
-        return room.participate(invitation, {name: agent}, engine, ledger, cap)[name]
+        return participate_all(invitation, {name: agent}, engine, ledger, cap)[name]
 
 
 def _refuse_another_task(site: Site, announcement: Announcement) -> None:

@@ -6,14 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from fedspa.data.plugin import is_plugin
+from fedspa.engine.device import device_named
 from fedspa.errors import ConfigError
 from fedspa.runs.sections import Data
 
 # Whoever names one of these is an agent with records of its own, whatever process it runs in.
 NEEDED = frozenset({"agent", "data", "classes", "policy", "ledger"})
-KEYS = (*sorted(NEEDED), "features", "model", "person", "person-records", "schema", "simulation", "task")
+KEYS = (
+    *sorted(NEEDED),
+    *("device", "features", "model", "person", "person-records", "room", "schema", "simulation", "task"),
+)
 MOST_CLASSES = 10**6
+_MOST_ROOM = 10**9  # each step draws as many numbers
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -57,3 +64,22 @@ def person_records(node: Mapping[str, Any]) -> int:
     if type(most) is not int or not 1 <= most <= 100_000:
         raise ConfigError(f"node-config: person-records is {most!r}; it must be a whole number from 1 to 100000")
     return most
+
+
+def room(node: Mapping[str, Any]) -> int | None:
+    """For how many examples the site has room."""
+    given = node.get("room")
+    if given is not None and (type(given) is not int or not 1 <= given <= _MOST_ROOM):
+        raise ConfigError(
+            f"node-config: room is {given!r}; it must be a whole number from 1 to {_MOST_ROOM}: the most examples that "
+            "this site will ever train on, a public number"
+        )
+    return given
+
+
+def device(node: Mapping[str, Any]) -> torch.device:
+    """What the site trains on."""
+    given = node.get("device", "cpu")
+    if not isinstance(given, str):
+        raise ConfigError(f'node-config: device is {given!r}; it must be a text, as device="cuda"')
+    return device_named(given, "node-config: device")

@@ -12,6 +12,9 @@
     ledger="ledger.sqlite"         made once, by `python -m fedspa.flower.site --create-ledger '<node-config>'`
     model="package.module:build"   needed where the model is not one of fedspa's own
     features="orientations"        where the run names data.features: the same map, on this site's own records
+    room=1000                      the most examples that this site will ever train on, a public number: under Poisson
+                                   sampling, engines that take records together need it (fedspa/engine/places.py)
+    device="cuda"                  what it trains on; "cpu" where none is named
     simulation=true                plays agents of a simulation: seeded noise is then allowed, policy and ledger are not
                                    needed, and nothing that it sends is private
 
@@ -39,6 +42,7 @@ from fedspa.data.columns import is_table
 from fedspa.data.features import NAMES, Features, transform
 from fedspa.data.persons import grouped
 from fedspa.data.plugin import is_plugin
+from fedspa.engine.choose import Apart
 from fedspa.errors import ConfigError, DataError, LedgerError
 from fedspa.examples import Examples, blanks, count, layout, leaves, taken
 from fedspa.flower import node_config
@@ -51,7 +55,7 @@ from fedspa.learning.tasks import Own, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.person import TRIED
-from fedspa.privacy.event import Unit, noise_modes, seeded_words
+from fedspa.privacy.event import Sampling, Unit, noise_modes, seeded_words
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
 from fedspa.runs.sections import Task as TaskSection
@@ -61,13 +65,15 @@ if TYPE_CHECKING:
     from fedspa.flower.terms import Announcement
 
 logger = logging.getLogger("fedspa.agent")
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Site:
     """A node's configuration, read and checked. `config` is the simulated run's; None in a deployment.
 
-    `classes` is the public number of classes where the site's task is classification, else None.
+    `classes` is the public number of classes where the site's task is classification, else None. `room` is the public
+    number of places of a deployed agent's examples, where its operator names one.
     """
 
     agent: str
@@ -78,6 +84,8 @@ class Site:
     config: Config | None
     node: Mapping[str, Any]
     own_classes: int | None
+    room: int | None = None
+    device: torch.device = CPU
 
     @property
     def features(self) -> str:
@@ -107,7 +115,17 @@ class Site:
                 f"the policy's δ = {self.policy.delta:g} promises nothing to {examples} {self.unit}s; "
                 f"set it below 1/{examples} = {1 / examples:.3g}"
             )
+        if self.room is not None and self.room < examples:  # whatever a server asks for
+            raise DataError(
+                f"node-config: room is {self.room}, and this site holds {examples} {self.unit}s; raise room, which is "
+                "public, to the most that it will ever hold, with some to spare: it is meant to stay"
+            )
         return own
+
+    def places(self, sampling: Sampling, examples: int) -> int | None:
+        """How many places a deployed agent's examples are dealt to: a number that neighbours share. None where there is
+        none, and in a simulation, whose agents' numbers of records are public."""
+        return None if self.simulated else examples if sampling == "fixed" else self.room
 
     @property
     def _person_records(self) -> int:
@@ -151,7 +169,13 @@ class Site:
             run.threads if run is not None else 1,
             exact,
             run.seed if run is not None else 0,
+            self.device,
+            self.apart(announced.terms.steps.sampling),
         )
+
+    def apart(self, sampling: Sampling) -> Apart:
+        """How an engine must keep records apart here. A simulation's agents have a place per record."""
+        return "by place" if self.simulated or sampling == "fixed" or self.room is not None else "alone"
 
     def _task(self, asked: TaskSection, held: Held) -> Task:
         if self.config is not None:
@@ -197,9 +221,17 @@ def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
             f"node-config: task is {task!r}; it must be one of {', '.join(TASKS)}, or package.module:function"
         )
     node_config.person_records(node)
-    policy, ledger = Policy.load(node["policy"]), Path(node["ledger"])
     return Site(
-        node["agent"], node.get("model"), task, policy, ledger, None, dict(node), node_config.classes(node, task)
+        agent=node["agent"],
+        model=node.get("model"),
+        task=task,
+        policy=Policy.load(node["policy"]),
+        ledger=Path(node["ledger"]),
+        config=None,
+        node=dict(node),
+        own_classes=node_config.classes(node, task),
+        room=node_config.room(node),
+        device=node_config.device(node),
     )
 
 
@@ -269,7 +301,7 @@ def main(arguments: list[str]) -> int:
     held = site.held(0)
     assert site.ledger is not None
     assert site.policy is not None
-    _require_use(site, held)
+    trainer = _require_use(site, held)
     if not create and not site.ledger.exists():
         raise LedgerError(f"{site.ledger} is missing; --create-ledger makes a new one: restore it where there was one")
     with Ledger.open(site.ledger, create=create) as ledger:
@@ -287,6 +319,12 @@ def main(arguments: list[str]) -> int:
     print(f"records  {count(own.y)} of shape {layout(held.record.x)}, {learned}")
     if site.unit == "person":
         print(f"persons  {count(held.examples.y)}, of each at most {_most(held)} records")
+    print(f"room     {_room(site)}")
+    print(f"device   {site.device}")
+    if trainer is not None:
+        print(f"engine   {trainer.engine.name} ({trainer.choice.why})")
+        for hint in trainer.choice.hints:
+            print(f"faster   {hint}")
     terms = f"δ = {site.policy.delta:g}, {site.policy.neighbours}, {spent.by}"
     print(f"ledger   {site.ledger}: ε = {shown(spent.epsilon)} spent of {site.policy.epsilon:g} ({terms})")
     if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger
@@ -294,18 +332,27 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _require_use(site: Site, held: Held) -> None:
-    """An error where no run could be served: each of them would be refused."""
+def _room(site: Site) -> str:
+    if site.room is not None:
+        return f"{site.room} places for {site.unit}s, a public number that is meant to stay"
+    return "not named: under Poisson sampling, records are never taken together"
+
+
+def _require_use(site: Site, held: Held) -> Trainer | None:
+    """An error where no run could be served: each of them would be refused. What trains the site's own model, where it
+    names one, under the sampling that its policy allows or prefers."""
     assert site.policy is not None
     if site.policy.unit not in (None, site.unit):
         raise ConfigError(
             f"the policy asks for unit = {site.policy.unit!r}, and the records of this node-config are protected for "
             f"each {site.unit}: every run would be refused"
         )
-    if site.model is not None:
-        task = resolve(site.task, held.record.y, site.own_classes, held.key)
-        most = None if site.unit == "record" else _most(held)
-        trainer_for(site.model, held.record, task, most, "auto", 1, False)
+    if site.model is None:
+        return None
+    task = resolve(site.task, held.record.y, site.own_classes, held.key)
+    most = None if site.unit == "record" else _most(held)
+    apart = site.apart("poisson" if site.policy.neighbours == "add-remove" else "fixed")
+    return trainer_for(site.model, held.record, task, most, "auto", 1, False, 0, site.device, apart)
 
 
 def _most(held: Held) -> int:

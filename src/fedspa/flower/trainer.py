@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedspa.data.persons import blank_person
-from fedspa.engine.choose import EngineName, choose
+from fedspa.engine.choose import Apart, Choice, EngineName, decide
+from fedspa.engine.local import Together
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, layout
@@ -22,14 +25,18 @@ from fedspa.learning.trial import try_gradients
 
 _MOST_SOURCES = 4  # of records, in a process: a site has one
 
+logger = logging.getLogger("fedspa.agent")
+_CPU = torch.device("cpu")
+
 
 @dataclass(eq=False)
 class Trainer:
-    """An engine for a model of so many parameters. Where a frozen body was split off, the engine trains what is left of
-    the model, on features that are made once in this process."""
+    """An engine for a model of so many parameters, and why it was taken. Where a frozen body was split off, the engine
+    trains what is left of the model, on features that are made once in this process."""
 
     engine: Engine
     dimension: int
+    choice: Choice
     split: Split | None
     persons: bool
     threads: int
@@ -61,12 +68,15 @@ def trainer_for(
     threads: int,
     exact: bool,
     seed: int = 0,
+    device: torch.device = _CPU,
+    apart: Apart = "alone",
 ) -> Trainer:
     """Made once for each model, task and kind of examples. `most` is how many records of a person it is tried with;
     None where an example is a record. θ comes from the server; of what `seed` draws, only frozen values are used."""
-    known = (name, layout(record.x), layout(record.y), _told(task), most, engine, threads, exact, seed)
+    kinds = layout(record.x), layout(record.y)
+    known = (name, kinds, _told(task), most, engine, threads, exact, seed, device, apart)
     if known not in _TRAINERS:
-        made = _made(name, record, task, most, engine, threads, exact, seed)
+        made = _made(name, record, task, most, engine, threads, exact, seed, device, apart)
         if len(_TRAINERS) >= _MOST_TRAINERS:
             _TRAINERS.clear()
         _TRAINERS[known] = made
@@ -74,7 +84,16 @@ def trainer_for(
 
 
 def _made(
-    name: str, record: Examples, task: Task, most: int | None, engine: EngineName, threads: int, exact: bool, seed: int
+    name: str,
+    record: Examples,
+    task: Task,
+    most: int | None,
+    engine: EngineName,
+    threads: int,
+    exact: bool,
+    seed: int,
+    device: torch.device,
+    apart: Apart,
 ) -> Trainer:
     shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None
     module = models.build(name, shape, task.width, seed=seed)
@@ -87,11 +106,23 @@ def _made(
     if isinstance(found, Split):  # an engine tries what it trains, which is the head
         for each in tried(whole, learned):
             try_gradients(module, *each)
-    chosen = choose(engine, trained, like, "cpu", threads, exact, task=learned)
-    if not chosen.separates_records:  # a server's θ could then move a sum by more than the bound
-        raise ConfigError(f"run.engine = {chosen.name!r} does not keep records apart; a site needs one that does")
-    return Trainer(
-        chosen, FlatModel(module).dimension, found if isinstance(found, Split) else None, most is not None, threads
+    choice = decide(engine, trained.to(device), like, device, threads, exact, task=learned, apart=apart)
+    chosen = choice.make()
+    _require_apart(chosen, choice, device, apart)
+    logger.info("engine %s on %s: %s", chosen.name, device, choice.why)
+    body = found if isinstance(found, Split) else None
+    return Trainer(chosen, FlatModel(module).dimension, choice, body, most is not None, threads)
+
+
+def _require_apart(engine: Engine, choice: Choice, device: torch.device, apart: Apart) -> None:
+    """With another engine a server's θ could move a sum by more than the bound."""
+    if engine.separates_records and not (apart == "alone" and isinstance(engine, Together)):
+        return
+    passed = [f"for {name}: {obstacle.mend}" for name, obstacle in choice.passed.items() if obstacle.mend]
+    mends = [*passed, *([] if device.type == "cpu" else ['device="cpu" in the node-config'])]
+    raise ConfigError(
+        f"engine {engine.name!r} does not keep records apart on {device}; a site needs one that does ({choice.why})"
+        + (f"; {', or '.join(mends)}" if mends else "")
     )
 
 

@@ -17,6 +17,7 @@ from fedspa.data.participation import schedule
 from fedspa.data.persons import blank_person
 from fedspa.data.plugin import GIVEN
 from fedspa.engine.choose import Choice, decide
+from fedspa.engine.device import device_named
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, count, joined
@@ -167,7 +168,7 @@ def prepare_server(
             "the module lies on torch's device 'meta' and has no values; build it on another, as on 'cpu'"
         )
     run, settings, exact = config.run, config.algorithm, config.privacy.noise == "exact"
-    module = module.to(_device(run.device))
+    module = module.to(device_named(run.device, "run.device"))
     model = FlatModel(module, learned)
     require_fit(model, like, what)
     require_known(model, *test, f"data {data.name!r}: test")
@@ -254,15 +255,6 @@ def _one_scale(data: Dataset) -> float:
     """How much of the targets' own unit 1 is: 1 where no table says so, or where its targets have several units."""
     scales = {*(data.target_scale or ())}
     return scales.pop() if len(scales) == 1 else 1.0
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.ones(1, device=device).item()  # some devices, such as meta, hold no values
-    except Exception as cause:  # each backend of torch has its own way to say that it is not there
-        raise ConfigError(f"run.device is {name!r}, which cannot compute on this machine; cpu can") from cause
-    return device
 
 
 def _active(compression: float, dimension: int) -> int:

@@ -105,7 +105,7 @@ class Rounds:
 
 def placed(task: LocalTask) -> Batches:
     """All batches of a participation: records by their places, EMPTY where a place has none."""
-    places = Places(task)
+    places = Places(task.records, task.room, task.sampling, task.key)
     drawn = Draws(task, places.count).whole()
     records, there = places.records(drawn.records)
     return Batches(records if there is None else np.where(there, records, EMPTY), drawn.sizes)
