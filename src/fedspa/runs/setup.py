@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,18 +71,20 @@ class Job:
     def trained_by(self) -> dict[str, Any]:
         """The summary's words on what the agents train with."""
         reason = "a deployed agent takes the fastest that it has"
-        return {"engine": "each agent's own", "engine_reason": reason, "tf32": False}
+        return {"engine": "each agent's own", "engine_reason": reason, "tf32": False, "workers": None}
 
 
 @dataclass(frozen=True)
 class Simulated(Job):
-    """With the agents: `train` is what they train on, records or persons, `holdings[i]` are those of agent i."""
+    """With the agents: `train` is what they train on, records or persons, `holdings[i]` are those of agent i. Workers
+    make their own engine by `make_engine`."""
 
     data: Dataset
     train: Examples
     holdings: list[NDArray[np.int64]]
     engine: Engine
     engine_reason: str
+    make_engine: Callable[[], Engine]
 
     @property
     def trained_by(self) -> dict[str, Any]:
@@ -89,6 +92,7 @@ class Simulated(Job):
             "engine": self.engine.name,
             "engine_reason": self.engine_reason,
             "tf32": getattr(self.engine, "tf32", False),
+            "workers": self.config.run.workers,
         }
 
 
@@ -125,6 +129,7 @@ def prepare(
         engine_reason=reason(
             run.engine, server.model.module, like, run.device, config.privacy.noise == "exact", trained
         ),
+        make_engine=_maker(config, server.model.module, like, trained),
     )
 
 
@@ -152,7 +157,7 @@ def prepare_server(
         raise ConfigError(
             "the module lies on torch's device 'meta' and has no values; build it on another, as on 'cpu'"
         )
-    run, settings, exact = config.run, config.algorithm, config.privacy.noise == "exact"
+    run, settings = config.run, config.algorithm
     module = module.to(_device(run.device))
     model = FlatModel(module, learned)
     require_fit(model, like, what)
@@ -198,11 +203,17 @@ def prepare_server(
         clip_value=None if plan is None else plan.clip_value,
         public_key=public_key,
         test=test,
-        engine=choose(run.engine, module, like, run.device, run.threads, exact, run.tf32, trained),
+        engine=_maker(config, module, like, trained)(),
         threads=run.threads,
         metrics=metrics or {},
     )
     return Job(config, server, cap_of(config), data.name)
+
+
+def _maker(config: Config, module: nn.Module, like: Examples, task: Task) -> Callable[[], Engine]:
+    """What makes the engine of a run, here or in a worker."""
+    run, exact = config.run, config.privacy.noise == "exact"
+    return partial(choose, run.engine, module, like, run.device, run.threads, exact, run.tf32, task)
 
 
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:
