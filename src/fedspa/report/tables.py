@@ -145,7 +145,9 @@ def by_class(run: RunRecord) -> tuple[list[str], list[list[str]]] | None:
 def trained(run: RunRecord) -> list[tuple[str, str]]:
     """What the run itself found of its records, module and versions. Empty where it is not done, or older."""
     found = None if run.summary is None else run.summary.get("provenance")
-    return [(str(key), str(value)) for key, value in found.items()] if isinstance(found, dict) else []
+    rows = [(str(key), str(value)) for key, value in found.items()] if isinstance(found, dict) else []
+    workers = None if run.summary is None else run.summary.get("workers")
+    return [*rows, ("workers", str(workers))] if rows and isinstance(workers, int) else rows
 
 
 def _is_share(value: object) -> bool:

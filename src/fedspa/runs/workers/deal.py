@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 
 SLACK = 1.1  # a queue that takes this much longer than an even one gives agents away before the round begins
 
@@ -13,6 +12,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.open = False  # whether the worker is there
+        self.work = 0.0  # of all that wait
         self._waiting: dict[str, float] = {}
         self._taken: dict[str, float] = {}
         self._speed: float | None = None
@@ -25,10 +25,6 @@ class Queue:
         return list(self._waiting)
 
     @property
-    def work(self) -> float:
-        return sum(self._waiting.values())
-
-    @property
     def known(self) -> bool:
         """Whether the worker's speed was ever measured."""
         return self._speed is not None
@@ -38,21 +34,34 @@ class Queue:
 
     def add(self, name: str, work: float) -> None:
         self._waiting[name] = work
+        self.work += work
 
     def give_away(self, name: str) -> float:
-        return self._waiting.pop(name)
+        work = self._waiting.pop(name)
+        self.work = self.work - work if self._waiting else 0.0
+        return work
+
+    def first(self, names: Sequence[str], at_once: int, most: float) -> list[str]:
+        """Of those that wait, whole rows from the front that are `most` work together, at least one."""
+        work = 0.0
+        for count, name in enumerate(names):
+            if count and count % at_once == 0 and work >= most:
+                return list(names[:count])
+            work += self._waiting[name]
+        return list(names)
 
     def begin(self) -> None:
-        self._waiting, self._taken = {}, {}
+        self.work, self._waiting, self._taken = 0.0, {}, {}
 
     def take(self, names: Sequence[str]) -> list[str]:
         """They are no longer waiting."""
-        self._taken |= {name: self._waiting.pop(name) for name in names}
+        self._taken |= {name: self.give_away(name) for name in names}
         return list(names)
 
     def back(self, names: Sequence[str]) -> None:
         """They wait again."""
-        self._waiting = {name: self._taken.pop(name) for name in names} | self._waiting
+        for name in names:
+            self.add(name, self._taken.pop(name))
 
     def measured(self, names: Sequence[str], seconds: float) -> None:
         """How long a share took: half of what is believed of the speed comes from the last one."""
@@ -66,14 +75,13 @@ def deal(work: Mapping[str, float], homes: Mapping[str, Queue], queues: Sequence
     for queue in queues:
         queue.begin()
     open_ = [queue for queue in queues if queue.open] or queues
-    known = [queue.speed(0.0) for queue in open_ if queue.speed(0.0)]
-    usual = sum(known) / len(known) if known else 1.0
+    usual = _usual(queues)
 
     def end(queue: Queue, more: float = 0.0) -> float:
         return (queue.work + more) / queue.speed(usual)
 
     for name in sorted(work, key=lambda name: (name not in homes, -work[name])):
-        queue = homes.get(name) or min(open_, key=lambda queue: end(queue, work[name]))
+        queue = homes[name] if name in homes else min(open_, key=lambda queue: end(queue, work[name]))
         queue.add(name, work[name])
     even = sum(work.values()) / sum(queue.speed(usual) for queue in open_)
     while True:
@@ -87,20 +95,27 @@ def deal(work: Mapping[str, float], homes: Mapping[str, Queue], queues: Sequence
 
 
 def next_share(own: Queue, queues: Sequence[Queue], at_once: int | None) -> list[str]:
-    """Names that the worker of `own` trains next: half of what waits for it, in whole rows of `at_once`, or of what
-    waits for another where that is nothing; one row while nobody knows how fast it is. With None all, and of another's
-    only where its worker is lost."""
-    if not len(own):
-        others = [queue for queue in queues if len(queue) and (at_once is not None or not queue.open)]
-        if not others:
-            return []
-        longest = max(others, key=lambda queue: queue.work)
-        for name in longest.names[-_part(own, len(longest), at_once) :]:
-            own.add(name, longest.give_away(name))
-    return own.take(own.names[: _part(own, len(own), at_once)])
+    """Names that the worker of `own` trains next, in whole rows of `at_once`: what it would do in half of the time that
+    is left, of what waits for it, or for another where that is nothing; one row while nobody knows how fast it is.
+
+    With None all that waits for it, and of another's only where its worker is lost.
+    """
+    others = [queue for queue in queues if len(queue) and (at_once is not None or not queue.open)]
+    if not len(own) and not others:
+        return []
+    source = own if len(own) else max(others, key=lambda queue: queue.work)
+    names = source.names if source is own else source.names[::-1]
+    if at_once is not None:
+        usual = _usual(queues)
+        left = sum(queue.work for queue in queues) / sum(queue.speed(usual) for queue in queues if queue.open)
+        names = source.first(names, at_once, left / 2 * own.speed(usual) if own.known else 0.0)
+    if source is not own:
+        for name in names:
+            own.add(name, source.give_away(name))
+    return own.take(names)
 
 
-def _part(own: Queue, count: int, at_once: int | None) -> int:
-    if at_once is None:
-        return count
-    return min(count, ceil(ceil(count / 2) / at_once) * at_once if own.known else at_once)
+def _usual(queues: Sequence[Queue]) -> float:
+    """What a worker whose speed nobody knows is taken for."""
+    known = [queue.speed(0.0) for queue in queues if queue.open and queue.known]
+    return sum(known) / len(known) if known else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 
@@ -13,7 +14,7 @@ from fedspa.runs.checkpoint import Fact
 from fedspa.runs.provenance import ROUNDING, of_machine
 from fedspa.runs.setup import Simulated
 from fedspa.runs.workers.crew import Crew
-from fedspa.runs.workers.messages import Made
+from fedspa.runs.workers.messages import Made, packed
 from fedspa.runs.workers.on_ray import RayPool
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def hired(job: Simulated) -> Iterator[Crew]:
     run = job.config.run
     gpu = torch.device(run.device).type == "cuda"
     with closing(RayPool(run.cluster, run.workers, run.threads, int(gpu))) as pool:
-        made = pool.packed(Made(job.make_engine, run.device))
+        made = packed(Made(pool.packed(job.make_engine), run.device, tuple(map(str, sys.path))))
         # A GPU trains all agents that it is given as one stack; a CPU one per thread.
         with closing(Crew(pool, run.workers, made, None if gpu else run.threads, alike(job))) as crew:
             yield crew

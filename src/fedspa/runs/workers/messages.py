@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedspa.engine.task import Engine
 from fedspa.examples import Examples
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a worker is made with: its engine, by the call that makes it, and where it computes."""
+    """What a worker is made with: its engine, by the packed call that makes it, where it computes, and where this
+    process finds the code of both."""
 
-    engine: Callable[[], Engine]
+    engine: bytes
     device: str
+    path: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -39,14 +40,16 @@ class Worker:
     def _start(self, made: bytes) -> dict[str, Fact]:
         """What of this machine may change a bit of the results."""
         torch.set_num_threads(1)
+        content: Made = pickle.loads(made)
+        sys.path += [folder for folder in content.path if folder not in sys.path]
         try:
-            content: Made = pickle.loads(made)
+            make: Callable[[], Engine] = pickle.loads(content.engine)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"a worker cannot load the model or its task: {first_line(error)}; install the code on every machine "
                 "of the cluster"
             ) from error
-        self._device, self._engine = content.device, content.engine()
+        self._device, self._engine = content.device, make()
         return {"engine": self._engine.name, **of_machine(content.device)}
 
     def _work(self, announced: bytes | None, share: Share) -> Trained:
