@@ -20,6 +20,9 @@ from fedspa.runs import simulate as simulation
 from fedspa.runs.config import load
 from fedspa.runs.workers import hired
 from fedspa.runs.workers.crew import MOST_LOSSES, Crew, WorkersLost
+from fedspa.runs.workers.deal import MOST
+from fedspa.runs.workers.messages import Share, Turn, packed
+from fedspa.runs.workers.pool import LARGEST_SHARE
 
 __all__ = ["played"]
 Play = Callable[..., ThreadPool]
@@ -124,13 +127,45 @@ def test_records_travel_once_and_theta_once_per_worker_and_round(
     result = fedspa.run(with_workers(small(tmp_path / "run", **EVERYONE), 2))
     traffic, held = crews[0].traffic, [hand.worker._held for hand in pool.hands]
     assert sorted([*held[0], *held[1]]) == [f"agent-{number}" for number in range(6)]
-    assert traffic.records == sum(x.nbytes + y.nbytes for each in held for x, y in each.values())
-    assert traffic.records < traffic.shares < traffic.records + 6 * 4 * 2000
+    once = sum(x.nbytes + y.nbytes for each in held for x, y in each.values())
+    assert once < traffic.records < once + 6 * 2000
+    assert 0 < traffic.shares < 6 * 4 * 500
     assert all(len(hand.rounds) == len(set(hand.rounds)) == 4 for hand in pool.hands)
     assert traffic.rounds == sum(len(content) for hand in pool.hands for content in hand.rounds)
     theta = 4 * result.summary["dimension"]
     assert theta < len(pool.hands[0].rounds[0]) < theta + 4000
     assert 0 < traffic.answers < 6 * 4 * 2000
+
+
+def test_keys_travel_in_calls_and_records_beside_them(tmp_path: Path, played: Play, monkeypatch: Any) -> None:
+    """What is large may lie on a worker's disk for a while: no key is in it."""
+    keys, large, small_ones = set[bytes](), [], []
+    key_of, work = simulation.agent_key, ThreadHand.work
+
+    def keyed(*of: Any) -> bytes:
+        keys.add(key_of(*of))
+        return key_of(*of)
+
+    def working(self: ThreadHand, announced: bytes | None, share: bytes, records: bytes) -> Any:
+        large.extend([announced or b"", records])
+        small_ones.append(share)
+        return work(self, announced, share, records)
+
+    monkeypatch.setattr(simulation, "agent_key", keyed)
+    monkeypatch.setattr(ThreadHand, "work", working)
+    played()
+    fedspa.run(with_workers(small(tmp_path / "run", privacy={"noise": "secure"})))
+    assert len(keys) == 12
+    assert all(any(key in share for share in small_ones) for key in keys)
+    assert not any(key in content for key in keys for content in large)
+
+
+def test_the_largest_share_is_small() -> None:
+    names = {
+        f"agent-{10**6 + number}": Turn(10**6, bytes(range(32)), bytes(range(32)), False) for number in range(MOST)
+    }
+    forgotten = tuple(f"agent-{number}" for number in range(10**6, 10**6 + MOST))
+    assert len(packed(Share(names, forgotten))) < LARGEST_SHARE
 
 
 def test_records_that_moved_are_kept_by_one_worker(tmp_path: Path, played: Play) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from fedspa.runs.workers import hired
 from fedspa.runs.workers.messages import packed
+from fedspa.runs.workers.pool import LARGEST_SHARE
 from fedspa.runs.workers.worker import Worker
 
 _ALONE = Lock()  # torch's generator and switches are one for all threads; processes have their own
@@ -31,10 +32,11 @@ class ThreadHand:
     def start(self, made: bytes) -> Future[bytes]:
         return self._thread.submit(self._alive, lambda: self.worker.start(made), "start")
 
-    def work(self, announced: bytes | None, share: bytes) -> Future[bytes]:
+    def work(self, announced: bytes | None, share: bytes, records: bytes) -> Future[bytes]:
+        assert len(share) < LARGEST_SHARE
         if announced is not None:
             self.rounds.append(announced)
-        return self._thread.submit(self._alive, lambda: self.worker.work(announced, share), "work")
+        return self._thread.submit(self._alive, lambda: self.worker.work(announced, share, records), "work")
 
     def end(self) -> None:
         self._thread.shutdown(wait=False)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,9 +21,8 @@ import torch
 from fedspa.agent.participate import Invitation
 from fedspa.algorithms import Agent
 from fedspa.errors import FedspaError, first_line
-from fedspa.examples import leaves
 from fedspa.runs.checkpoint import Fact
-from fedspa.runs.workers.deal import Queue, deal, next_share
+from fedspa.runs.workers.deal import MOST, Queue, deal, next_share
 from fedspa.runs.workers.messages import Share, Trained, Turn, answered, packed
 from fedspa.runs.workers.pool import Hand, Pool
 
@@ -38,8 +38,7 @@ class WorkersLost(FedspaError):
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes that a crew has sent and got: θ with the round's terms, records, all of the shares they travel in, and
-    answers."""
+    """Bytes that a crew has sent and got: θ with the round's terms, who trains with which key, records, and answers."""
 
     rounds: int = 0
     records: int = 0
@@ -136,24 +135,26 @@ class Crew:
     def _send(
         self, member: Member, names: list[str], agents: Mapping[str, Agent], announced: Any, content: bytes
     ) -> None:
-        turns = {}
+        turns, records = {}, {}
         for name in names:
-            agent, records = agents[name], None
+            agent = agents[name]
+            turns[name] = Turn(agent.number, agent.mask_seed, agent.key, agent.exact)
             if name not in member.holds:
-                if (before := self._home.get(name)) is not None and before is not member:
+                records[name] = agent.take(torch.arange(agent.records))
+                if (before := self._home.get(name)) is not None:
                     before.holds.discard(name)
                     before.forget.add(name)
-                records = agent.take(torch.arange(agent.records))
-                self.traffic.records += sum(leaf.nbytes for tree in records for leaf in leaves(tree))
-                member.holds.add(name)
             self._home[name] = member
-            turns[name] = Turn(agent.number, agent.mask_seed, agent.key, agent.exact, records)
-        share = packed(Share(turns, tuple(member.forget - turns.keys())))
-        member.forget.clear()
+        member.holds |= turns.keys()
+        member.forget -= turns.keys()
+        forget = tuple(islice(member.forget, MOST))
+        member.forget.difference_update(forget)
+        share, lacking = packed(Share(turns, forget)), packed(records)
         self.traffic.shares += len(share)
+        self.traffic.records += len(lacking) if records else 0
         self.traffic.rounds += 0 if member.told else len(content)
         member.share, member.since = names, time.monotonic()
-        member.doing = member.hand.work(None if member.told else announced, share)
+        member.doing = member.hand.work(None if member.told else announced, share, lacking)
         member.told = True
 
     def _next_answers(self) -> list[tuple[Member, bytes | None]]:

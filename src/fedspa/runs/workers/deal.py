@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+MOST = 256  # agents in a share
 SLACK = 1.1  # a queue that takes this much longer than an even one gives agents away before the round begins
 
 
@@ -98,7 +99,7 @@ def next_share(own: Queue, queues: Sequence[Queue], at_once: int | None) -> list
     """Names that the worker of `own` trains next, in whole rows of `at_once`: what it would do in half of the time that
     is left, of what waits for it, or for another where that is nothing; one row while nobody knows how fast it is.
 
-    With None all that waits for it, and of another's only where its worker is lost.
+    With None all that waits for it, and of another's only where its worker is lost. Never more than `MOST`.
     """
     others = [queue for queue in queues if len(queue) and (at_once is not None or not queue.open)]
     if not len(own) and not others:
@@ -109,6 +110,7 @@ def next_share(own: Queue, queues: Sequence[Queue], at_once: int | None) -> list
         usual = _usual(queues)
         left = sum(queue.work for queue in queues) / sum(queue.speed(usual) for queue in queues if queue.open)
         names = source.first(names, at_once, left / 2 * own.speed(usual) if own.known else 0.0)
+    names = names[:MOST]
     if source is not own:
         for name in names:
             own.add(name, source.give_away(name))

@@ -22,21 +22,25 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An agent in one round; `records` where the worker does not hold them yet."""
+    """An agent in one round."""
 
     number: int
     mask_seed: bytes
     key: bytes
     exact: bool
-    records: Examples | None
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Agents that a worker trains together, by name, and those whose records have gone to another."""
+    """Agents that a worker trains together, by name, and those whose records have gone to another. The records that it
+    lacks travel beside it: they are large and are put where a machine's processes find them, on a disk where memory is
+    short. Keys are not."""
 
     turns: dict[str, Turn]
     forget: tuple[str, ...]
+
+
+Records = dict[str, Examples]  # by agent
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ class RayHand:
     def start(self, made: Any) -> Future[bytes]:
         return self._actor.start.remote(made).future()  # type: ignore[no-any-return]
 
-    def work(self, announced: Any | None, share: bytes) -> Future[bytes]:
-        return self._actor.work.remote(announced, share).future()  # type: ignore[no-any-return]
+    def work(self, announced: Any | None, share: bytes, records: bytes) -> Future[bytes]:
+        return self._actor.work.remote(announced, share, records).future()  # type: ignore[no-any-return]
 
     def end(self) -> None:
         self._ray.kill(self._actor)

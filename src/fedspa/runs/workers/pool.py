@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+LARGEST_SHARE = 90_000  # bytes; from 100 KiB on Ray keeps what is sent in its store of objects
+
 
 class Hand(Protocol):
     """One worker process. Its answers are those of `worker.Worker`, whose calls may fail with one of `Pool.lost`."""
@@ -13,8 +15,9 @@ class Hand(Protocol):
         """Build what it works with; `made` was published."""
         ...
 
-    def work(self, announced: Any | None, share: bytes) -> Future[bytes]:
-        """Train a share of a round. `announced` is the round as it was published, None where it has that already."""
+    def work(self, announced: Any | None, share: bytes, records: bytes) -> Future[bytes]:
+        """Train a share of a round. `announced` is the round as it was published, None where it has that already. The
+        share has keys in it, and is less than `LARGEST_SHARE`: it must touch no disk."""
         ...
 
     def end(self) -> None:

@@ -16,10 +16,9 @@ from fedspa.algorithms import Agent
 from fedspa.algorithms.base import finite
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, first_line
-from fedspa.examples import Examples
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.provenance import of_machine
-from fedspa.runs.workers.messages import Made, Share, Trained, answer
+from fedspa.runs.workers.messages import Made, Records, Share, Trained, answer
 
 
 class Worker:
@@ -29,13 +28,13 @@ class Worker:
         self._engine: Engine | None = None
         self._device = "cpu"
         self._round: Invitation | None = None
-        self._held: dict[str, Examples] = {}
+        self._held: Records = {}
 
     def start(self, made: bytes) -> bytes:
         return answer(lambda: self._start(made))
 
-    def work(self, announced: bytes | None, share: bytes) -> bytes:
-        return answer(lambda: self._work(announced, pickle.loads(share)))
+    def work(self, announced: bytes | None, share: bytes, records: bytes) -> bytes:
+        return answer(lambda: self._work(announced, pickle.loads(share), pickle.loads(records)))
 
     def _start(self, made: bytes) -> dict[str, Fact]:
         """What of this machine may change a bit of the results."""
@@ -52,7 +51,7 @@ class Worker:
         self._device, self._engine = content.device, make()
         return {"engine": self._engine.name, **of_machine(content.device)}
 
-    def _work(self, announced: bytes | None, share: Share) -> Trained:
+    def _work(self, announced: bytes | None, share: Share, records: Records) -> Trained:
         if announced is not None:
             self._round = pickle.loads(announced)
             self._round = replace(self._round, theta=self._round.theta.to(self._device))
@@ -60,7 +59,7 @@ class Worker:
         assert self._round is not None
         for name in share.forget:
             self._held.pop(name, None)
-        self._held |= {name: turn.records for name, turn in share.turns.items() if turn.records is not None}
+        self._held |= records
         agents = {
             name: Agent(turn.number, *self._held[name], turn.mask_seed, turn.key, turn.exact)
             for name, turn in share.turns.items()
