@@ -4,14 +4,17 @@
 
 `text`: a text transformer on the generic engine, two workers against one; it wants two idle cores. `asleep`: engines
 that sleep for as long as an agent has work, four workers against one, so that what is lost is what the crew itself
-costs; it wants no cores. All crews are up before anything is timed, and take turns. A round goes out and comes
-back whole: keys, masks, θ, training, payloads. Records travel in the first one, which warms up and is not counted.
+costs; it wants no cores. Beside the ratio of wall times stands that of the CPU times of the busiest worker, which is
+the former where every worker has a core to itself. All crews are up before anything is timed, and take turns. A round
+goes out and comes back whole: keys, masks, θ, training, payloads. Records travel in the first one, which warms up and
+is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import statistics
 import time
@@ -22,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -111,6 +115,7 @@ def measured(case: str, agents: int, repeats: int) -> dict[str, Any]:
         for number, held in enumerate(job.holdings)
     }
     seconds: dict[int, list[float]] = {1: [], most: []}
+    busiest: dict[int, list[float]] = {1: [], most: []}
     payloads = []
     with ExitStack() as open_:
         crews = {}
@@ -119,25 +124,38 @@ def measured(case: str, agents: int, repeats: int) -> dict[str, Any]:
             crews[workers] = open_.enter_context(hired(replace(job, config=asked)))
         for turn in range(repeats + 1):
             for workers, crew in crews.items():
-                start = time.perf_counter()
+                start, before = time.perf_counter(), cpu_seconds()
                 payloads.append(crew.train(invitation, everyone))
                 if turn:
                     seconds[workers].append(time.perf_counter() - start)
+                    busiest[workers].append(max(after - before.get(pid, 0) for pid, after in cpu_seconds().items()))
         traffic = crews[most].traffic
     assert all(each == payloads[0] for each in payloads)  # the same bytes from every crew in every turn
-    ratios = [one / several for one, several in zip(seconds[1], seconds[most])]
     return {
         "workers": most,
         "agents": agents,
         "dimension": job.server.model.dimension,
         "seconds": {workers: statistics.median(each) for workers, each in seconds.items()},
-        "ratio": {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)},
+        "ratio": ratio(seconds[1], seconds[most]),
+        "cpu_ratio": ratio(busiest[1], busiest[most]),
         "bytes_per_round": {
             "theta": traffic.rounds // (repeats + 1),
             "records": traffic.records // (repeats + 1),
             "answers": traffic.answers // (repeats + 1),
         },
     }
+
+
+def ratio(one: Sequence[float], several: Sequence[float]) -> dict[str, float]:
+    """Of turns in the same repeat."""
+    found = [each / other for each, other in zip(one, several)]
+    return {"median": statistics.median(found), "lowest": min(found), "highest": max(found)}
+
+
+def cpu_seconds() -> dict[int, float]:
+    """Of this process's workers, by their ids; of none where they are its threads (tests)."""
+    mine = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("ray::Worker")]
+    return {each.pid: sum(each.cpu_times()[:2]) for each in mine} or {0: time.process_time()}
 
 
 def main() -> None:
@@ -154,7 +172,7 @@ def main() -> None:
     import ray
 
     cores = 1 + max(WORKERS.values())  # as Ray counts them: crews that wait for their turn take none
-    ray.init(num_cpus=cores, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=cores, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         agents = {"text": arguments.agents, "asleep": 5 * arguments.agents}
         document = in_parts(
@@ -173,6 +191,7 @@ def main() -> None:
     for case, result in document["cases"].items():
         print(f"{case}: {result['workers']} workers / 1: ", end="")
         print("{median:.2f} ({lowest:.2f} … {highest:.2f}), ".format(**result["ratio"]), end="")
+        print("by the busiest worker's CPU time {median:.2f}, ".format(**result["cpu_ratio"]), end="")
         print(" s, ".join(f"{each:.3f}" for each in result["seconds"].values()), "s a round")
 
 

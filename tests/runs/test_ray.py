@@ -27,9 +27,10 @@ pytest.importorskip("ray", reason="needs the extra ray")
 psutil = pytest.importorskip("psutil", reason="looks for processes that were left behind")
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of two nodes with a core each: a worker of one thread fills one."""
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of two nodes with a core each: a worker of one thread fills one. It takes seconds to start, so that
+    one test has it for all that is to be seen there."""
     from ray.cluster_utils import Cluster
 
     before = set(psutil.Process().children(recursive=True))
@@ -71,7 +72,7 @@ def test_a_worker_killed_in_mid_round_on_a_cluster_of_two(
     tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed by kill -9 in the second round, the run goes on with another worker, and ends with the bits of one
-    process."""
+    process. On the same cluster: an error of the user's own, and workers that there is no room for."""
     crews: list[Crew] = []
     train = Crew.train
 
@@ -95,25 +96,27 @@ def test_a_worker_killed_in_mid_round_on_a_cluster_of_two(
     for each in (alone, two):  # the flag's name is part of neither, the number of workers is
         del each["summary"]["workers"]
     assert two == alone
+    _users_error(tmp_path, cluster)
+    _too_many(tmp_path, cluster)
 
 
-def test_a_users_error_in_a_worker(tmp_path: Path, cluster: str) -> None:
+def _users_error(tmp_path: Path, cluster: str) -> None:
     flag = tmp_path / "flag"
     sections = {"algorithm": {"name": "fedavg", "compression": 1.0}}
     with pytest.raises(DataError, match=r"^the model fails on these records: not these records$"):
         simulate(
-            spread(tmp_path / "run", cluster, **sections),
+            spread(tmp_path / "error", cluster, **sections),
             module=Mortal(flag, "raise"),
             on_start=lambda job, folder: flag.touch(),
         )
 
 
-def test_more_workers_than_the_cluster_has_room_for(tmp_path: Path, cluster: str) -> None:
-    config = spread(tmp_path / "run", cluster)
+def _too_many(tmp_path: Path, cluster: str) -> None:
+    config = spread(tmp_path / "many", cluster)
     config["run"]["workers"] = 3
     with pytest.raises(ConfigError, match=r"^run.workers is 3, each with 1 cores .* Ray has 2 cores and 0 GPUs in all"):
         fedspa.run(config)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "many").exists()
 
 
 def test_ctrl_c_leaves_no_process_behind_and_one_process_goes_on(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class RayHand:
         return self._actor.work.remote(announced, share, records).future()  # type: ignore[no-any-return]
 
     def end(self) -> None:
-        self._ray.kill(self._actor)
+        with suppress(Exception):  # its cluster may be gone, too
+            self._ray.kill(self._actor)
 
 
 class RayPool:
