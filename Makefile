@@ -48,7 +48,7 @@ $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 
 # Not after .installed: every install of the package compiles the native engine.
 $(VENV)/.installed-dev: $(VENV)/.torch $(SOURCES)
-	$(PIP) install -c constraints.txt -e '.[dev,flower,plots,tensorboard,mlflow,parquet,docs]'
+	$(PIP) install -c constraints.txt -e '.[dev,flower,ray,plots,tensorboard,mlflow,parquet,docs]'
 	touch $(VENV)/.installed $@
 
 # The extra `docs` without a second build of the package.

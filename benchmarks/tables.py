@@ -273,6 +273,16 @@ def choosing(key: str, *columns: str) -> Callable[[], str]:
     return lambda: moved_key(kept("choosing"), key, columns)
 
 
+def scale_out() -> str:
+    result = kept("scale-out")
+    named = {"text": "a text transformer, `generic`", "asleep": "engines that sleep"}
+    rows = [
+        [named[case], str(row["workers"]), spread(row["ratio"]), *(figure(each) for each in row["seconds"].values())]
+        for case, row in result["cases"].items()
+    ]
+    return origin(result["provenance"]) + markdown(["", "workers", "÷ one worker", "s with one", "s with them"], rows)
+
+
 # Name → the page that has it, and what it holds.
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "engine-time": ("docs/engine.md", engine_time),
@@ -293,6 +303,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "choosing-B": ("docs/choosing.md", choosing("algorithm.batch", "noise_multiplier", "noise_of_mean")),
     "choosing-tau": ("docs/choosing.md", choosing("algorithm.local_steps", "noise_multiplier")),
     "choosing-T": ("docs/choosing.md", choosing("federation.rounds", "noise_multiplier", "run_bytes")),
+    "scale-out": ("docs/workers.md", scale_out),
     "ledger-calls": ("docs/ledger.md", ledger_calls),
     "ledger-share": ("docs/ledger.md", ledger_share),
     **SENTENCES,

@@ -134,9 +134,10 @@ def simulate(
     if resume is None:
         simulation.server.try_scores()
     with (
+        simulation.workers(),
         RunFolder(config, job.data_name, Following)
         if resume is None
-        else RunFolder.reopen(Path(resume), config, Following) as folder
+        else RunFolder.reopen(Path(resume), config, Following) as folder,
     ):
         course = Course(job, simulation.server, folder, known, started, resume=resume is not None)
         done, module = course.history, job.server.model.module

@@ -66,7 +66,9 @@ def _plain(kind: Any) -> bool:
     return get_origin(kind) is Literal or kind in (bool, int, float, str, type(None))
 
 
-@pytest.mark.parametrize(("key", "value"), [("run.device", "cuda"), ("run.tf32", True), ("run.checkpoint_every", 2)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("run.device", "cuda"), ("run.tf32", True), ("run.checkpoint_every", 2), ("run.workers", 2)]
+)
 def test_what_no_run_on_flower_heeds_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"^{key} is"):
         read_config(SIMULATION | {key: value})

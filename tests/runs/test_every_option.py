@@ -85,6 +85,8 @@ VALUES: dict[str, list[Any]] = {
     "run.seed": [3],
     "run.device": [],  # the GPU has tests of its own
     "run.threads": [2],
+    "run.workers": [],  # workers have tests of their own: test_workers.py, test_ray.py
+    "run.cluster": [],
     "run.out": [],  # every run here has one
     "run.ledger": ["outlives.sqlite"],
     "run.policy": ["policy.toml"],

@@ -106,16 +106,22 @@ def judge(invitation: Invitation, policy: Policy | None, *, simulated: bool) -> 
 
 
 def participate(
-    invitation: Invitation, agents: Mapping[str, Agent], engine: Engine, ledger: Ledger | None, cap: Cap | None
+    invitation: Invitation,
+    agents: Mapping[str, Agent],
+    engine: Engine,
+    ledger: Ledger | None,
+    cap: Cap | None,
+    elsewhere: Callable[[Invitation, Mapping[str, Agent]], dict[str, bytes]] | None = None,
 ) -> dict[str, bytes]:
     """Payloads by name, of agents of a simulation: nothing leaves it, so that a round may be paid for once and repeated
-    to the bit. A PayloadError where a value is not finite, by which divergence is noticed."""
+    to the bit. A PayloadError where a value is not finite, by which divergence is noticed. `elsewhere` makes the
+    payloads where this process does not, once they are paid for."""
     if ledger is not None and invitation.terms.plan is not None:
         pay(invitation, agents, ledger, cap)
-    payloads = _payloads(invitation, agents, engine, finite)
+    made = payloads(invitation, agents, engine, finite) if elsewhere is None else elsewhere(invitation, agents)
     if ledger is not None and invitation.terms.plan is not None:
-        _mark_sent(invitation, payloads, ledger)
-    return payloads
+        _mark_sent(invitation, made, ledger)
+    return made
 
 
 def participate_once(
@@ -145,15 +151,15 @@ def participate_once(
             # Only where the outbox could not be locked: another process trains for this entry.
             raise Refusal("spent", f"round {t} of run {run} is paid for by another process")
         try:
-            payloads = _payloads(invitation, {name: agent}, engine)
-            outbox.put(run, Sent(t, payloads[name]))
-            _mark_sent(invitation, payloads, ledger)
+            made = payloads(invitation, {name: agent}, engine)
+            outbox.put(run, Sent(t, made[name]))
+            _mark_sent(invitation, made, ledger)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             logger.exception("round %d of run %s was paid for and failed; the agent sits it out", t, run)
             raise Refusal("spent", f"round {t} of run {run} failed after it was paid for") from error
-    return payloads[name]
+    return made[name]
 
 
 def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap | None) -> bool:
@@ -167,7 +173,7 @@ def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap |
     return all(entry.fresh for entry in entries)
 
 
-def _payloads(
+def payloads(
     invitation: Invitation,
     agents: Mapping[str, Agent],
     engine: Engine,
@@ -182,9 +188,9 @@ def _payloads(
         }
 
 
-def _mark_sent(invitation: Invitation, payloads: Mapping[str, bytes], ledger: Ledger) -> None:
+def _mark_sent(invitation: Invitation, made: Mapping[str, bytes], ledger: Ledger) -> None:
     """Each by the digest of its bytes."""
-    digests = {name: _digest(payload) for name, payload in payloads.items()}
+    digests = {name: _digest(payload) for name, payload in made.items()}
     ledger.release_many(digests, invitation.run, invitation.message)
 
 

@@ -37,3 +37,13 @@ class Algorithm:
     @property
     def private(self) -> bool:
         return self.mechanism is not None
+
+    def __reduce__(self) -> tuple[Callable[[str], Algorithm], tuple[str]]:
+        """Between processes it travels by its name."""
+        return _named, (self.name,)
+
+
+def _named(name: str) -> Algorithm:
+    from fedspa.algorithms import ALGORITHMS
+
+    return ALGORITHMS[name]

@@ -154,8 +154,9 @@ def show(result: RunResult, screen: Console) -> None:
         f"{shown_bytes(summary['payload_bytes'])} per upload ({summary['coding']}, {_upload(summary)})",
         highlight=False,
     )
+    workers = f", {summary['workers']} workers" * ((summary["workers"] or 1) > 1)
     screen.print(
-        f"Time        {summary['seconds']:.1f} s, engine {summary['engine']} ({summary['engine_reason']})",
+        f"Time        {summary['seconds']:.1f} s, engine {summary['engine']} ({summary['engine_reason']}){workers}",
         highlight=False,
         markup=False,  # a layer's name may look like it
     )

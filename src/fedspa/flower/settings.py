@@ -98,6 +98,8 @@ def _refuse_unheeded(config: Config) -> None:
         raise ConfigError(f"run.device is {run.device!r}; agents on Flower train on: cpu")
     if run.tf32:
         raise ConfigError("run.tf32 is true, which is for GPUs; agents on Flower train on: cpu")
+    if run.workers != 1:
+        raise ConfigError(f"run.workers is {run.workers}; on Flower each node trains its own agent: leave it at 1")
     if run.checkpoint_every != 1:
         raise ConfigError(
             f"run.checkpoint_every is {run.checkpoint_every}; on Flower it must be 1: agents answer no earlier round "

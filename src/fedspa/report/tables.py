@@ -148,9 +148,10 @@ def trained(run: RunRecord) -> list[tuple[str, str]]:
     if run.summary is None or not isinstance(found, dict):
         return []
     rows = [(str(key), str(value)) for key, value in found.items()]
-    why, hints = run.summary.get("engine_reason"), run.summary.get("engine_hints")
+    why, hints, workers = (run.summary.get(f"{key}") for key in ("engine_reason", "engine_hints", "workers"))
     rows += [("why this engine", why)] if isinstance(why, str) else []
-    return rows + [("faster", str(hint)) for hint in (hints if isinstance(hints, list) else [])]
+    rows += [("faster", str(hint)) for hint in (hints if isinstance(hints, list) else [])]
+    return [*rows, ("workers", str(workers))] if rows and isinstance(workers, int) else rows
 
 
 def _is_share(value: object) -> bool:

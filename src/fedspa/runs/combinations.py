@@ -14,7 +14,7 @@ from fedspa.runs.plans import flat
 
 if TYPE_CHECKING:
     from fedspa.runs.config import Config
-    from fedspa.runs.sections import Data, Task
+    from fedspa.runs.sections import Data, Run, Task
 
 # What only a table has.
 TABLE_KEYS = ("columns", "agent", "split", "test")
@@ -30,6 +30,7 @@ def check(config: Config) -> None:
         )
     _refuse_foreign_options(config.task)
     _refuse_foreign_data(config.data)
+    _refuse_lone_workers(config.run)
     known = ALGORITHMS[algorithm.name]
     mechanism = known.mechanism
     reads = () if mechanism is None else mechanism.options
@@ -68,6 +69,19 @@ def _refuse_foreign_options(task: Task) -> None:
             raise ValueError(f"task.{key} is for {', '.join(names)}; task.name is {task.name!r}: leave it out")
     if task.huber != 1 and task.loss != "huber":
         raise ValueError(f"task.huber is {task.huber:g}, which is for task.loss = 'huber'; task.loss is {task.loss!r}")
+
+
+def _refuse_lone_workers(run: Run) -> None:
+    """Raise a ValueError where a cluster would have nobody on it, or one GPU several workers."""
+    if run.cluster is not None and run.workers == 1:
+        raise ValueError(
+            f"run.cluster is {run.cluster!r} and run.workers is 1, which is this process: say how many workers, or "
+            "leave the cluster out"
+        )
+    if run.workers > 1 and run.device.startswith("cuda:"):
+        raise ValueError(
+            f"run.device is {run.device!r}; each of run.workers = {run.workers} has a GPU of its own: 'cuda'"
+        )
 
 
 def _refuse_foreign_data(data: Data) -> None:

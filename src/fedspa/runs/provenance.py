@@ -68,13 +68,20 @@ def facts(job: Job, digests: Mapping[str, Fact] | None = None) -> dict[str, Fact
         "class of the module": f"{kind.__module__}.{kind.__qualname__}",
         "number of parameters": server.model.dimension,
         "digest of the module": digest.of_module(module),
+        **of_machine(job.config.run.device),
+        COMMIT: _commit(),
+    }
+
+
+def of_machine(device: str) -> dict[str, Fact]:
+    """What computes on it, down to what may change the last bit."""
+    return {
         "fedspa version": __version__,
         "Python version": ".".join(platform.python_version_tuple()[:2]),
         "torch version": str(torch.__version__),
         "numpy version": np.__version__,
         "instruction set": f"{library.best_level()}, in torch {torch.backends.cpu.get_cpu_capability()}",
-        "device": _device(job.config.run.device),
-        COMMIT: _commit(),
+        "device": _device(device),
     }
 
 

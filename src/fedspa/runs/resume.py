@@ -20,8 +20,8 @@ from fedspa.server.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
-# Where the files lie and how many there are decides nothing about a run.
-_FREE_KEYS = frozenset({"run.out", "run.checkpoint_every", "run.keep", "run.track"})
+# Where the files lie, how many there are and who else trains decides nothing about a run.
+_FREE_KEYS = frozenset({"run.out", "run.checkpoint_every", "run.keep", "run.track", "run.workers", "run.cluster"})
 
 
 def saved(folder: RunFolder, config: Config, facts: Mapping[str, Fact]) -> Checkpoint | None:

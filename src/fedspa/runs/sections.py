@@ -7,6 +7,7 @@ default, but a private algorithm needs exactly one of `privacy.epsilon` and `pri
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,12 @@ AlgorithmName = Annotated[str, AfterValidator(_an_algorithm)]
 def _a_path(text: str) -> str:
     if "\0" in text or max(len(os.fsencode(part)) for part in text.split("/")) > _LONGEST_NAME:
         raise ValueError(f"it must have no NUL character in it and no name of more than {_LONGEST_NAME} bytes")
+    return text
+
+
+def _an_address(text: str) -> str:
+    if re.fullmatch(r"auto|[^\s/]+:[0-9]{1,5}", text) is None:
+        raise ValueError("it must be 'auto', or host:port of a Ray cluster that this machine belongs to")
     return text
 
 
@@ -304,6 +311,16 @@ class Run(Section):
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] = Field(
         2,
         description="Threads of the native engine: one per agent. They change the time, and not one bit of the result.",
+    )
+    workers: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        1,
+        description="Processes that train a round's agents, each with `threads` cores and, on `cuda`, a GPU of its "
+        "own; 1 is this process. They change the time, and not one bit of the result. More need the extra `ray`.",
+    )
+    cluster: Annotated[str, Field(max_length=300), AfterValidator(_an_address)] | None = Field(
+        None,
+        description="The Ray cluster that `workers` run on: `auto`, the one that this machine belongs to, or its "
+        "`host:port`. Unset, they run on this machine.",
     )
     out: Name | None = Field(None, description="The run's folder; a new one under runs/ if unset.")
     ledger: Name | None = Field(

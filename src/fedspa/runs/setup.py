@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedspa.data.dataset import Dataset
 from fedspa.data.participation import schedule
 from fedspa.data.persons import blank_person
 from fedspa.data.plugin import GIVEN
-from fedspa.engine.choose import Choice, decide
+from fedspa.engine.choose import Choice, choose, decide
 from fedspa.engine.device import device_named
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
@@ -77,19 +78,27 @@ class Job:
     def trained_by(self) -> dict[str, Any]:
         """The summary's words on what the agents train with."""
         reason = "a deployed agent takes the fastest that it has"
-        return {"engine": "each agent's own", "engine_reason": reason, "engine_hints": [], "tf32": False}
+        return {
+            "engine": "each agent's own",
+            "engine_reason": reason,
+            "engine_hints": [],
+            "tf32": False,
+            "workers": None,
+        }
 
 
 @dataclass(frozen=True)
 class Simulated(Job):
     """With the agents: `train` is what they hold, records or persons, `holdings[i]` are those of agent i. `features`
-    are what the module's frozen body makes of it, where it has one that is computed once."""
+    are what the module's frozen body makes of it, where it has one that is computed once. Workers make their own engine
+    by `make_engine`."""
 
     data: Dataset
     train: Examples
     holdings: list[NDArray[np.int64]]
     engine: Engine
     features: Features | None
+    make_engine: Callable[[], Engine]
 
     def examples(self, held: NDArray[np.int64]) -> Examples:
         """What the engine trains on. Of all that there are, these may be read."""
@@ -104,6 +113,7 @@ class Simulated(Job):
             "engine_reason": self.choice.why,
             "engine_hints": list(self.choice.hints),
             "tf32": getattr(self.engine, "tf32", False),
+            "workers": self.config.run.workers,
         }
 
 
@@ -124,7 +134,7 @@ def prepare(
     require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
     server, plan = job.server, job.plan
     train = trained_on(config, data)
-    _, trained = _trained(config, unit_of(config, data), data.like, server.model.task)
+    like, trained = _trained(config, unit_of(config, data), job.frozen.like, server.model.task)
     if plan is not None and plan.clip_rule == "median":
         model = FlatModel(server.model.module, trained)
         server = replace(server, clip_value=median_clip(plan, model, train, holdings))
@@ -140,6 +150,7 @@ def prepare(
         engine=server.engine,
         frozen=job.frozen,
         features=job.frozen.features(train.x, unit_of(config, data), config),
+        make_engine=_maker(config, job.frozen.trained, like, trained),
     )
 
 
@@ -167,7 +178,7 @@ def prepare_server(
         raise ConfigError(
             "the module lies on torch's device 'meta' and has no values; build it on another, as on 'cpu'"
         )
-    run, settings, exact = config.run, config.algorithm, config.privacy.noise == "exact"
+    run, settings = config.run, config.algorithm
     module = module.to(device_named(run.device, "run.device"))
     model = FlatModel(module, learned)
     require_fit(model, like, what)
@@ -192,7 +203,7 @@ def prepare_server(
         for each in tried(*_trained(config, unit, like, learned)):
             try_gradients(module, *each)
     like, trained = _trained(config, unit, frozen.like, learned)
-    choice = decide(run.engine, frozen.trained, like, run.device, run.threads, exact, run.tf32, trained)
+    choice = decide(*_asked(config, frozen.trained, like, trained))
     choice = replace(choice, why=frozen.told(choice.why))
     server = ServerJob(
         model=model,
@@ -227,6 +238,17 @@ def prepare_server(
         engine_scores=frozen.engine_scores,
     )
     return Job(config, server, cap_of(config), data.name, choice, frozen)
+
+
+def _maker(config: Config, module: nn.Module, like: Examples, task: Task) -> Callable[[], Engine]:
+    """What makes the engine of a run in a worker, as the run itself does."""
+    return partial(choose, *_asked(config, module, like, task))
+
+
+def _asked(config: Config, module: nn.Module, like: Examples, task: Task) -> tuple[Any, ...]:
+    """Of `decide`."""
+    run, exact = config.run, config.privacy.noise == "exact"
+    return run.engine, module, like, run.device, run.threads, exact, run.tf32, task
 
 
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:

@@ -1,4 +1,5 @@
-"""The simulated federation: every agent of every round in this process, through the code that a deployment runs.
+"""The simulated federation: every agent of every round in this process, or in workers that it has (`workers`), through
+the code that a deployment runs.
 
 Each update is encoded to a payload and decoded again, so the bytes that are reported are the bytes that would travel,
 and each participation is written into a ledger before it trains. Who takes part and (seeded) noise follow from the
@@ -8,6 +9,8 @@ seed; all else that a round leaves behind is in a checkpoint.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -23,6 +26,8 @@ from fedspa.runs.books import Books
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Simulated
 from fedspa.runs.summary import measured
+from fedspa.runs.workers.crew import Crew
+from fedspa.runs.workers.hired import hired
 from fedspa.server.coordinator import Coordinator, Diverged
 
 log = logging.getLogger(__name__)
@@ -39,6 +44,16 @@ class Simulation:
         # Every round's records are copied to one place: fresh pages cost more than the copying.
         self._room: list[Tensor] | None = None
         self._private = root_key(job.config.privacy.noise, job.config.run.seed)
+        self._crew: Crew | None = None
+
+    @contextmanager
+    def workers(self) -> Iterator[None]:
+        """Within it, rounds are trained by the workers that the config asks for, if it does."""
+        if self.job.config.run.workers == 1:
+            yield
+            return
+        with hired(self.job) as self._crew:
+            yield
 
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
@@ -54,7 +69,8 @@ class Simulation:
         invitation = Invitation(books.run, message, job.algorithm, terms, theta, job.coding, noise)
         agents = {agent_name(agent.number): agent for agent in self._agents(present, terms)}
         try:
-            payloads = participate(invitation, agents, self.job.engine, books.ledger, books.cap)
+            elsewhere = None if self._crew is None else self._crew.train
+            payloads = participate(invitation, agents, self.job.engine, books.ledger, books.cap, elsewhere)
             for name, agent in agents.items():
                 intake.take(payloads[name], seed=agent.mask_seed)
         except PayloadError as error:
@@ -69,7 +85,7 @@ class Simulation:
         holdings = [self.job.holdings[number] for number in cohort]
         together = np.concatenate([np.empty(0, np.int64), *holdings])
         train = self.job.examples(together)
-        if isinstance(self.job.engine, ReadsRows):
+        if self._crew is not None or isinstance(self.job.engine, ReadsRows):
             return [
                 self._agent(number, terms, *train, torch.from_numpy(rows)) for number, rows in zip(cohort, holdings)
             ]
