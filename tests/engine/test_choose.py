@@ -23,15 +23,15 @@ built = pytest.mark.skipif(library.library() is None, reason="the native engine 
 @built
 def test_auto_takes_the_native_engine_where_it_can() -> None:
     assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "native"
-    assert choose("auto", EXOTIC, blank((1, 2, 2)), "cpu", 2, exact=False).name == "generic"
-    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=True).name == "generic"
+    assert choose("auto", EXOTIC, blank((1, 2, 2)), "cpu", 2, exact=False).name == "traced"
+    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=True).name == "traced"
     assert "Sigmoid" in decide("auto", EXOTIC, blank((1, 2, 2)), "cpu", 1, exact=False).why
     assert decide("generic", EXOTIC, blank((1, 2, 2)), "cpu", 1, exact=False).why == "run.engine = 'generic'"
 
 
 def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.engine.library, "library", lambda: None)
-    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "generic"
+    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "traced"
     assert "compiled part" in decide("auto", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False).why
     with pytest.raises(ConfigError, match=r"run\.engine.*compiled part"):
         choose("native", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False)
