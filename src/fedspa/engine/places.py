@@ -5,8 +5,9 @@ a batch has the same number of places with it and without. So the place of a rec
 of it, is independent of which other records there are, as long as neighbours have equally many places. That holds for
 fixed-size sampling, whose neighbours have equally many records; for Poisson sampling a site names the number (`room`).
 
-Records are dealt to places at random, for each participation anew: a file from which a record was taken out has the
-others in other lines, and their places must not tell.
+Where a number of places is named, records are dealt to them at random, for each participation anew: a file from which
+a record was taken out, or that is kept sorted, has the others in other lines, and their places must not tell. Even where
+no place stays empty: without one of its records, such a file would be dealt.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Places:
         if self.count < records:
             raise DataError(f"{records} records do not fit into room for {self.count}")
         self._records: NDArray[np.int64] | None = None
-        if self.count > records:
+        if task.room is not None:
             order = np.argsort(Stream(derive_key(task.key, "places")).uniform(self.count), kind="stable")
             self._records = np.full(self.count, EMPTY, dtype=np.int64)
             self._records[order[:records]] = np.arange(records)
