@@ -21,7 +21,7 @@ EXOTIC = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3,
 
 def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.engine.library, "library", lambda: None)
-    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "generic"
+    assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "traced"
     choice, missing = decide("auto", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False), library.missing()
     assert missing is not None
     assert "compiled part" in missing.why

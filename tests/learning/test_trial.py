@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations
 from fedspa.engine import native, stacked
 from fedspa.engine.choose import EngineName, choose
 from fedspa.engine.generic import GenericEngine
+from fedspa.engine.local import Gradients
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
@@ -283,7 +284,7 @@ def test_what_a_cpu_takes_a_gpu_takes(name: str) -> None:
     assert rows.isfinite().all(dim=1).tolist() == [i != 2 for i in range(9)]
 
 
-@pytest.mark.parametrize("engine", ["auto", "native", "stacked", "generic", "reference"])
+@pytest.mark.parametrize("engine", ["auto", "native", "stacked", "traced", "generic", "reference"])
 def test_a_layer_without_a_size_is_refused_by_name(engine: EngineName) -> None:
     with pytest.raises(
         ConfigError, match=r"the module's layer '1' \(LazyLinear\) has no sizes yet; `module\(example\)`"
@@ -320,7 +321,14 @@ def test_a_model_with_hooks_is_run_as_it_is(where: str, kind: str) -> None:
     if native.engine.library.library() is not None:
         assert "has hooks or a forward of its own" in str(native.supports(module, (4,)))
     if kind != "forward":  # such a forward is bound to this very module: no copy of it can be tried
-        assert choose("auto", module, blank((4,)), "cpu", 1, exact=False).name == "generic"
+        # A trace has what forward hooks do in it, and torch.func no backward hooks.
+        engine = choose("auto", module, blank((4,)), "cpu", 1, exact=False)
+        assert engine.name == ("generic" if kind == "backward" else "traced")
+        assert isinstance(engine, Gradients)
+        x, y = torch.rand(2, 4), torch.zeros(2, dtype=torch.int64)
+        theta, given = FlatModel(module).flatten(), (x, torch.zeros(2, dtype=torch.int64)) if engine.draws else x
+        rows = torch.cat(list(engine.rows(theta, given, y, None)))
+        assert torch.allclose(rows, FlatModel(module).gradients_alone(theta, x, y), atol=1e-6)
     if kind != "backward":
         theta = FlatModel(module).flatten()
         assert not torch.allclose(FlatModel(module).outputs(theta, torch.ones(1, 4)), plain)

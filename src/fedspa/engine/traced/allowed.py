@@ -41,7 +41,7 @@ embedding_dense_backward linalg_vector_norm log_softmax logsumexp matmul max max
 max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward mean median min mm mv
 native_batch_norm native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward norm prod
 softmax std sum topk upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var
-var_mean vdot _cudnn_rnn_flatten_weight _log_softmax _log_softmax_backward_data _native_batch_norm_legit
+var_mean vdot _log_softmax _log_softmax_backward_data _native_batch_norm_legit
 _native_batch_norm_legit_no_training _safe_softmax _softmax _softmax_backward_data cudnn_batch_norm
 """
 _MADE = """
@@ -49,12 +49,14 @@ arange empty empty_like full full_like linspace new_empty new_empty_strided new_
 scalar_tensor zeros zeros_like eye
 """
 # Name, and which of its arguments is the index.
-_LOOKED_UP = {"embedding": 1, "gather": 2, "index_select": 2, "scatter": 2, "scatter_add": 2, "gather_backward": 2}
+_LOOKED_UP = {"embedding": 1, "gather": 2, "index_select": 2, "scatter": 2, "scatter_add": 2}
 
 ALLOWED = frozenset({*_SHAPES.split(), *_NUMBERS.split(), *_SUMS.split(), *_MADE.split(), *_LOOKED_UP})
 _DRAWN = "bernoulli multinomial native_dropout normal rand rand_like randint randn randn_like randperm"
 RANDOM = frozenset(_DRAWN.split())
 _INDEXED = {**_LOOKED_UP, "embedding_dense_backward": 1}
+# Of whole numbers they raise where one is divided by zero.
+_DIVIDING = frozenset({"div", "div_", "floor_divide", "fmod", "remainder"})
 
 
 def require_allowed(graph: fx.Graph) -> None:
@@ -67,19 +69,29 @@ def require_allowed(graph: fx.Graph) -> None:
                 raise Untraceable(f"it uses {node.target}, which may fail for one example, or has no rule here")
             if name in _INDEXED and not _held_inside(node.args[_INDEXED[name]]):
                 raise Untraceable(f"it looks up by an index that is not checked ({node.target})")
+            if name in _DIVIDING and isinstance(node.args[1], fx.Node) and not node.meta["val"].is_floating_point():
+                raise Untraceable(f"it divides whole numbers ({node.target}), which fails where one is zero")
         elif node.op in ("call_method", "call_module"):
             raise Untraceable(f"it calls {node.target}")
 
 
 def _held_inside(index: Any) -> bool:
     """Whether an index depends on examples only through `within`."""
-    if not isinstance(index, fx.Node):
-        return True
-    if index.op == "placeholder":
-        return False
-    if index.target is ops.within_node or index.op == "get_attr":
-        return True
-    return all(_held_inside(each) for each in index.all_input_nodes)
+    return not isinstance(index, fx.Node) or not depends_on_arguments(index, but_for=ops.within_node)
+
+
+def depends_on_arguments(node: fx.Node, but_for: Any = None) -> bool:
+    """Whether it is made of an argument of the graph; what is made by `but_for` does not count."""
+    waiting, seen = [node], {node}
+    while waiting:
+        one = waiting.pop()
+        if one.op == "placeholder":
+            return True
+        if but_for is None or one.target is not but_for:
+            new = [each for each in one.all_input_nodes if each not in seen]
+            seen.update(new)
+            waiting += new
+    return False
 
 
 def _name(node: fx.Node) -> str:

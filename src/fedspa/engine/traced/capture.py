@@ -96,15 +96,31 @@ class _Guard(TorchFunctionMode):
         return cast(Tensor, ops.within(index, size, allowed))
 
 
-def _embedding(guard: _Guard, function: Any, input: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Any:
-    return function(guard.held(input, len(weight)), weight, *rest, **named)
+def _embedding(
+    guard: _Guard,
+    function: Any,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    *rest: Any,
+    **named: Any,
+) -> Any:
+    """The row of the padding has no gradient. vmap would leave it out of the first example's only."""
+    held = guard.held(input, len(weight))
+    found = function(held, weight, None, *rest, **named)
+    if padding_idx is None:
+        return found
+    return torch.where((held == padding_idx % len(weight)).unsqueeze(-1), found.detach(), found)
 
 
-def _class_loss(guard: _Guard, function: Any, input: Tensor, target: Tensor, *rest: Any, **named: Any) -> Any:
+def _class_loss(
+    guard: _Guard, function: Any, input: Tensor, target: Tensor, weight: Tensor | None = None, *rest: Any, **named: Any
+) -> Any:
     if not target.is_floating_point():
         classes = input.shape[1 if input.ndim > 1 else 0]
-        target = guard.held(target, classes, named.get("ignore_index", -100))
-    return function(input, target, *rest, **named)
+        ignored = rest[1] if len(rest) > 1 else named.get("ignore_index", -100)
+        target = guard.held(target, classes, ignored)
+    return function(input, target, weight, *rest, **named)
 
 
 def _along(guard: _Guard, function: Any, input: Tensor, dim: int, index: Tensor, **named: Any) -> Any:

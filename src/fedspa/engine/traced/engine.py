@@ -19,10 +19,11 @@ from fedspa.engine.traced.capture import Untraceable
 from fedspa.engine.traced.cuts import Cuts, as_made, take
 from fedspa.engine.traced.program import Program, trace, trace_mean
 from fedspa.engine.traced.repeatable import repeatable
-from fedspa.errors import PrivacyError
-from fedspa.examples import Examples, Tree, count, in_order, taken
+from fedspa.engine.traced.verify import require_agreement
+from fedspa.errors import PrivacyError, first_line
+from fedspa.examples import Examples, Tree, count, in_order, mapped, taken
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.forward import modes
+from fedspa.learning.forward import in_modes, modes
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.drawing import require_seeds
 from fedspa.learning.threads import torch_threads
@@ -51,6 +52,8 @@ def trace_engine(
         return TracedEngine(module, like, task, threads=threads, device=device, tf32=tf32)
     except Untraceable as why:
         return Obstacle(f"torch cannot trace this model: {why}")
+    except Exception as error:  # torch is asked for much here, of a module that may be anything
+        return Obstacle(f"torch cannot trace this model ({type(error).__name__}: {first_line(error)})")
 
 
 class TracedEngine:
@@ -81,6 +84,8 @@ class TracedEngine:
         self._rounds: Rounds | None = None
         self._mean: Callable[..., list[Tensor]] | None = None
         self._lock = Lock()
+        with torch_threads(1), repeatable(self._device, self.tf32):
+            require_agreement(self._model, self._modes, like, self._keeping_all)
 
     @property
     def draws(self) -> bool:
@@ -125,7 +130,17 @@ class TracedEngine:
     def parts(
         self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, present: Tensor | None
     ) -> Iterator[Parts]:
-        x, generator = self._unseeded(x)
+        return self._parts(theta, *self._unseeded(x), y, coordinates, present)
+
+    def _parts(
+        self,
+        theta: Tensor,
+        x: Tree,
+        generator: torch.Generator | None,
+        y: Tree,
+        coordinates: Tensor | None,
+        present: Tensor | None = None,
+    ) -> Iterator[Parts]:
         cuts, parameters = self._cuts(coordinates), list(self._model.parts(theta).values())
         for index, there in self._blocks(count(y), cuts.width):
             if present is not None:
@@ -139,15 +154,36 @@ class TracedEngine:
         for block in self.parts(theta, x, y, coordinates, None):
             yield block.rows()
 
+    def _keeping_all(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor) -> Tensor:
+        return torch.cat([block.rows() for block in self._parts(theta, x, None, y, coordinates)])
+
     def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         x, generator = self._unseeded(x)
         with self._lock:
             if self._mean is None:
-                self._mean = trace_mean(self._model, self._modes, self._like)
+                self._mean = self._traced_mean()
         given = [leaf for tree, like in zip((x, y), self._like) for leaf in in_order(tree, like)]
         with torch.no_grad():
             found = self._mean(count(y), generator, *self._model.parts(theta).values(), *given)
         return torch.cat([part.reshape(-1) for part in found])
+
+    def _traced_mean(self) -> Callable[..., list[Tensor]]:
+        """What a module does may depend on the size of a batch, and there is no graph for all; in a private step it
+        never sees more than one example."""
+        try:
+            return trace_mean(self._model, self._modes, self._like)
+        except Untraceable:
+            return self._plain_mean
+
+    def _plain_mean(self, size: int, generator: torch.Generator | None, *given: Tensor) -> list[Tensor]:
+        """The same by autograd, one caller at a time: they share the module."""
+        parameters, leaves = given[: len(self._model.sizes)], iter(given[len(self._model.sizes) :])
+        x, y = (mapped(lambda leaf: next(leaves), tree) for tree in self._like)
+        with self._lock, in_modes(self._modes), torch.random.fork_rng(devices=[], enabled=self.draws):
+            if generator is not None:
+                torch.default_generator.manual_seed(generator.initial_seed())
+            found: list[Tensor] = torch.func.grad(self._model.loss_at)(list(parameters), x, y)
+        return found
 
     def _unseeded(self, x: Tree) -> tuple[Tree, torch.Generator | None]:
         """What a forward pass draws is drawn place by place, from one seed: places are of no record's making."""
@@ -160,7 +196,7 @@ class TracedEngine:
 
     def _blocks(self, examples: int, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Which examples to take together, and which of them are there for their own sake and not to fill up."""
-        largest = max(len(layer.order) for layer in self._program.layers if layer.words is None)
+        largest = max((len(layer.order) for layer in self._program.layers if layer.words is None), default=0)
         most = max(1, BLOCK_BUDGET // (4 * (largest + width)))
         size = -(-examples // -(-examples // most))
         size = size if size <= _STEP else -(-size // _STEP) * _STEP

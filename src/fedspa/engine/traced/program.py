@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from fedspa.engine.traced import ops
-from fedspa.engine.traced.allowed import RANDOM, require_allowed
+from fedspa.engine.traced.allowed import RANDOM, depends_on_arguments, require_allowed
 from fedspa.engine.traced.capture import Untraceable, capture, capture_mean
 from fedspa.engine.traced.convolved import convolved_weights
 from fedspa.engine.traced.sizes import for_any_size
@@ -107,11 +107,16 @@ def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
     return draws
 
 
-def _bernoulli(like: Tensor, chance: float, generator: torch.Generator) -> Tensor:
+def _bernoulli(like: Tensor, chance: float, generator: torch.Generator | None) -> Tensor:
+    """All one without a generator, for `verify`."""
+    if generator is None:
+        return torch.ones_like(like)
     return torch.empty_like(like, memory_format=torch.contiguous_format).bernoulli_(chance, generator=generator)
 
 
-def _dropout(x: Tensor, chance: float, training: bool | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _dropout(
+    x: Tensor, chance: float, training: bool | None, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
     if not training:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     kept = _bernoulli(x, 1 - chance, generator)
@@ -148,8 +153,8 @@ def _tokens(base: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     if base.target is not aten.embedding_dense_backward.default:
         return None
     deltas, tokens, _, padding, by_frequency = base.args
-    if padding != -1 or by_frequency:
-        return None
+    if padding != -1 or by_frequency or not depends_on_arguments(tokens):  # type: ignore[arg-type]
+        return None  # the last are the same tokens for all, as of positions: vmap has made one table for all
     return deltas, tokens  # type: ignore[return-value]
 
 

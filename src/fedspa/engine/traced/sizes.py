@@ -33,6 +33,7 @@ class _Merger:
         self._size = graph.placeholder("size")
         self._lines: dict[tuple[int, int], fx.Node] = {}
         self.made: dict[fx.Node, fx.Node] = {}
+        self._twins: dict[fx.Node, fx.Node] = {}
 
     def add(self, one: fx.Node, other: fx.Node) -> None:
         if one.op == "placeholder":
@@ -41,10 +42,12 @@ class _Merger:
             args, kwargs = self._merged(one.args, other.args), self._merged(one.kwargs, other.kwargs)
             made = self._graph.create_node(one.op, one.target, args, kwargs)
         made.meta = dict(one.meta)
-        self.made[one] = made
+        self.made[one], self._twins[one] = made, other
 
     def _merged(self, one: Any, other: Any) -> Any:
         if isinstance(one, fx.Node):
+            if self._twins[one] is not other:
+                raise Untraceable("what its operations take depends on the number of examples")
             return self.made[one]
         if isinstance(one, dict):
             return {key: self._merged(one[key], other[key]) for key in one}
