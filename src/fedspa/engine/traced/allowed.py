@@ -69,7 +69,7 @@ def require_allowed(graph: fx.Graph) -> None:
                 raise Untraceable(f"it uses {node.target}, which may fail for one example, or has no rule here")
             if name in _INDEXED and not _held_inside(node.args[_INDEXED[name]]):
                 raise Untraceable(f"it looks up by an index that is not checked ({node.target})")
-            if name in _DIVIDING and isinstance(node.args[1], fx.Node) and not node.meta["val"].is_floating_point():
+            if name in _DIVIDING and isinstance(node.args[1], fx.Node) and not node.meta["dtype"].is_floating_point:
                 raise Untraceable(f"it divides whole numbers ({node.target}), which fails where one is zero")
         elif node.op in ("call_method", "call_module"):
             raise Untraceable(f"it calls {node.target}")

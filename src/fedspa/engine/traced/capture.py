@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fedspa.engine.traced import ops
+from fedspa.engine.traced.recorder import record
 from fedspa.examples import Examples, Tree, blanks, mapped, moved
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import Modes, in_modes
@@ -64,7 +64,7 @@ def _traced(function: Callable[..., Any], modes: Modes, arguments: list[Any]) ->
     flat, spec = pytree.tree_flatten(arguments)
     with _quiet(), in_modes(modes), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
         try:
-            return make_fx(lambda *given: pytree.tree_leaves(function(*pytree.tree_unflatten(given, spec))))(*flat)
+            return record(lambda *given: pytree.tree_leaves(function(*pytree.tree_unflatten(given, spec))), flat)
         except Exception as error:  # a user's forward may raise anything where it cannot be mapped
             raise Untraceable(_first_sentence(error)) from error
 

@@ -6,6 +6,7 @@ where the mask is small. An Embedding's are never made at all: of each example o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,21 +131,20 @@ def _base(node: fx.Node, examples: int, leading: int) -> tuple[fx.Node, Layer]:
     """Where a gradient comes from when views are left out, and how its coordinates lie there."""
     chain: list[fx.Node] = []
     base = node
-    while _is_view(base) and base.all_input_nodes[0].meta["val"].numel() == node.meta["val"].numel():
+    while _is_view(base) and _size(base.all_input_nodes[0]) == _size(node):
         chain.append(base)
         base = base.all_input_nodes[0]
     if base.op != "call_function":
         base, chain = node, []
-    value = base.meta["val"]
-    where = torch.arange(value.numel()).view(value.shape)
+    where = torch.arange(_size(base)).view(base.meta["shape"])
     for view in reversed(chain):
         rest = [where if isinstance(arg, fx.Node) else arg for arg in view.args]
         where = view.target(*rest)  # type: ignore[operator]
-    rows, each = where.reshape(examples, -1), value.numel() // examples
+    rows, each = where.reshape(examples, -1), _size(base) // examples
     expected = rows[0] + torch.arange(examples).unsqueeze(1) * each
     if not torch.equal(rows, expected):
-        base, rows, each = node, torch.arange(node.meta["val"].numel()).view(examples, -1), 0
-    tokens, shape = _tokens(base), tuple(node.meta["val"].shape[leading:])
+        base, rows, each = node, torch.arange(_size(node)).view(examples, -1), 0
+    tokens, shape = _tokens(base), node.meta["shape"][leading:]
     return base, Layer(rows[0].clone(), shape, None if tokens is None else int(base.args[2]) // examples)  # type: ignore[arg-type]
 
 
@@ -156,6 +156,10 @@ def _tokens(base: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     if padding != -1 or by_frequency or not depends_on_arguments(tokens):  # type: ignore[arg-type]
         return None  # the last are the same tokens for all, as of positions: vmap has made one table for all
     return deltas, tokens  # type: ignore[return-value]
+
+
+def _size(node: fx.Node) -> int:
+    return math.prod(node.meta["shape"])
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -1,0 +1,182 @@
+"""The traced engine's stacks: by the kernels' twins on a CPU, always; by the kernels, where there is a GPU.
+
+Noise is so small here that a stack's, which is ChaCha20's, and `local_steps`' do not tell the two apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedspa.engine.stacked.chacha import ChaChaNoise
+from fedspa.engine.task import LocalTask
+from fedspa.engine.traced import gpu_rounds, gpu_twins
+from fedspa.engine.traced.engine import TracedEngine
+from fedspa.engine.traced.gpu_rounds import Rounds
+from fedspa.examples import Examples
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
+
+GPU = torch.cuda.is_available() and find_spec("triton") is not None
+DEVICES = [
+    torch.device("cpu"),
+    pytest.param(torch.device("cuda"), marks=pytest.mark.skipif(not GPU, reason="no GPU with Triton")),
+]
+RECORDS, BATCH, CLIP = 24, 6, 0.5
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, stride=1, bias=False)
+        self.head = nn.Linear(4 * 36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + torch.relu(self.norm(self.second(x)))
+        return self.head(x.flatten(1))  # type: ignore[no-any-return]
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(self.words(x)).mean(1))  # type: ignore[no-any-return]
+
+
+NETS: dict[str, tuple[Any, Any]] = {
+    "residual": (Residual, lambda n, g: torch.randn(n, 1, 6, 6, generator=g)),
+    "words": (Words, lambda n, g: torch.randint(0, 11, (n, 5), generator=g)),
+}
+
+
+def task(net: str, seed: int, d: int, *, clip: Any, rule: Any, share: float, steps: int, noise: float) -> LocalTask:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = NETS[net][1](RECORDS, generator), torch.randint(0, 3, (RECORDS,), generator=generator)
+    k = round(share * d)
+    mask = torch.randperm(d, generator=generator)[:k].sort().values if k < d else None
+    value = CLIP if clip == "l2" else CLIP / 10
+    plan = GaussianPlan(
+        d, k, clip, value, "poisson", BATCH, RECORDS, steps, 1, noise, "add-remove", 1e-4, clip_rule=rule
+    )
+    return LocalTask(x, y, mask, 2.0, 0.3, plan, bytes([seed]) * 32)
+
+
+def model_of(net: str, device: torch.device) -> tuple[nn.Module, Tensor, Examples]:
+    torch.manual_seed(0)
+    module = NETS[net][0]().to(device)
+    generator = torch.Generator().manual_seed(9)
+    like = Examples(NETS[net][1](1, generator), torch.zeros(1, dtype=torch.int64))
+    return module, FlatModel(module).flatten(), like
+
+
+def rounds_of(engine: TracedEngine, like: Examples, d: int, device: torch.device) -> Rounds:
+    return Rounds(engine._trace_agents, like, d, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("clip", "rule", "share"), [("l2", "given", 0.3), ("l2", "quantile", 1.0), ("coordinate", "quantile", 0.3)]
+)
+def test_a_stack_does_what_local_steps_do(
+    device: torch.device, net: str, clip: str, rule: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, theta, like = model_of(net, device)
+    engine = TracedEngine(module, like, device=device)
+    alone = TracedEngine(module.to("cpu"), like)
+    module.to(device)
+    made = [task(net, seed, len(theta), clip=clip, rule=rule, share=share, steps=3, noise=1e-9) for seed in range(1, 4)]
+    expected = alone.train(theta.cpu(), made)
+    for budget in (gpu_rounds.AGENT_BUDGET, 1):  # a byte leaves room for the smallest block only
+        monkeypatch.setattr(gpu_rounds, "AGENT_BUDGET", budget)
+        found = rounds_of(engine, like, len(theta), device).train(theta, [engine._moved(each) for each in made])
+        for one, other in zip(found, expected):
+            near = 1e-5 if device.type == "cpu" else 1e-4
+            torch.testing.assert_close(one.delta.cpu(), other.delta, rtol=1e-3, atol=near)
+            assert one.clip_value == pytest.approx(other.clip_value, rel=1e-4)
+            assert one.zeroed == other.zeroed == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", NETS)
+def test_what_cannot_be_read_adds_nothing_and_costs_nobody_else(device: torch.device, net: str) -> None:
+    module, theta, like = model_of(net, device)
+    engine = TracedEngine(module, like, device=device)
+    good = task(net, 1, len(theta), clip="l2", rule="given", share=0.5, steps=2, noise=1e-9)
+    bad_x, bad_y = good.x.clone(), good.y.clone()  # type: ignore[union-attr]
+    bad_x[3], bad_y[5] = (torch.nan if bad_x.is_floating_point() else 10**6), 77
+    bad = dataclasses.replace(good, x=bad_x, y=bad_y)
+    rounds = rounds_of(engine, like, len(theta), device)
+    found, again = (rounds.train(theta, [engine._moved(each)])[0] for each in (bad, bad))
+    assert torch.equal(found.delta, again.delta)
+    assert torch.isfinite(found.delta).all()
+    drawn = gpu_rounds.placed(bad).records
+    assert found.zeroed == sum(int((drawn == number).sum()) for number in (3, 5))
+    assert found.zeroed > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", NETS)
+def test_an_empty_place_moves_the_sum_by_that_record_and_no_other(device: torch.device, net: str) -> None:
+    """To the bit: what an empty place leaves of the sum is the sum of the others, in their places."""
+    module, theta, like = model_of(net, device)
+    engine = TracedEngine(module, like, device=device)
+    made = task(net, 2, len(theta), clip="l2", rule="given", share=1.0, steps=1, noise=1e-9)
+    made = dataclasses.replace(made, room=RECORDS)
+    rounds = rounds_of(engine, like, len(theta), device)
+    batch = gpu_rounds.placed(made)
+    whole = rounds.train(theta, [engine._moved(made)])[0].delta.double()
+    assert batch.sizes[0] > 2
+    scale = 2.0 * 0.3 / BATCH
+    for number in batch.records[:3].tolist():
+        x = made.x.clone()  # type: ignore[union-attr]
+        x[number] = torch.nan if x.is_floating_point() else -1
+        rest = rounds.train(theta, [engine._moved(dataclasses.replace(made, x=x))])[0].delta.double()
+        moved = (whole - rest).norm().item() / scale
+        assert moved <= CLIP * (1 + 1e-5) + 1e-5
+
+
+def test_noise_of_a_stack_is_the_stream_s() -> None:
+    key = bytes(range(32))
+    keys = torch.frombuffer(bytearray(key), dtype=torch.int32).view(1, 8)
+    stream = ChaChaNoise(key)
+    stream.start_step(3)
+    found = gpu_twins.noise(keys, 3, 700)[0]
+    assert torch.equal(found[:-1], torch.from_numpy(stream.gaussian(700)))
+    assert float(found[-1]) == stream.gaussian(1)[0]
+
+
+@pytest.mark.skipif(not GPU, reason="no GPU with Triton")
+@pytest.mark.parametrize("clamp", [False, True])
+def test_kernels_and_twins_agree(clamp: bool) -> None:
+    from fedspa.engine.traced import gpu_kernels
+
+    generator = torch.Generator().manual_seed(0)
+    agents, examples, size = 3, 21, 1300
+    made = torch.randn(agents, examples, size, generator=generator)
+    made[1, 4, 7] = torch.nan
+    factors = torch.rand(agents, examples, generator=generator, dtype=torch.float64)
+    factors[:, 3], factors[1, 4] = 0.0, 0.0
+    bounds = torch.full((agents,), 0.7, dtype=torch.float64)
+    order = torch.randperm(size, generator=generator)
+    sums = torch.zeros(agents, size, dtype=torch.float64, device="cuda")
+    gpu_kernels.add[(-(-size // 128), agents)](
+        *(each.cuda() for each in (made, factors, bounds, order)),
+        *(sums, size, examples, size, 0),
+        CLAMP=clamp, MORE=False, ROWS=16, BLOCK=128,
+    )  # fmt: skip
+    expected = torch.empty(agents, size, dtype=torch.float64)
+    expected[:, order] = gpu_twins.add(made, factors, bounds, clamp)
+    torch.testing.assert_close(sums.cpu(), expected, rtol=1e-12, atol=1e-12)
