@@ -6,8 +6,8 @@ of it, is independent of which other records there are, as long as neighbours ha
 fixed-size sampling, whose neighbours have equally many records; for Poisson sampling a site names the number (`room`).
 
 Where a number of places is named, records are dealt to them at random, for each participation anew: a file from which
-a record was taken out, or that is kept sorted, has the others in other lines, and their places must not tell. Even where
-no place stays empty: without one of its records, such a file would be dealt.
+a record was taken out, or that is kept sorted, has the others in other lines, and their places must not tell. They are
+dealt even where no place stays empty, since that file less a record would be.
 """
 
 from __future__ import annotations

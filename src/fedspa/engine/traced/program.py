@@ -109,14 +109,25 @@ def _bernoulli(like: Tensor, chance: float, generator: torch.Generator | None) -
     return torch.empty_like(like, memory_format=torch.contiguous_format).bernoulli_(chance, generator=generator)
 
 
-def _dropout(x: Tensor, chance: float, training: bool | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+@fx.node.has_side_effect
+def _fill_bernoulli(values: Tensor, chance: float, generator: torch.Generator | None) -> Tensor:
+    return values.fill_(1) if generator is None else values.bernoulli_(chance, generator=generator)
+
+
+def _dropout(
+    x: Tensor, chance: float, training: bool | None, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
     if not training:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     kept = _bernoulli(x, 1 - chance, generator)
     return x * kept / (1 - chance if chance < 1 else 1.0), kept.bool()
 
 
-_DRAWN: dict[Any, Callable[..., Any]] = {aten.bernoulli.p: _bernoulli, aten.native_dropout.default: _dropout}
+_DRAWN: dict[Any, Callable[..., Any]] = {
+    aten.bernoulli.p: _bernoulli,
+    aten.bernoulli_.float: _fill_bernoulli,
+    aten.native_dropout.default: _dropout,
+}
 
 
 def _base(node: fx.Node, examples: int) -> tuple[fx.Node, Layer]:

@@ -67,7 +67,7 @@ def _looked_at(gradient: Tensor, sizes: list[int]) -> Tensor:
         spread = torch.arange(0, len(part), -(-len(part) // each))
         chosen += [first + part.topk(each).indices, first + spread]
         first += len(part)
-    return torch.cat(chosen).unique()
+    return torch.unique(torch.cat(chosen))
 
 
 def _ends(model: FlatModel) -> Tensor:
@@ -78,14 +78,14 @@ def _require_near(found: Tensor, alone: Tensor, layers: Tensor) -> None:
     known = alone.isfinite().all(1)
     far = (found - alone)[known].double()
     whole = alone[known].double().norm(dim=1)
-    for layer in layers.unique():
+    for layer in range(int(layers[-1]) + 1):
         columns = layers == layer
         allowed = _NEAR * alone[known][:, columns].double().norm(dim=1) + _NEAR_WHOLE * whole
         if not bool((far[:, columns].norm(dim=1) <= allowed).all()):
             raise Untraceable("its gradients of examples that are taken together are not those of single ones")
 
 
-class _KeepAll(TorchDispatchMode):
+class _KeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bernoulli variables are all one, as in a program without a generator."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
