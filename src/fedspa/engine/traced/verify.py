@@ -51,7 +51,7 @@ def _alone(model: FlatModel, modes: Modes, theta: Tensor, x: Tree, y: Tree) -> t
     coordinates = torch.empty(0, dtype=torch.int64)
     for number in range(_MADE):
         one = slice(number, number + 1)
-        with in_modes(modes), torch.random.fork_rng(devices=[]), _KeepAll():
+        with in_modes(modes), torch.random.fork_rng(devices=[]), _KeepAll():  # type: ignore[no-untyped-call]
             gradient = model.gradients_alone(theta, taken(x, one), taken(y, one))[0]
         if not number:
             coordinates = _looked_at(gradient, model.sizes)
@@ -63,11 +63,11 @@ def _looked_at(gradient: Tensor, sizes: list[int]) -> Tensor:
     """Of each layer the coordinates with the largest gradients, and some all over it: all B × d would be much."""
     chosen, first = [], 0
     for part in torch.split(gradient.abs().nan_to_num(0, 0), sizes):
-        each = min(len(part), _COLUMNS // 2)
+        each = max(1, min(len(part), _COLUMNS // 2))
         spread = torch.arange(0, len(part), -(-len(part) // each))
-        chosen += [first + part.topk(each).indices, first + spread]
+        chosen += [first + part.topk(min(each, len(part))).indices, first + spread]
         first += len(part)
-    return torch.unique(torch.cat(chosen))
+    return torch.cat(chosen).unique()  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _ends(model: FlatModel) -> Tensor:
