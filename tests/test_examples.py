@@ -77,7 +77,7 @@ def test_visits_protect_each_person(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_own_module(tmp_path: Path) -> None:
     out = played("own-module", ["train.py", "--rounds", "2"], tmp_path)
-    assert "1372 parameters on the generic engine" in out
+    assert "1372 parameters on the traced engine" in out
     assert "at ε = 4.00" in out
     assert "(1, 10)" in out
 

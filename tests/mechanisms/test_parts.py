@@ -38,9 +38,8 @@ def cases(draw: st.DrawFn) -> tuple[Tensor, list[Part], Tensor, Tensor | None]:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     widths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
     count = draw(st.integers(1, 6))
-    rows = torch.randn(count, sum(widths), generator=generator) * 10.0 ** draw(
-        st.sampled_from([-44, -20, -3, 0, 18, 37])
-    )
+    size = 10.0 ** draw(st.sampled_from([-44, -20, -3, 0, 18, 37]))
+    rows = size * torch.randn(count, sum(widths), generator=generator)
     rows[torch.rand(rows.shape, generator=generator) < 0.3] = 0.0
     for value in draw(st.lists(st.sampled_from([math.nan, math.inf, -math.inf, 3e38, 1e-45]), max_size=3)):
         rows[draw(st.integers(0, count - 1)), draw(st.integers(0, sum(widths) - 1))] = value

@@ -5,9 +5,9 @@ a batch has the same number of places with it and without. So the place of a rec
 of it, is independent of which other records there are, as long as neighbours have equally many places. That holds for
 fixed-size sampling, whose neighbours have equally many records; for Poisson sampling a site names the number (`room`).
 
-With a room, records are dealt to places at random, for each participation anew, also where no place stays empty: a
-file from which a record was taken out, or a sorted one in which it is another, has the others in other lines, and their
-places must not tell.
+Where a number of places is named, records are dealt to them at random, for each participation anew: a file from which
+a record was taken out, or that is kept sorted, has the others in other lines, and their places must not tell. They are
+dealt even where no place stays empty, since that file less a record would be.
 """
 
 from __future__ import annotations

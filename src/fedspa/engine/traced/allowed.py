@@ -49,10 +49,18 @@ arange empty empty_like full full_like linspace new_empty new_empty_strided new_
 scalar_tensor zeros zeros_like eye
 """
 # Name, and which of its arguments is the index.
-_LOOKED_UP = {"embedding": 1, "gather": 2, "index_select": 2, "scatter": 2, "scatter_add": 2}
+_LOOKED_UP = {
+    "embedding": 1,
+    "gather": 2,
+    "index": 1,
+    "index_put": 1,
+    "index_select": 2,
+    "scatter": 2,
+    "scatter_add": 2,
+}
 
 ALLOWED = frozenset({*_SHAPES.split(), *_NUMBERS.split(), *_SUMS.split(), *_MADE.split(), *_LOOKED_UP})
-_DRAWN = "bernoulli multinomial native_dropout normal rand rand_like randint randn randn_like randperm"
+_DRAWN = "bernoulli bernoulli_ multinomial native_dropout normal rand rand_like randint randn randn_like randperm"
 RANDOM = frozenset(_DRAWN.split())
 _INDEXED = {**_LOOKED_UP, "embedding_dense_backward": 1}
 # Of whole numbers they raise where one is divided by zero.
@@ -76,7 +84,9 @@ def require_allowed(graph: fx.Graph) -> None:
 
 
 def _held_inside(index: Any) -> bool:
-    """Whether an index depends on examples only through `within`."""
+    """Whether an index, or each of several, depends on examples only through `within`."""
+    if isinstance(index, list | tuple):
+        return all(map(_held_inside, index))
     return not isinstance(index, fx.Node) or not depends_on_arguments(index, but_for=ops.within_node)
 
 

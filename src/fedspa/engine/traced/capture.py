@@ -62,7 +62,7 @@ def _arguments(model: FlatModel, like: Examples, size: int) -> list[Any]:
 def _traced(function: Callable[..., Any], modes: Modes, arguments: list[Any]) -> fx.GraphModule:
     """With all tensors of the arguments as arguments of its own, and those of the result as a list."""
     flat, spec = pytree.tree_flatten(arguments)
-    with _quiet(), in_modes(modes), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
+    with _quiet(), _compiling(), in_modes(modes), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
         try:
             return record(lambda *given: pytree.tree_leaves(function(*pytree.tree_unflatten(given, spec))), flat)
         except Exception as error:  # a user's forward may raise anything where it cannot be mapped
@@ -97,17 +97,11 @@ class _Guard(TorchFunctionMode):
 
 
 def _embedding(
-    guard: _Guard,
-    function: Any,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    *rest: Any,
-    **named: Any,
+    guard: _Guard, function: Any, input: Tensor, weight: Tensor, padding_idx: int | None = None, *rest: Any, **more: Any
 ) -> Any:
     """The row of the padding has no gradient. vmap would leave it out of the first example's only."""
     held = guard.held(input, len(weight))
-    found = function(held, weight, None, *rest, **named)
+    found = function(held, weight, None, *rest, **more)
     if padding_idx is None:
         return found
     return torch.where((held == padding_idx % len(weight)).unsqueeze(-1), found.detach(), found)
@@ -141,6 +135,18 @@ _GUARDED: dict[Any, Callable[..., Any]] = {
     Tensor.index_select: _along,
     functional.group_norm: _group_norm,
 }
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """torch says that it compiles. Modules then leave out what they decide by the values of a tensor, where it only
+    saves time: transformers' models look whether a mask hides anything."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 @contextmanager

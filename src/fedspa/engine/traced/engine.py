@@ -196,6 +196,8 @@ class TracedEngine:
 
     def _blocks(self, examples: int, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Which examples to take together, and which of them are there for their own sake and not to fill up."""
+        if not examples:
+            return
         largest = max((len(layer.order) for layer in self._program.layers if layer.words is None), default=0)
         most = max(1, BLOCK_BUDGET // (4 * (largest + width)))
         size = -(-examples // -(-examples // most))

@@ -104,27 +104,36 @@ def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
         elif any(str(node.target).startswith(f"aten.{name}.") for name in RANDOM):
             if node.target not in _DRAWN:
                 raise Untraceable(f"it draws by {node.target}")
-            node.target, node.args, draws = _DRAWN[node.target], (*node.args, generator), True
+            node.target, node.kwargs, draws = _DRAWN[node.target], {"generator": generator}, True
     return draws
 
 
-def _bernoulli(like: Tensor, chance: float, generator: torch.Generator | None) -> Tensor:
+def _bernoulli(like: Tensor, chance: float, *, generator: torch.Generator | None) -> Tensor:
     """All one without a generator, for `verify`."""
     if generator is None:
         return torch.ones_like(like)
     return torch.empty_like(like, memory_format=torch.contiguous_format).bernoulli_(chance, generator=generator)
 
 
+@fx.node.has_side_effect
+def _fill_bernoulli(values: Tensor, chance: float = 0.5, *, generator: torch.Generator | None) -> Tensor:
+    return values.fill_(1) if generator is None else values.bernoulli_(chance, generator=generator)
+
+
 def _dropout(
-    x: Tensor, chance: float, training: bool | None, generator: torch.Generator | None
+    x: Tensor, chance: float, training: bool | None, *, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     if not training:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    kept = _bernoulli(x, 1 - chance, generator)
+    kept = _bernoulli(x, 1 - chance, generator=generator)
     return x * kept / (1 - chance if chance < 1 else 1.0), kept.bool()
 
 
-_DRAWN: dict[Any, Callable[..., Any]] = {aten.bernoulli.p: _bernoulli, aten.native_dropout.default: _dropout}
+_DRAWN: dict[Any, Callable[..., Any]] = {
+    aten.bernoulli.p: _bernoulli,
+    aten.bernoulli_.float: _fill_bernoulli,
+    aten.native_dropout.default: _dropout,
+}
 
 
 def _base(node: fx.Node, examples: int, leading: int) -> tuple[fx.Node, Layer]:

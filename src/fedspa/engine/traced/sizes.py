@@ -55,7 +55,7 @@ class _Merger:
             if len(one) != len(other):
                 raise Untraceable("its shapes depend on the number of examples")
             return type(one)(self._merged(a, b) for a, b in zip(one, other))
-        if one == other or (one is None and other is None):
+        if one == other or (one != one and other != other):  # or both are NaN
             return one
         return self._line(one, other)
 

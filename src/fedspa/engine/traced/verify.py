@@ -63,9 +63,9 @@ def _looked_at(gradient: Tensor, sizes: list[int]) -> Tensor:
     """Of each layer the coordinates with the largest gradients, and some all over it: all B × d would be much."""
     chosen, first = [], 0
     for part in torch.split(gradient.abs().nan_to_num(0, 0), sizes):
-        each = min(len(part), _COLUMNS // 2)
+        each = max(1, min(len(part), _COLUMNS // 2))
         spread = torch.arange(0, len(part), -(-len(part) // each), device=gradient.device)
-        chosen += [first + part.topk(each).indices, first + spread]
+        chosen += [first + part.topk(min(each, len(part))).indices, first + spread]
         first += len(part)
     found: Tensor = torch.cat(chosen).unique()  # type: ignore[no-untyped-call]
     return found
@@ -79,7 +79,7 @@ def _require_near(found: Tensor, alone: Tensor, layers: Tensor) -> None:
     known = alone.isfinite().all(1)
     far = (found - alone)[known].double()
     whole = alone[known].double().norm(dim=1)
-    for layer in range(int(layers.max()) + 1):
+    for layer in range(int(layers[-1]) + 1):
         columns = layers == layer
         allowed = _NEAR * alone[known][:, columns].double().norm(dim=1) + _NEAR_WHOLE * whole
         if not bool((far[:, columns].norm(dim=1) <= allowed).all()):
