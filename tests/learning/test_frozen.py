@@ -176,6 +176,13 @@ class Counting(Mixing):
         return self.last(self.body(x) * (1 + Counting.calls))
 
 
+class Scaled(Mixing):
+    """By a number of the whole batch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x)) * x.abs().max()
+
+
 class Branching(Mixing):
     """Which way a record goes depends on the record."""
 
@@ -188,6 +195,7 @@ class Branching(Mixing):
     [
         (Mixing(), "mixes"),
         (Drawn(), "draws"),
+        (Scaled(), "has no row for each"),
         (Branching(), "torch.export cannot trace it"),
         (Counting(), "something else"),
     ],

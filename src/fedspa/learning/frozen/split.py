@@ -88,7 +88,7 @@ def _tried(module: nn.Module, traced: Traced, examples: list[Examples], several:
     body, head = _halves(halves)
     if [*map(id, _trained(head))] != [*map(id, _trained(module))]:
         raise Untraced("its head does not hold the trained parameters in their order")
-    x, kept = examples[0].x, modes(body)
+    x, kept, device = examples[0].x, modes(body), next(module.parameters()).device
     if halves.share < _LEAST_SHARE:
         raise Untraced(
             f"it is {halves.share:.0%} of a forward pass, which is not worth the room for its features{halves.drawing}"
@@ -96,6 +96,8 @@ def _tried(module: nn.Module, traced: Traced, examples: list[Examples], several:
     first = _features(body, kept, x)
     if (size := bytes_of(leaves(first))) > _MOST_BYTES:
         raise Untraced(f"it makes {size:,} bytes of a record, and at most {_MOST_BYTES:,} are kept")
+    if device.type != "cpu":  # where engines try what they train
+        copied(head).to("cpu")(*(leaf.cpu() for leaf in leaves(first)))
     require_same(module, head, lambda x: _features(body, kept, x), examples, task)
     require_apart(lambda x: _features(body, kept, x), [example.x for example in examples[:_TOGETHER]], several)
     return halves, first
