@@ -204,3 +204,18 @@ def test_without_room_the_frozen_part_is_computed_in_every_step(
 def test_the_reference_computes_all_in_float64(tmp_path: Path) -> None:
     made = run(tmp_path / "run", chain(), run={"engine": "reference"}, federation={"rounds": 1, "per_round": 1})
     assert "the frozen body" not in made.summary["engine_reason"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("noise", ["seeded", "exact"])
+@pytest.mark.parametrize("make", [chain, lambda: Residual(0.3)], ids=["chain", "dropout behind the body"])
+def test_on_a_gpu(tmp_path: Path, make: Callable[[], nn.Module], noise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = {"run": {"engine": "auto", "device": "cuda"}, "privacy": {"noise": noise}}
+    made = run(tmp_path / "split", make(), **sections)
+    assert "the frozen body" in made.summary["engine_reason"]
+    again = run(tmp_path / "again", make(), **sections)
+    unsplit(monkeypatch)
+    whole = run(tmp_path / "whole", make(), **sections)
+    assert "the frozen body" not in whole.summary["engine_reason"]
+    if noise == "seeded":
+        torch.testing.assert_close(trained(made), trained(again), rtol=1e-3, atol=1e-4)

@@ -16,7 +16,6 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Invitation, Refusal, message_name
 from fedspa.algorithms import ALGORITHMS, Agent
 from fedspa.engine.task import Engine
-from fedspa.examples import count
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
 from fedspa.randomness.streams import agent_key, root_key
@@ -43,7 +42,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     _refuse_another_task(site, announcement)
     held = site.held(number)
     trainer = site.trainer(announcement, held)
-    dimension, records = trainer.dimension, count(held.examples.y)
+    dimension, records = trainer.dimension, held.size
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan
