@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frozen_nets import Residual, TwoInputs, chain
+from frozen_nets import Residual, TwoInputs, bert, chain
 from small_runs import ALGORITHMS, ended, outcome, small, start
 from torch import Tensor, nn
 
@@ -150,6 +150,20 @@ def test_a_record_that_the_body_fails_on_counts_as_zero(tmp_path: Path, monkeypa
     unsplit(monkeypatch)
     whole = run(tmp_path / "whole", TwoInputs(), texts(bad=True))
     torch.testing.assert_close(trained(made), trained(whole), rtol=1e-4, atol=1e-5)
+
+
+def test_a_classifier_on_a_frozen_bert_runs_natively(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs pip install transformers")
+    module = bert()
+    module.bert.requires_grad_(False)
+    made = run(tmp_path / "run", module, texts(bad=False))
+    assert made.summary["engine"] == "native"
+    assert made.summary["dimension"] == 3 * 16 + 3
+    assert not torch.equal(module.classifier.weight, bert().classifier.weight)
+    with torch.no_grad():
+        scores = module(**texts(bad=False).test_x).logits.argmax(dim=1)
+    right = (scores == texts(bad=False).test_y).double().mean().item()
+    assert right == pytest.approx(made.summary["accuracy_last"], abs=0.02)
 
 
 def test_where_nothing_is_private_it_is_an_error(tmp_path: Path) -> None:

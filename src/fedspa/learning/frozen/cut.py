@@ -109,7 +109,8 @@ class _Cutting:
                 continue
             parts = {given for given in node.all_input_nodes if given in self._of_record}
             fresh = [given for given in parts if isinstance(self._alone[0].of[given], Tensor) and given not in wanted]
-            if _enlarges(node) and sum(map(self._bytes, fresh)) < self._bytes(node):
+            smaller = all(map(self._is_feature, fresh)) and sum(map(self._bytes, fresh)) < self._bytes(node)
+            if smaller and _enlarges(node):
                 self._again.add(node)
                 wanted |= parts
                 wanted.discard(node)
