@@ -76,10 +76,8 @@ class _Cutting:
                 self._trained.add(node)
             elif node.op == "placeholder" or any(given in self._of_record for given in node.all_input_nodes):
                 self._of_record.add(node)
-            if (
-                node.op == "placeholder"
-                or (not _reads_shape(node)
-                and not self._of_values.isdisjoint(node.all_input_nodes))
+            if node.op == "placeholder" or (
+                not _reads_shape(node) and not self._of_values.isdisjoint(node.all_input_nodes)
             ):
                 self._of_values.add(node)
         for node in self._trained:
