@@ -90,7 +90,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
 
     def counting(self: Split, x: Tensor) -> Any:
         assert len(x) == 1
-        seen[x.numpy().tobytes()] += 1
+        if x is not self.tried:
+            seen[x.numpy().tobytes()] += 1
         return plain(self, x)
 
     monkeypatch.setattr(Split, "features", counting)
