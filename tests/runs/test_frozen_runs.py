@@ -59,7 +59,7 @@ def test_a_linear_head_on_a_frozen_body_runs_natively(
     assert made.summary["dimension"] == 1450
     unsplit(monkeypatch)
     whole = run(tmp_path / "whole", chain(), **ALGORITHMS[name])
-    assert whole.summary["engine"] == "generic"
+    assert whole.summary["engine"] != "native"
     assert "computed in every step: it is not asked for" in whole.summary["engine_reason"]
     # cpSGD rounds to whole numbers at random: a last bit may turn one.
     tolerance = 0.05 if name == "cpsgd" else 1e-3
@@ -212,7 +212,7 @@ def test_without_room_the_frozen_part_is_computed_in_every_step(
 ) -> None:
     monkeypatch.setattr(frozen, "room_lacking", lambda split, records: f"no room for {records}")
     made = run(tmp_path / "run", chain())
-    assert made.summary["engine"] == "generic"
+    assert made.summary["engine"] != "native"
     assert "computed in every step: no room for" in made.summary["engine_reason"]
 
 

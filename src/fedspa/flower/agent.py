@@ -16,6 +16,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Invitation, Refusal, message_name
 from fedspa.algorithms import ALGORITHMS, Agent
 from fedspa.engine.task import Engine
+from fedspa.examples import count
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
 from fedspa.randomness.streams import agent_key, root_key
@@ -42,7 +43,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     _refuse_another_task(site, announcement)
     held = site.held(number)
     trainer = site.trainer(announcement, held)
-    dimension, records = trainer.dimension, held.size
+    dimension, records = trainer.dimension, count(held.among.y) if held.rows is None else len(held.rows)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan

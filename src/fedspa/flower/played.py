@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.errors import DataError
-from fedspa.examples import Examples, count, taken
+from fedspa.examples import Examples, taken
 from fedspa.runs.config import Config
 from fedspa.runs.records import dealt, records_of, trained_on
 from fedspa.runs.setup import task_of, with_targets
@@ -29,10 +29,6 @@ class Held(NamedTuple):
     @property
     def examples(self) -> Examples:
         return self.own(self.among)
-
-    @property
-    def size(self) -> int:
-        return count(self.among.y) if self.rows is None else len(self.rows)
 
     def own(self, among: Examples) -> Examples:
         """The agent's, of `among` or of what was made of that, row by row."""
