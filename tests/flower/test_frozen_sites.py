@@ -58,6 +58,19 @@ def test_same_bits_as_the_simulator(simulation, train, tmp_path: Path, overrides
     assert {key: summary[key] for key in same} == {key: twin.summary[key] for key in same}
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records went through the body at a time; a made-up one is none."""
+    made: list[int] = []
+    plain = Split.features
+
+    def counting(self: Split, x: Any) -> Any:
+        made.extend([] if x is self.tried else [len(x)])
+        return plain(self, x)
+
+    monkeypatch.setattr(Split, "features", counting)
+    return made
+
+
 def deployed(grid, train) -> dict[str, Any]:
     for node in grid.nodes.values():
         node |= {"model": "frozen_nets:chain"}
@@ -65,9 +78,7 @@ def deployed(grid, train) -> dict[str, Any]:
 
 
 def test_a_deployed_site_makes_features_once(deployment, train, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    plain = Split.features
-    monkeypatch.setattr(Split, "features", lambda self, x: (made.append(len(x)), plain(self, x))[1])
+    made = counted(monkeypatch)
     summary = deployed(deployment, train)
     assert summary["dropped"] == {}
     assert summary["rounds"] == 3
@@ -95,9 +106,7 @@ def test_one_trainer_serves_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.dimension == 1450
     x, y = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 10
     held = Held(Examples(x, y), torch.tensor([7, 2]), record, None)
-    made: list[int] = []
-    plain = Split.features
-    monkeypatch.setattr(Split, "features", lambda self, x: (made.append(len(x)), plain(self, x))[1])
+    made = counted(monkeypatch)
     for _ in range(2):
         features, labels = found.examples(held, strict=False)
         assert features.shape == (2, 144)

@@ -102,6 +102,23 @@ class Adapted(nn.Module):
         return self.last(h.relu())
 
 
+class Detached(nn.Module):
+    """The body under torch.no_grad, as many write it, and part of what is trained, too."""
+
+    def __init__(self, part: bool = False) -> None:
+        super().__init__()
+        seeded()
+        self.body, self.middle, self.last = frozen(nn.Linear(16, 32)), nn.Linear(32, 8), nn.Linear(8, 3)
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.body(x).relu()
+            if self.part:
+                h = self.middle(h)
+        return self.last((h if self.part else self.middle(h)).tanh())
+
+
 class TwoInputs(nn.Module):
     """A record of two tensors, by keyword."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from frozen_nets import Adapted, FrozenLast, Residual, Tied, TwoInputs, bert, chain, frozen
+from frozen_nets import Adapted, Detached, FrozenLast, Residual, Tied, TwoInputs, bert, chain, frozen
 from torch import Tensor, nn
 
 from fedspa.engine import native
@@ -67,8 +67,17 @@ def require_equal(module: nn.Module, made: Split, x: Tree) -> None:
         (Tied, rows),
         (FrozenLast, rows),
         (TwoInputs, texts),
+        (Detached, rows),
     ],
-    ids=["chain", "residual", "dropout in eval mode", "tied", "frozen behind", "two inputs"],
+    ids=[
+        "chain",
+        "residual",
+        "dropout in eval mode",
+        "tied",
+        "frozen behind",
+        "two inputs",
+        "no_grad",
+    ],
 )
 def test_the_split_is_the_whole(make: Callable[[], nn.Module], x: Callable[[], Tree]) -> None:
     module = make()
@@ -176,6 +185,13 @@ class Counting(Mixing):
         return self.last(self.body(x) * (1 + Counting.calls))
 
 
+class Scaled(Mixing):
+    """By a number of the whole batch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x)) * x.abs().max()
+
+
 class Branching(Mixing):
     """Which way a record goes depends on the record."""
 
@@ -188,6 +204,8 @@ class Branching(Mixing):
     [
         (Mixing(), "mixes"),
         (Drawn(), "draws"),
+        (Scaled(), "has no row for each"),
+        (Detached(part=True), "cut in two, it gives something else"),
         (Branching(), "torch.export cannot trace it"),
         (Counting(), "something else"),
     ],

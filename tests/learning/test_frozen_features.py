@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ def test_each_record_goes_through_the_body_once_and_alone(monkeypatch: pytest.Mo
     found = made(chain(), images())
     calls = counted(found, monkeypatch)
     kept = Features(found, images(), strict=False)
+    calls.clear()  # of a made-up record
     kept.of(torch.tensor([3, 1, 3]))
     assert calls == {1: 2}
     kept.of(torch.tensor([1, 5]))
@@ -79,7 +81,7 @@ def test_a_record_that_the_body_fails_on_has_no_features_and_changes_no_other() 
             return (whole(x),)
 
     found = made(chain(), x)
-    raising = Split(Raising(), found.head, modes(whole), found.like, "")
+    raising = replace(found, body=Raising(), modes=modes(whole))
     kept = Features(raising, x, strict=False).of()
     assert kept[4].isnan().all()
     others = [row for row in range(12) if row != 4]
@@ -113,7 +115,7 @@ def test_places_of_a_person_that_are_empty_cost_nothing(monkeypatch: pytest.Monk
     persons = grouped(x, x, np.array([0, 0, 0, 1, 2, 2, 2, 2, 2]), 3, np.arange(9, dtype=np.uint64))
     calls = counted(found, monkeypatch)
     Features(found, persons.x, strict=False, persons=True).of(torch.tensor([1]))
-    assert calls == {1: 1}
+    assert calls == {1: 1 + 1}  # one of them made up
 
 
 def test_many_features_lie_in_a_file_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -156,11 +158,20 @@ def test_batches_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(found, monkeypatch)
     kept = Features(found, x, strict=False, alone=False)
     kept._batch = 4
+    calls.clear()
     torch.testing.assert_close(kept.of(), alone)
     assert calls == {4: 2}
     x["input_ids"][2, 1] = 99
-    calls.clear()
     spoilt = Features(found, x, strict=False, alone=False)
     spoilt._batch = 4
+    calls.clear()
     assert spoilt.of().isnan().any(dim=1).tolist() == [row == 2 for row in range(7)]
     assert calls == {4: 2, 1: 4}
+
+
+def test_a_body_that_fails_for_every_record_is_an_error() -> None:
+    """Otherwise each would count as zero, and nobody would be told."""
+    found = made(chain(), images())
+    found.body.double()
+    with pytest.raises(RuntimeError):
+        Features(found, images(), strict=False)

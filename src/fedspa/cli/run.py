@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,11 +107,27 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
         task = bar.add_task("", total=settings.federation.rounds)
         warnings.simplefilter("ignore", SeededNoiseWarning)  # said on the screen, beside ε
         try:
-            return simulate(settings, resume=resume, on_round=advance, stop=asked)
+            with _features_told(lambda words: bar.update(task, description=words)):
+                return simulate(settings, resume=resume, on_round=advance, stop=asked)
         except Stopped as stopped:
             bar.stop()
             print(f"fedspa: {stopped}", file=sys.stderr)
             raise typer.Exit(interrupt.EXIT_CODE) from None
+
+
+@contextmanager
+def _features_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """The first pass through a frozen body can take minutes: what it says meanwhile is told."""
+    logger, handler = logging.getLogger("fedspa.learning.frozen.features"), logging.Handler()
+    handler.emit = lambda record: tell(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def show(result: RunResult, screen: Console) -> None:

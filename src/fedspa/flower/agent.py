@@ -45,7 +45,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     _refuse_another_task(site, announcement)
     held = site.held(number)
     trainer = site.trainer(announcement, held)
-    dimension, records = trainer.dimension, count(held.examples.y)
+    dimension, records = trainer.dimension, count(held.among.y) if held.rows is None else len(held.rows)
     if dimension != terms.dimension or theta.shape != (dimension,):
         raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
     plan = terms.plan

@@ -62,8 +62,10 @@ def frozen_body(config: Config, module: nn.Module, like: Examples, task: Task, r
         return Frozen(module, like, None, None, trained)
     if (lacking := room_lacking(trained, records)) is not None:
         return Frozen(module, like, None, None, lacking)
-    with forward.evaluating(module):
-        scored = split(module, like, task)
+    scored: Split | str = trained
+    if any(layer.training for layer in module.modules()):
+        with forward.evaluating(module):
+            scored = split(module, like, task)
     return Frozen(
         trained.head, Examples(trained.like, like.y), trained, scored if isinstance(scored, Split) else None, ""
     )

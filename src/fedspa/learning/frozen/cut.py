@@ -69,12 +69,17 @@ class _Cutting:
         self.drawing = next((_DRAWING.format(node.name) for node in self._graph.nodes if node in drew), "")
         self._trained: set[fx.Node] = set()
         self._of_record: set[fx.Node] = set()
+        self._of_values: set[fx.Node] = set()  # and not of a record's shape alone
         for node in self._graph.nodes:
             after = any(given in self._trained for given in node.all_input_nodes)
             if after or node.op == "output" or node in drew or self._reads_trained(node):
                 self._trained.add(node)
             elif node.op == "placeholder" or any(given in self._of_record for given in node.all_input_nodes):
                 self._of_record.add(node)
+            if node.op == "placeholder" or (
+                not _reads_shape(node) and not self._of_values.isdisjoint(node.all_input_nodes)
+            ):
+                self._of_values.add(node)
         for node in self._trained:
             kept = any(given not in self._trained for given in node.all_input_nodes[:1])
             if kept and changes_in_place(node, self._root):
@@ -102,7 +107,8 @@ class _Cutting:
                 continue
             parts = {given for given in node.all_input_nodes if given in self._of_record}
             fresh = [given for given in parts if isinstance(self._alone[0].of[given], Tensor) and given not in wanted]
-            if _enlarges(node) and sum(map(self._bytes, fresh)) < self._bytes(node):
+            smaller = all(map(self._is_feature, fresh)) and sum(map(self._bytes, fresh)) < self._bytes(node)
+            if smaller and _enlarges(node):
                 self._again.add(node)
                 wanted |= parts
                 wanted.discard(node)
@@ -139,40 +145,35 @@ class _Cutting:
         copies: dict[fx.Node, Any] = {}
         for place, node in enumerate(self.features):
             copies[node] = made.placeholder(f"f{place}")
-        first = copies[self.features[0]]
-        kept = self._trained | self._again
-        needed = _ancestors(kept, self._of_record - self._again)
-        size: fx.Node | None = None
+        size = made.call_method("size", (copies[self.features[0]], 0))
         for node in self._graph.nodes:
-            if node.op == "placeholder" or node not in needed or node in copies:
+            if node in copies or node not in self._trained | self._again:
                 continue
             for given in node.all_input_nodes:
-                if given in copies or given not in self._of_record:
-                    continue
-                if size is None and not isinstance(self._alone[0].of[given], Tensor):
-                    size = made.call_method("size", (first, 0))
-                copies[given] = self._replaced(made, given, size)
-            copies[node] = made.node_copy(node, lambda given: copies[given])
-        if size is not None and not size.users:
+                if given not in copies:
+                    copies[given] = made.node_copy(given) if given.op == "get_attr" else self._fixed(made, given, size)
+            copies[node] = made.node_copy(node, copies.__getitem__)
+            if isinstance(node.target, torch._ops.OpOverload) and node.all_input_nodes:
+                # It is where its inputs are: torch.export names the device that the graph was made on.
+                copies[node].kwargs = {key: given for key, given in copies[node].kwargs.items() if key != "device"}
+        if not size.users:
             made.erase_node(size)
         return made
 
-    def _replaced(self, made: fx.Graph, node: fx.Node, size: fx.Node | None) -> Any:
-        """What the head has in place of something of a record that has no row for each example: a constant, or the
-        number of examples."""
-        one, *others = (values.of[node] for values in self._alone)
-        several = self._together.of[node]
-        if isinstance(one, Tensor):
-            if any(one.shape != other.shape or not torch.equal(one, other) for other in (*others, several)):
-                raise Untraced(f"'{node.name}' depends on the records, and has no row for each of them")
-            name = f"constant_{node.name}"
-            self._root.register_buffer(name, one.detach().clone())
-            return made.get_attr(name)
-        if any(one != other for other in others):
-            raise Untraced(f"'{node.name}' is a number that depends on the record")
-        return self._number(node, one, several, size)
+    def _fixed(self, made: fx.Graph, node: fx.Node, size: fx.Node) -> Any:
+        """What the head has in place of what is the same for every record: a constant, or the number of examples."""
+        if node in self._of_values:
+            raise Untraced(f"'{node.name}' depends on the records, and has no row for each of them")
+        one, several = self._alone[0].of[node], self._together.of[node]
+        if not isinstance(one, Tensor):
+            return self._number(node, one, several, size)
+        if one.shape != several.shape or not torch.equal(one, several):
+            raise Untraced(f"'{node.name}' depends on the number of examples")
+        name = f"constant_{node.name}"
+        self._root.register_buffer(name, one.detach().clone())
+        return made.get_attr(name)
 
-    def _number(self, node: fx.Node, one: Any, several: Any, size: fx.Node | None) -> Any:
+    def _number(self, node: fx.Node, one: Any, several: Any, size: fx.Node) -> Any:
         if isinstance(one, tuple) and isinstance(several, tuple) and len(one) == len(several):
             return tuple(self._number(node, *pair, size) for pair in zip(one, several))
         if type(one) is type(several) and one == several:
@@ -192,9 +193,25 @@ _ENLARGING = {
 
 
 def _enlarges(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method") and _name(node) in _ENLARGING
+
+
+def _reads_shape(node: fx.Node) -> bool:
+    """Whether what it gives is the same for all records of one layout."""
+    if node.target is getattr:
+        return node.args[1] in ("shape", "ndim", "dtype", "device")
+    return node.op in ("call_function", "call_method") and _name(node) in (
+        "size",
+        "dim",
+        "numel",
+        "sym_size",
+        "sym_numel",
+    )
+
+
+def _name(node: fx.Node) -> str:
     target = node.target
-    name = target if isinstance(target, str) else getattr(target, "__name__", "").partition(".")[0]
-    return node.op in ("call_function", "call_method") and name in _ENLARGING
+    return target if isinstance(target, str) else str(getattr(target, "__name__", "")).partition(".")[0]
 
 
 def _ancestors(nodes: Iterable[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 MEMORY = 2 * 2**30  # bytes of features that are kept in memory; more of them lie in a file without a name
 _AT_ONCE, _AT_ONCE_GPU = 16, 64  # records: between two looks at Ctrl-C, and in one batch
 _SAID_EVERY = 10.0  # seconds
+_CPU = torch.device("cpu")
 
 
 def room_lacking(split: Split, records: int) -> str | None:
@@ -52,7 +53,9 @@ class Features:
         """`strict`: what the body raises for a record is a DataError. Without, such a record has features that are not
         numbers, so that its gradient counts as zero. On a GPU `alone` keeps it from batches, too."""
         self._split, self._strict, self._threads = split, strict, threads
-        self._device = next(split.head.parameters()).device
+        # Its own: a head may have been moved since.
+        self._device = next((part.device for part in (*split.body.parameters(), *split.body.buffers())), _CPU)
+        split.features(moved(split.tried, self._device))  # what fails for every record fails here, for a made-up one
         self._batch = 1 if alone or self._device.type == "cpu" else _AT_ONCE_GPU
         self._counts: Tensor | None = None
         self._places = 1

@@ -31,12 +31,13 @@ _MOST_BYTES = 2**24  # of a record's features
 
 @dataclass(frozen=True)
 class Split:
-    """`body` takes the tensors of records and gives what `head` takes in a module's place. `like` is that of one
-    record, and `told` is for people."""
+    """`body` takes the tensors of records and gives what `head` takes in a module's place. `like` is that of the
+    made-up record `tried`, and `told` is for people."""
 
     body: nn.Module
     head: nn.Module
     modes: Modes
+    tried: Tree
     like: Tree
     told: str
 
@@ -73,7 +74,7 @@ def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
         for trace in ways:
             try:
                 halves, first = _tried(copy, trace(), examples, several, task)
-                return _of(module, halves, first)
+                return _of(module, halves, examples[0].x, first)
             except Untraced as cause:
                 why = str(cause)
             except Exception as error:  # of what a graph holds, not all runs by itself
@@ -88,7 +89,7 @@ def _tried(module: nn.Module, traced: Traced, examples: list[Examples], several:
     body, head = _halves(halves)
     if [*map(id, _trained(head))] != [*map(id, _trained(module))]:
         raise Untraced("its head does not hold the trained parameters in their order")
-    x, kept = examples[0].x, modes(body)
+    x, kept, device = examples[0].x, modes(body), next(module.parameters()).device
     if halves.share < _LEAST_SHARE:
         raise Untraced(
             f"it is {halves.share:.0%} of a forward pass, which is not worth the room for its features{halves.drawing}"
@@ -96,12 +97,14 @@ def _tried(module: nn.Module, traced: Traced, examples: list[Examples], several:
     first = _features(body, kept, x)
     if (size := bytes_of(leaves(first))) > _MOST_BYTES:
         raise Untraced(f"it makes {size:,} bytes of a record, and at most {_MOST_BYTES:,} are kept")
+    if device.type != "cpu":  # where engines try what they train
+        copied(head).to("cpu")(*(leaf.cpu() for leaf in leaves(first)))
     require_same(module, head, lambda x: _features(body, kept, x), examples, task)
     require_apart(lambda x: _features(body, kept, x), [example.x for example in examples[:_TOGETHER]], several)
     return halves, first
 
 
-def _of(module: nn.Module, halves: Cut, first: Tree) -> Split:
+def _of(module: nn.Module, halves: Cut, tried: Tree, first: Tree) -> Split:
     """What was found on a copy, of the module itself."""
     root = nn.Module()
     root.add_module("module", module)
@@ -116,7 +119,7 @@ def _of(module: nn.Module, halves: Cut, first: Tree) -> Split:
         f"the frozen body ({halves.share:.0%} of a forward pass; {frozen:,} parameters are frozen) runs once per "
         f"record and makes features {layout(first)}"
     )
-    return Split(body, head, modes(body), mapped(lambda leaf: leaf.cpu(), first), told)
+    return Split(body, head, modes(body), moved(tried, "cpu"), moved(first, "cpu"), told)
 
 
 def _halves(halves: Cut) -> tuple[nn.Module, nn.Module]:

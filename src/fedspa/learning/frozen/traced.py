@@ -92,7 +92,7 @@ def by_operations(module: nn.Module, examples: Tree) -> Traced:
     called = _Called(copied(module), examples, logits=True)
     given = tuple(leaves(examples))
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, of torch's own
             program = torch.export.export(called, given, dynamic_shapes=(tuple({0: count} for _ in given),))
             whole = program.run_decompositions({}).module()
