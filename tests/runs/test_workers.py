@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -313,6 +314,17 @@ def test_without_ray_an_error_says_what_to_install(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"^run.workers is 3, and workers are Ray's: pip install 'fedspa\[ray\]'"):
         fedspa.run(with_workers(small(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    config = with_workers(small(tmp_path / "run"))
+    config["run"]["cluster"] = f"127.0.0.1:{port}"
+    with pytest.raises(ConfigError, match=rf"^run.cluster is '127.0.0.1:{port}', and no cluster took .*refused; start"):
+        fedspa.run(config)
     assert not (tmp_path / "run").exists()
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 from concurrent.futures import Future
@@ -120,9 +121,12 @@ def _imported(workers: int, *, alone: bool) -> Any:
 
 def _connect(ray: Any, cluster: str | None) -> None:
     try:
+        if cluster is not None and cluster != "auto":  # Ray itself would try for minutes
+            host, _, port = cluster.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=cluster, **_QUIET)
     except Exception as error:  # by what was wrong, Ray raises one of many
         raise ConfigError(
-            f"run.cluster is {cluster!r}, and no cluster took this process in: {first_line(error)}; start Ray on this "
-            "machine by `ray start --head`, or `ray start --address=…` to join one"
+            f"run.cluster is {cluster!r}, and no cluster took this process in: {first_line(error).rstrip('.')}; start "
+            "Ray on this machine by `ray start --head`, or `ray start --address=…` to join one"
         ) from error
