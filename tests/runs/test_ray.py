@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def _too_many(tmp_path: Path, cluster: str) -> None:
 def test_ctrl_c_leaves_no_process_behind_and_one_process_goes_on(tmp_path: Path) -> None:
     """The command line, with workers of this machine alone: pressed twice, the process ends at once."""
     words = ["federation.rounds=100000", "federation.participation=uniform", "federation.cap=1000", "run.workers=2"]
-    words += ["privacy.noise=seeded", "run.threads=1", "run.engine=generic", "algorithm.local_steps=1"]
+    words += ["privacy.noise=seeded", "run.threads=1", "run.engine=generic", "algorithm.local_steps=60"]
     command = [sys.executable, "-m", "fedspa", "run", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
         [*command, *(part for word in words for part in ("--set", word))],
@@ -137,12 +138,16 @@ def test_ctrl_c_leaves_no_process_behind_and_one_process_goes_on(tmp_path: Path)
         while not (lines.exists() and lines.stat().st_size) and time.monotonic() < end and process.poll() is None:
             time.sleep(0.05)
         started = psutil.Process(process.pid).children(recursive=True)
-        assert any("raylet" in each.name() for each in started)
+        words = " ".join(word for each in started if "raylet" in each.name() for word in each.cmdline())
+        folders = {*re.findall(r"/tmp/fedspa-\w+", words)}
+        assert len(folders) == 1
         os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.05)  # two at once are one; and a round takes longer than this
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(30) == 130, process.communicate()
         _, alive = psutil.wait_procs(started, timeout=20)
         assert alive == []
+        assert not os.path.exists(folders.pop())
     finally:
         for each in [process, *(started if process.poll() is None else [])]:
             each.kill()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ from fedspa.errors import ConfigError, DataError
 from fedspa.running import Stopped, simulate
 from fedspa.runs import simulate as simulation
 from fedspa.runs.config import load
-from fedspa.runs.workers import hired
+from fedspa.runs.setup import prepare
+from fedspa.runs.workers import hired, worker
 from fedspa.runs.workers.crew import MOST_LOSSES, Crew, WorkersLost
 from fedspa.runs.workers.deal import MOST
 from fedspa.runs.workers.messages import Share, Turn, packed
@@ -313,6 +317,49 @@ def test_without_ray_an_error_says_what_to_install(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"^run.workers is 3, and workers are Ray's: pip install 'fedspa\[ray\]'"):
         fedspa.run(with_workers(small(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_imports_ray_before_workers_are_asked_for() -> None:
+    code = "import sys, fedspa.cli, fedspa.running; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_on_a_gpu_each_worker_has_one_and_trains_all_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepare(load(with_workers(small(tmp_path / "run"), 2)))
+    on_gpu = job.config.model_copy(update={"run": job.config.run.model_copy(update={"device": "cuda"})})
+    asked: list[tuple[Any, ...]] = []
+    sizes: list[int | None] = []
+
+    def pool(*how: Any) -> ThreadPool:
+        asked.append(how)
+        return ThreadPool()
+
+    def crew(pool: ThreadPool, workers: int, made: bytes, at_once: int | None, fits: Any) -> Crew:
+        sizes.append(at_once)
+        return Crew(pool, workers, made, at_once, fits)
+
+    monkeypatch.setattr(hired, "RayPool", pool)
+    monkeypatch.setattr(hired, "Crew", crew)
+    for module in (hired, worker):
+        monkeypatch.setattr(module, "of_machine", lambda device: {"device": device})
+    for each in (job, replace(job, config=on_gpu)):
+        with hired.hired(each):
+            pass
+    assert asked == [(None, 2, 1, 0), (None, 2, 1, 1)]  # address, workers, cores and GPUs of each
+    assert sizes == [1, None]
+
+
+def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    config = with_workers(small(tmp_path / "run"))
+    config["run"]["cluster"] = f"127.0.0.1:{port}"
+    with pytest.raises(ConfigError, match=rf"^run.cluster is '127.0.0.1:{port}', and no cluster took .*refused; start"):
+        fedspa.run(config)
     assert not (tmp_path / "run").exists()
 
 

@@ -6,6 +6,8 @@ import logging
 import os
 import secrets
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import Future
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspa.errors import ConfigError, first_line
+from fedspa.runs.workers import reaper
 
 # Ray's own words are in its logs: what a user must know of it, the crew says in a line.
 _QUIET = {"log_to_driver": False, "logging_level": logging.CRITICAL}
@@ -39,10 +42,10 @@ class RayPool:
 
     def __init__(self, cluster: str | None, workers: int, cores: int, gpus: int) -> None:
         self._ray = ray = _imported(workers, alone=cluster is None)
-        self._folder: Path | None = None
+        self._reaper: subprocess.Popen[str] | None = None
         self._ours = not ray.is_initialized()  # else somebody's own Ray in this process, which stays as it is
         if self._ours and cluster is None:
-            self._folder = self._start(workers * cores, None if gpus else 0)
+            self._reaper = self._start(workers * cores, None if gpus else 0)
         elif self._ours:
             _connect(ray, cluster)
         self.lost: tuple[type[Exception], ...] = (ray.exceptions.RayError,)
@@ -81,16 +84,18 @@ class RayPool:
     def close(self) -> None:
         if self._ours:
             self._ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._reaper is not None:
+            self._reaper.communicate()
 
-    def _start(self, cores: int, gpus: int | None) -> Path:
+    def _start(self, cores: int, gpus: int | None) -> subprocess.Popen[str]:
         """A Ray of this run's own. It dies with this process, however that dies."""
         folder = Path(tempfile.mkdtemp(prefix="fedspa-", dir="/tmp"))  # sockets want a short path
+        others = _children()
         try:
             self._ray.init(
                 address="local", num_cpus=cores, num_gpus=gpus, include_dashboard=False, _temp_dir=str(folder), **_QUIET
             )
+            return _reaper(folder, _children() - others)
         except BaseException as error:
             self._ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
@@ -99,7 +104,28 @@ class RayPool:
                     f"Ray does not start here: {first_line(error)}; run.workers = 1 needs none"
                 ) from error
             raise
-        return folder
+
+
+def _children() -> set[int]:
+    import psutil  # Ray brings its own
+
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _reaper(folder: Path, of_ray: set[int]) -> subprocess.Popen[str]:
+    """Out of reach of a Ctrl-C, and watching before anything else happens."""
+    import psutil
+
+    found = subprocess.Popen(
+        [sys.executable, reaper.__file__, str(Path(psutil.__file__).parents[1]), str(folder), *map(str, of_ray)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert found.stdout is not None
+    found.stdout.readline()
+    return found
 
 
 def _imported(workers: int, *, alone: bool) -> Any:
@@ -120,9 +146,12 @@ def _imported(workers: int, *, alone: bool) -> Any:
 
 def _connect(ray: Any, cluster: str | None) -> None:
     try:
+        if cluster is not None and cluster != "auto":  # Ray itself would try for minutes
+            host, _, port = cluster.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=cluster, **_QUIET)
     except Exception as error:  # by what was wrong, Ray raises one of many
         raise ConfigError(
-            f"run.cluster is {cluster!r}, and no cluster took this process in: {first_line(error)}; start Ray on this "
-            "machine by `ray start --head`, or `ray start --address=…` to join one"
+            f"run.cluster is {cluster!r}, and no cluster took this process in: {first_line(error).rstrip('.')}; start "
+            "Ray on this machine by `ray start --head`, or `ray start --address=…` to join one"
         ) from error
