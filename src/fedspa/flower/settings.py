@@ -95,9 +95,9 @@ def for_agents_of_their_own(config: Config) -> None:
 def _refuse_unheeded(config: Config) -> None:
     run = config.run
     if run.device != "cpu":
-        raise ConfigError(f"run.device is {run.device!r}; agents on Flower train on: cpu")
+        raise ConfigError(f"run.device is {run.device!r}; on Flower each site names its own device: leave it out")
     if run.tf32:
-        raise ConfigError("run.tf32 is true, which is for GPUs; agents on Flower train on: cpu")
+        raise ConfigError("run.tf32 is true, which no engine of a Flower site takes: leave it out")
     if run.checkpoint_every != 1:
         raise ConfigError(
             f"run.checkpoint_every is {run.checkpoint_every}; on Flower it must be 1: agents answer no earlier round "
