@@ -81,7 +81,8 @@ def set_up(deployment: Deployment, site: str) -> dict[str, Any]:
     np.savez(home / "records.npz", x=x, y=y)
     (home / "policy.toml").write_text(POLICY.format(epsilon=CAPS[site]))
     files = {"data": "records.npz", "policy": "policy.toml", "ledger": "ledger.sqlite"}
-    config = {"agent": site, "classes": 2, **{key: str(home / file) for key, file in files.items()}}
+    # A public number that the site will not reach: engines may then compute a Poisson batch's records together.
+    config = {"agent": site, "classes": 2, "room": 1000, **{key: str(home / file) for key, file in files.items()}}
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     check = [sys.executable, "-m", "fedspa.flower.site", "--create-ledger", text]
     subprocess.run(check, check=True, stdout=subprocess.DEVNULL)

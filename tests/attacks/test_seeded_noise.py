@@ -176,12 +176,12 @@ def test_a_site_says_so_of_its_ledger(tmp_path: Path, capsys: pytest.CaptureFixt
     pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
     import attacked_site
 
-    from fedspa.flower import site
+    from fedspa.flower import check
 
     node = dict(attacked_site.target(tmp_path, present=False).node)
     with Ledger.open(node["ledger"], create=False) as ledger:
         ledger.reserve("clinic", replace(EVENT, noise="seeded"), "run", "0")
-    assert site.main([" ".join(f"{key}={json.dumps(value)}" for key, value in node.items())]) == 0
+    assert check.main([" ".join(f"{key}={json.dumps(value)}" for key, value in node.items())]) == 0
     told = capsys.readouterr().out
     assert "add-remove, rdp filter" in told
     assert "THE NOISE WAS SEEDED" in told

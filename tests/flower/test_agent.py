@@ -27,7 +27,7 @@ from fedspa.algorithms import FED_SPA
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
 from fedspa.flower import agent as agents
-from fedspa.flower import records, site
+from fedspa.flower import check, records, site
 from fedspa.flower.agent import participate
 from fedspa.flower.client_app import app
 from fedspa.flower.site import Site, read_site
@@ -566,7 +566,7 @@ def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
 def test_the_operator_is_told_of_bad_records(node, capsys):
     with_labels(node, np.array([0, 1, 12, 1, -1]))
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
-    assert site.main([text]) == 0
+    assert check.main([text]) == 0
     told = capsys.readouterr()
     assert "2 of 5 records are bad" in told.err
     assert "number 2, 4 from 0 on" in told.err
@@ -577,14 +577,14 @@ def test_the_operator_makes_the_ledger_once(node, capsys):
     Path(node["ledger"]).unlink()
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
     with pytest.raises(LedgerError):
-        site.main([text])
+        check.main([text])
     with pytest.raises(LedgerError, match="a ledger was removed"):  # its witness is still there
-        site.main(["--create-ledger", text])
+        check.main(["--create-ledger", text])
     Path(f"{node['ledger']}.witness").unlink()
-    assert site.main(["--create-ledger", text]) == 0
-    assert site.main([text]) == 0
+    assert check.main(["--create-ledger", text]) == 0
+    assert check.main([text]) == 0
     assert "200 of shape (1, 8, 8)" in capsys.readouterr().out
-    assert site.main([]) == 2
+    assert check.main([]) == 2
 
 
 def test_a_site_makes_the_runs_features_from_its_own_records(clinic):

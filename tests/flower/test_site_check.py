@@ -7,14 +7,18 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.engine.choose import decide
+from fedspa.engine.generic import GenericEngine
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
-from fedspa.flower import site
+from fedspa.flower import check, trainer
 from fedspa.flower.site import read_site
 
 from .local_grid import POLICY
@@ -54,7 +58,7 @@ def without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def test_a_sound_site(node, capsys):
-    assert site.main([text(node)]) == 0
+    assert check.main([text(node)]) == 0
     told = capsys.readouterr()
     assert "persons  20, of each at most 2 records" in told.out
     assert told.err == ""
@@ -88,11 +92,17 @@ def test_a_function_that_names_no_persons_where_they_are_asked_for(node, tmp_pat
         ({"classes": 2}, r"classes is 2; the target of the schema .* is 3 classes"),
         ({"features": "aligned"}, r"features is 'aligned'; they are of images, and .* is a table"),
         ({"model": "no_such_module:build"}, "cannot import 'no_such_module'"),
+        ({"device": "cuda:99"}, "node-config: device is 'cuda:99', which cannot compute on this machine; cpu can"),
+        ({"device": "meta"}, "device is 'meta', which cannot compute"),
+        ({"device": 1}, 'device is 1; it must be a text, as device="cuda"'),
+        ({"room": 0}, "room is 0; it must be a whole number from 1 to 1000000000: the most examples"),
+        ({"room": "40"}, "room is '40'; it must be a whole number"),
+        ({"room": True}, "room is True; it must be a whole number"),
     ],
 )
 def test_a_wrong_key_is_named(node, more, message):
     with pytest.raises(ConfigError, match=message):
-        site.main([text({**node, **more})])
+        check.main([text({**node, **more})])
 
 
 def test_a_schema_of_numbers_has_no_classes(node, tmp_path: Path):
@@ -101,43 +111,43 @@ def test_a_schema_of_numbers_has_no_classes(node, tmp_path: Path):
     with pytest.raises(
         ConfigError, match=r'classes is 3; the target of the schema .* is what task="regression" is for'
     ):
-        site.main([text(node)])
+        check.main([text(node)])
     with pytest.raises(ConfigError, match=r'classes is missing; .* as task="regression"'):
-        site.main([text(without(node, "classes"))])
+        check.main([text(without(node, "classes"))])
 
 
 def test_a_schema_without_a_table(node, tmp_path: Path):
     with pytest.raises(ConfigError, match="is no table: leave it out"):
-        site.main([text({**node, "data": str(tmp_path / "rows.npz")})])
+        check.main([text({**node, "data": str(tmp_path / "rows.npz")})])
 
 
 def test_an_array_that_is_not_there(node, tmp_path: Path):
     asked = {**without(node, "schema"), "data": str(tmp_path / "rows.npz"), "person": "who"}
     with pytest.raises(DataError, match=r"has no array 'who'; an agent's \.npz has x, y, who"):
-        site.main([text(asked)])
+        check.main([text(asked)])
 
 
 def test_a_policy_under_which_no_run_could_be_served(node, tmp_path: Path):
     (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=8.0) + '\nunit = "record"\n')
     with pytest.raises(ConfigError, match=r"unit = 'record', and .* each person: every run would be refused"):
-        site.main([text(node)])
+        check.main([text(node)])
 
 
 def test_a_ledger_of_another_unit(node):
     with Ledger.open(Path(node["ledger"]), create=False) as ledger:
         ledger.reserve("north", PLAN.event, "run", "round-0")
     with pytest.raises(LedgerError, match="spent there is for each record, and this node-config protects each person"):
-        site.main([text(node)])
+        check.main([text(node)])
 
 
 def test_a_ledger_that_was_never_made(node, tmp_path: Path):
     with pytest.raises(LedgerError, match=r"new\.sqlite is missing; --create-ledger makes a new one"):
-        site.main([text({**node, "ledger": str(tmp_path / "new.sqlite")})])
+        check.main([text({**node, "ledger": str(tmp_path / "new.sqlite")})])
 
 
 def test_bad_rows_are_told_once_and_point_to_the_data_check(node, tmp_path: Path, capfd):
     (tmp_path / "rows.csv").write_text(ROWS.replace(",b\n", ",z\n", 1))
-    assert site.main([text(node)]) == 0
+    assert check.main([text(node)]) == 0
     told = capfd.readouterr().err
     assert told.count("1 of 40 records are bad (cells that the schema does not take: `fedspa data check`") == 1
 
@@ -145,11 +155,79 @@ def test_bad_rows_are_told_once_and_point_to_the_data_check(node, tmp_path: Path
 @pytest.mark.parametrize("given", ["agent=north", 'agent="north'])
 def test_a_text_that_is_no_node_config(given):
     with pytest.raises(FedspaError, match=r"node-config cannot be read; it must be of the form key=value"):
-        site.main([given])
+        check.main([given])
+
+
+def test_a_room_that_is_too_small(node):
+    with pytest.raises(DataError, match="room is 19, and this site holds 20 persons; raise room, which is public"):
+        check.main([text({**node, "room": 19})])
+    assert check.main([text({**node, "room": 20})]) == 0
+
+
+@pytest.fixture
+def smooth(node, tmp_path: Path, monkeypatch) -> dict[str, Any]:
+    """A site with records in an .npz and a model that the native engine does not know."""
+    (tmp_path / "smooth_net.py").write_text(
+        "from torch import nn\n\n"
+        "def build(shape, classes):\n"
+        "    return nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, classes))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return {**without(node, "schema"), "data": str(tmp_path / "rows.npz"), "model": "smooth_net:build"}
+
+
+def test_the_operator_is_told_which_engine_trains_and_what_would_make_it_faster(smooth, capsys):
+    assert check.main([text(smooth)]) == 0
+    told = capsys.readouterr().out
+    assert "room     not named: under Poisson sampling, records are never taken together" in told
+    assert "device   cpu" in told
+    assert "engine   generic (not native: " in told
+    assert "faster   for traced: name room in the node-config" in told
+    assert check.main([text({**smooth, "room": 1000})]) == 0
+    told = capsys.readouterr().out
+    assert "room     1000 places for records, a public number" in told
+    assert "engine   traced (not native: " in told
+    assert "name room" not in told
+
+
+def test_a_policy_of_replace_one_allows_batches_that_need_no_room(smooth, tmp_path: Path, capsys):
+    policy = tmp_path / "policy.toml"
+    policy.write_text(policy.read_text().replace("add-remove", "replace-one"))
+    assert check.main([text(smooth)]) == 0
+    assert "engine   traced" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [{}, {"room": 40}])
+def test_a_device_on_which_nothing_keeps_records_apart_is_refused_with_the_reason(smooth, monkeypatch, more):
+    """As a GPU's generic engine declares it. The last of all engines takes every model: it must not slip through."""
+    monkeypatch.setattr(trainer, "_ENGINES", {})
+    monkeypatch.setattr(GenericEngine, "separates_records", False)
+    gpu = partial(decide, name="auto", device="cuda")
+
+    def there(name, module, like, device, threads, exact, task, apart):
+        return gpu(module=module, like=like, threads=threads, exact=exact, task=task, apart=apart)
+
+    monkeypatch.setattr(trainer, "decide", there)
+    with pytest.raises(ConfigError, match=r"'generic' does not keep records apart on cpu:0; .*not stacked: .*on a GPU"):
+        check.main([text({**smooth, **more, "device": "cpu:0"})])
+
+
+def test_a_site_trains_on_its_own_device(smooth, monkeypatch):
+    """Whatever engine the choice offers there, if it keeps records apart."""
+    asked = []
+
+    def watched(*given, **more):
+        asked.append((given[3], next(given[1].parameters()).device, more["apart"]))
+        return decide(*given, **more)
+
+    monkeypatch.setattr(trainer, "_ENGINES", {})
+    monkeypatch.setattr(trainer, "decide", watched)
+    assert check.main([text({**smooth, "room": 40, "device": "cpu:0"})]) == 0
+    assert asked == [(torch.device("cpu:0"), torch.device("cpu"), "by place")]
 
 
 def test_usage(capsys):
-    assert site.main(["--help"]) == 0
+    assert check.main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: ")
-    assert site.main(["--create"]) == 2
+    assert check.main(["--create"]) == 2
     assert capsys.readouterr().err.startswith("usage: ")

@@ -115,6 +115,8 @@ def test_same_bits_as_the_simulator(simulation, train, tmp_path, overrides):
     same = twin.summary.keys() - {"seconds"}
     assert {key: summary[key] for key in same} == {key: twin.summary[key] for key in same}
     assert summary["dropped"] == {}
+    if "task.loss" in overrides:
+        assert twin.summary["engine"] == "traced"  # one of the twins takes records together
 
 
 def test_no_key_of_a_config_is_dropped():

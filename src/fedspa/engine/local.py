@@ -16,7 +16,7 @@ from torch import Tensor
 from fedspa.engine.places import Places
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import DataError, first_line
-from fedspa.examples import Tree, count, each_alone, leaves, moved
+from fedspa.examples import Tree, count, each_alone, leaves, mapped, moved
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import count_not_finite
 from fedspa.mechanisms.gaussian.release import noisy_mean
@@ -100,7 +100,7 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
         records, there = places.records(chosen)
         if there is not None and not together:
             chosen, records, there = chosen[there], records[there], None
-        x, y = (moved(tree, theta.device) for tree in task.take(torch.from_numpy(records)))
+        x, y = (moved(_blanked(tree, there), theta.device) for tree in task.take(torch.from_numpy(records)))
         x = seeded(x, gradients, chosen, places.count, forward)
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
@@ -169,6 +169,14 @@ def _plain_mean(gradients: Gradients, theta: Tensor, x: Tree, y: Tree, batch: in
     except (RuntimeError, IndexError, ValueError) as error:  # nothing is private here: the error may say what it was
         raise DataError(f"the model fails on these records: {first_line(error)}") from error
     return mean * (count(y) / batch)
+
+
+def _blanked(tree: Tree, there: NDArray[np.bool_] | None) -> Tree:
+    """With zeros in the empty places: nothing about them may depend on a record, not even the time that they take."""
+    if there is None:
+        return tree
+    empty = torch.from_numpy(~there)
+    return mapped(lambda leaf: leaf.masked_fill(empty.to(leaf.device).view(-1, *[1] * (leaf.ndim - 1)), 0), tree)
 
 
 def _device(tree: Tree) -> torch.device:

@@ -32,9 +32,8 @@ class Places:
             raise DataError(f"{records} records do not fit into room for {self.count}")
         self._records: NDArray[np.int64] | None = None
         if room is not None:
-            order = np.argsort(Stream(derive_key(key, "places")).uniform(self.count), kind="stable")
             self._records = np.full(self.count, EMPTY, dtype=np.int64)
-            self._records[order[:records]] = np.arange(records)
+            self._records[dealt(records, self.count, key)] = np.arange(records)
 
     def records(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         """Their records, and which places have one; None where all do, and any record where there is none."""
@@ -42,3 +41,8 @@ class Places:
             return places, None
         found = self._records[places]
         return np.maximum(found, 0), found != EMPTY
+
+
+def dealt(records: int, places: int, key: bytes) -> NDArray[np.int64]:
+    """The place of each record: of all ways to deal them, each is equally likely."""
+    return np.argsort(Stream(derive_key(key, "places")).uniform(places), kind="stable")[:records]

@@ -95,9 +95,9 @@ def for_agents_of_their_own(config: Config) -> None:
 def _refuse_unheeded(config: Config) -> None:
     run = config.run
     if run.device != "cpu":
-        raise ConfigError(f"run.device is {run.device!r}; agents on Flower train on: cpu")
+        raise ConfigError(f"run.device is {run.device!r}; on Flower each site names its own device: leave it out")
     if run.tf32:
-        raise ConfigError("run.tf32 is true, which is for GPUs; agents on Flower train on: cpu")
+        raise ConfigError("run.tf32 is true, which no engine of a Flower site takes: leave it out")
     if run.workers != 1:
         raise ConfigError(f"run.workers is {run.workers}; on Flower each node trains its own agent: leave it at 1")
     if run.checkpoint_every != 1:

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
 from fedspa.data.columns import is_table
@@ -43,8 +42,8 @@ from fedspa.data.features import NAMES, Features, transform
 from fedspa.data.persons import grouped
 from fedspa.data.plugin import is_plugin
 from fedspa.engine.choose import Apart
-from fedspa.errors import ConfigError, DataError, LedgerError
-from fedspa.examples import Examples, blanks, count, layout, leaves, taken
+from fedspa.errors import ConfigError, DataError
+from fedspa.examples import Examples, blanks, count, taken
 from fedspa.flower import node_config
 from fedspa.flower.played import Held, federation, share
 from fedspa.flower.records import Records, load, settled
@@ -55,11 +54,10 @@ from fedspa.learning.tasks import Own, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.person import TRIED
-from fedspa.privacy.event import Sampling, Unit, noise_modes, seeded_words
+from fedspa.privacy.event import Sampling, Unit
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
 from fedspa.runs.sections import Task as TaskSection
-from fedspa.runs.statement import shown
 
 if TYPE_CHECKING:
     from fedspa.flower.terms import Announcement
@@ -258,7 +256,7 @@ def _own_records(node: tuple[tuple[str, Any], ...], classes: int | None) -> Reco
     name = values.get("task", "classification")
     own = settled(own, resolve(name, blanks(own.y), classes, own.key), f"data = {values['data']!r}")
     if own.bad:
-        logger.warning("%s", _bad_records(own, classes, values["data"]))
+        logger.warning("%s", bad_records(own, classes, values["data"]))
     return own
 
 
@@ -274,7 +272,7 @@ def _grouped(node: tuple[tuple[str, Any], ...], classes: int | None) -> Examples
     return grouped(x, y, own.persons[named], node_config.person_records(dict(node)), draws)
 
 
-def _bad_records(own: Records, classes: int | None, data: str) -> str:
+def bad_records(own: Records, classes: int | None, data: str) -> str:
     """For the operator's eyes: it tells of records."""
     first = ", ".join(map(str, own.bad[:10])) + (", …" if len(own.bad) > 10 else "")
     label = "" if classes is None else f", or a label outside 0 to {classes - 1}"
@@ -287,81 +285,9 @@ def _bad_records(own: Records, classes: int | None, data: str) -> str:
     )
 
 
-def main(arguments: list[str]) -> int:
-    """Check a node-config before a SuperNode is started with it; with --create-ledger, make its ledger."""
-    create = "--create-ledger" in arguments
-    texts = [argument for argument in arguments if argument != "--create-ledger"]
-    asked = texts in (["--help"], ["-h"])
-    if len(texts) != 1 or texts[0].startswith("-"):
-        usage = "usage: python -m fedspa.flower.site [--create-ledger] '<node-config>'"
-        print(usage, file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else 2
-    logger.addHandler(logging.NullHandler())  # bad records are told below, once
-    site = read_site(node_config.parse(texts[0]), {})
-    held = site.held(0)
-    assert site.ledger is not None
-    assert site.policy is not None
-    trainer = _require_use(site, held)
-    if not create and not site.ledger.exists():
-        raise LedgerError(f"{site.ledger} is missing; --create-ledger makes a new one: restore it where there was one")
-    with Ledger.open(site.ledger, create=create) as ledger:
-        spent = ledger.total(site.agent, site.policy.delta, site.policy.neighbours)
-        events = ledger.spent(site.agent)
-    for unit in {event.unit for event in events} - {site.unit}:
-        raise LedgerError(
-            f"{site.ledger}: what {site.agent!r} spent there is for each {unit}, and this node-config protects each "
-            f"{site.unit}; an agent's entries have one unit"
-        )
-    if (own := site.own_records()).bad:
-        print(f"fedspa: {_bad_records(own, site.own_classes, site.node['data'])}", file=sys.stderr)
-    print(f"agent    {site.agent}")
-    learned = f"classes 0 to {site.own_classes - 1}" if site.own_classes is not None else f"task {site.task}"
-    print(f"records  {count(own.y)} of shape {layout(held.record.x)}, {learned}")
-    if site.unit == "person":
-        print(f"persons  {count(held.examples.y)}, of each at most {_most(held)} records")
-    print(f"room     {_room(site)}")
-    print(f"device   {site.device}")
-    if trainer is not None:
-        print(f"engine   {trainer.engine.name} ({trainer.choice.why})")
-        for hint in trainer.choice.hints:
-            print(f"faster   {hint}")
-    terms = f"δ = {site.policy.delta:g}, {site.policy.neighbours}, {spent.by}"
-    print(f"ledger   {site.ledger}: ε = {shown(spent.epsilon)} spent of {site.policy.epsilon:g} ({terms})")
-    if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger
-        print(f"note     {words}")
-    return 0
-
-
-def _room(site: Site) -> str:
-    if site.room is not None:
-        return f"{site.room} places for {site.unit}s, a public number that is meant to stay"
-    return "not named: under Poisson sampling, records are never taken together"
-
-
-def _require_use(site: Site, held: Held) -> Trainer | None:
-    """An error where no run could be served: each of them would be refused. What trains the site's own model, where it
-    names one, under the sampling that its policy allows or prefers."""
-    assert site.policy is not None
-    if site.policy.unit not in (None, site.unit):
-        raise ConfigError(
-            f"the policy asks for unit = {site.policy.unit!r}, and the records of this node-config are protected for "
-            f"each {site.unit}: every run would be refused"
-        )
-    if site.model is None:
-        return None
-    task = resolve(site.task, held.record.y, site.own_classes, held.key)
-    most = None if site.unit == "record" else _most(held)
-    apart = site.apart("poisson" if site.policy.neighbours == "add-remove" else "fixed")
-    return trainer_for(site.model, held.record, task, most, "auto", 1, False, 0, site.device, apart)
-
-
-def _most(held: Held) -> int:
-    """How many records the person with the most has, of those that count."""
-    return next(leaves(held.examples.y)).shape[1]
-
-
 if __name__ == "__main__":
     from fedspa.errors import FedspaError
+    from fedspa.flower.check import main
 
     try:
         sys.exit(main(sys.argv[1:]))
