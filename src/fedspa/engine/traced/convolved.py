@@ -25,8 +25,8 @@ def convolved_weights(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest
     if not flat or (few and not x.is_cuda):
         return cast(tuple[None, Tensor, None], aten.convolution_backward(delta, x, weight, bias, *rest))
     patches = unfolded(x.view(groups, -1, *x.shape[2:]), weight.shape[2:], stride, padding, dilation)
-    made = torch.bmm(delta.reshape(groups, -1, patches.shape[2]), patches.transpose(1, 2))
-    return None, made.view(weight.shape), None
+    made = torch.bmm(patches, delta.reshape(groups, -1, patches.shape[2]).transpose(1, 2))
+    return None, made.transpose(1, 2).reshape(weight.shape), None
 
 
 def unfolded(

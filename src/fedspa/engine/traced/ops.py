@@ -114,22 +114,28 @@ class _NormedBackward(torch.autograd.Function):
 
 @normed.register_vmap
 def _(info: Any, dims: Any, x: Tensor, groups: int, eps: float) -> Any:
-    x, count = _folded(x, dims[0], info.batch_size)
+    x, sizes, dim = _folded(x, dims[0], info.batch_size)
     found = normed(x, groups, eps)
-    return [each.unflatten(0, (info.batch_size, count)) for each in found], [0, 0, 0]
+    return [each.unflatten(0, sizes) for each in found], [dim] * 3
 
 
 @normed_backward.register_vmap
 def _(info: Any, dims: Any, delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Any:
-    size = info.batch_size
-    folded = [_folded(each, dim, size) for each, dim in zip((delta, x, mean, scale), dims)]
-    return normed_backward(*(each for each, _ in folded), groups).unflatten(0, (size, folded[0][1])), 0
+    size, dim = info.batch_size, dims[1]
+    others = (
+        each if at == dim else (each.expand(size, *each.shape) if at is None else each.movedim(at, 0)).movedim(0, dim)
+        for each, at in zip((delta, mean, scale), (dims[0], *dims[2:4]))
+    )
+    (delta, sizes, dim), (mean, *_), (scale, *_) = (_folded(each, dim, size) for each in others)
+    return normed_backward(delta, _folded(x, dims[1], size)[0], mean, scale, groups).unflatten(0, sizes), dim
 
 
-def _folded(values: Tensor, dim: int | None, size: int) -> tuple[Tensor, int]:
-    """The mapped dimension as part of the first one, and how long that was."""
-    values = values.expand(size, *values.shape) if dim is None else values.movedim(dim, 0)
-    return values.flatten(0, 1), values.shape[1]
+def _folded(values: Tensor, dim: int, size: int) -> tuple[Tensor, tuple[int, int], int]:
+    """The mapped dimension as part of the first one, and how to have it back. Samples are normed one by one, in any
+    order: where it comes second, nothing has to be moved."""
+    if dim != 1:
+        values, dim = values.movedim(dim, 0), 0
+    return values.flatten(0, 1), (values.shape[0], values.shape[1]), dim
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
