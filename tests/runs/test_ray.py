@@ -122,8 +122,8 @@ def _too_many(tmp_path: Path, cluster: str) -> None:
 
 def test_ctrl_c_leaves_no_process_behind_and_one_process_goes_on(tmp_path: Path) -> None:
     """The command line, with workers of this machine alone: pressed twice, the process ends at once."""
-    words = ["federation.rounds=100000", "federation.participation=uniform", "federation.cap=1000", "run.workers=2"]
-    words += ["privacy.noise=seeded", "run.threads=1", "run.engine=generic", "algorithm.local_steps=60"]
+    words = ["federation.rounds=1000", "algorithm.name=fedavg", "algorithm.compression=1.0", "privacy.noise=seeded"]
+    words += ["run.workers=2", "run.threads=1", "run.engine=generic", "algorithm.local_steps=200"]
     command = [sys.executable, "-m", "fedspa", "run", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
         [*command, *(part for word in words for part in ("--set", word))],
