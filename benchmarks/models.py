@@ -32,7 +32,7 @@ from typing import Any, get_args
 import torch
 
 from brought.rows import ROWS, Row
-from fedspa.engine.choose import EngineName
+from fedspa.engine.names import EngineName
 from local_step.cases import Case
 from local_step.processes import Refused, Worker
 from local_step.ready import Ready, ready

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from fedspa.engine import native, stacked
-from fedspa.engine.choose import EngineName, choose
+from fedspa.engine.choose import choose
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients
+from fedspa.engine.names import EngineName
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank

@@ -13,8 +13,9 @@ import zoo
 from torch import Tensor, nn
 
 from fedspa.engine import native, stacked
-from fedspa.engine.choose import EngineName, choose
+from fedspa.engine.choose import choose
 from fedspa.engine.generic import GenericEngine
+from fedspa.engine.names import EngineName
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, MixingWarning

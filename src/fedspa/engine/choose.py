@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine import generic, native, stacked
+from fedspa.engine.names import EngineName
 from fedspa.engine.obstacle import Obstacle, together
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
@@ -21,7 +22,6 @@ from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.person import tried
 from fedspa.learning.trial import try_gradients
 
-EngineName = Literal["auto", "native", "stacked", "traced", "generic", "reference"]
 # How far a back end must keep records apart: not at all, as in a simulation; each at its place, where neighbours have
 # equally many places (`places.py`); or each by itself.
 Apart = Literal["free", "by place", "alone"]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedspa.data.persons import blank_person
-from fedspa.engine.choose import Apart, Choice, EngineName, decide
+from fedspa.engine.choose import Apart, Choice, decide
 from fedspa.engine.local import Together
+from fedspa.engine.names import EngineName
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, layout

@@ -17,6 +17,7 @@ from fedspa.algorithms import ALGORITHMS
 from fedspa.data import columns as tables
 from fedspa.data.columns import ColumnName, Columns, Schema, Word
 from fedspa.data.partition import ALPHA_RANGE
+from fedspa.engine.names import EngineName
 from fedspa.learning.options import Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
@@ -304,13 +305,12 @@ class Run(Section):
     device: Annotated[str, Field(min_length=1, max_length=100)] = Field(
         "cpu", description="torch's name of a device: `cpu`, `cuda`."
     )
-    engine: Literal["auto", "native", "stacked", "generic", "reference"] = Field(
-        "auto", description="What runs the local steps; `auto` takes the fastest that can."
-    )
-    tf32: bool = Field(False, description="TF32 on GPUs, for the stacked engine.")
+    engine: EngineName = Field("auto", description="What runs the local steps; `auto` takes the fastest that can.")
+    tf32: bool = Field(False, description="TF32 on GPUs, for the stacked and the traced engine.")
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] = Field(
         2,
-        description="Threads of the native engine: one per agent. They change the time, and not one bit of the result.",
+        description="Threads of the native and the traced engine: one per agent. They change the time, and not one bit "
+        "of the result.",
     )
     workers: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1,

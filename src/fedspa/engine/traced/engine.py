@@ -84,7 +84,7 @@ class TracedEngine:
         self._rounds: Rounds | None = None
         self._mean: Callable[..., list[Tensor]] | None = None
         self._lock = Lock()
-        with torch_threads(1), repeatable(self._device, self.tf32):
+        with torch_threads(1), repeatable(self._device, tf32=False):
             require_agreement(self._model, self._modes, like, self._keeping_all)
 
     @property

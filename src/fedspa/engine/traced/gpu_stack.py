@@ -114,6 +114,8 @@ class Stack:
             pool.flatten(0, 1).index_select(0, lines).view(s.agents, size, *pool.shape[2:]) for pool in self._pools
         ]
         parameters = self._parameters
+        for each in given:  # as on a CPU, an empty place holds zeros
+            each.masked_fill_(~there.view(s.agents, size, *[1] * (each.ndim - 2)), 0)
         if not self._program.agents:
             given, parameters = [each[0] for each in given], [each[0] for each in parameters]
         with torch.no_grad():
