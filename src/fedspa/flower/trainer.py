@@ -107,7 +107,7 @@ def _made(
     if isinstance(found, Split):  # an engine tries what it trains, which is the head
         for each in tried(whole, learned):
             try_gradients(module, *each)
-    choice = decide(engine, trained.to(device), like, device, threads, exact, task=learned, apart=apart)
+    choice = decide(engine, trained, like, device, threads, exact, task=learned, apart=apart)
     chosen = choice.make()
     _require_apart(chosen, choice, device, apart)
     logger.info("engine %s on %s: %s", chosen.name, device, choice.why)

@@ -19,6 +19,8 @@ from fedspa.examples import Examples
 
 # Bytes of per-example gradients and sums: of an agent, whose examples then come in smaller blocks, and of a stack.
 AGENT_BUDGET, STACK_BUDGET = 512 * 2**20, 6 * 2**30
+# An agent with more parameters fills a GPU by itself, and convolutions of several agents are slower than their turns.
+ALONE = 4_000_000
 # Places of a step come in multiples of this: a graph is captured for each number that is met.
 _STEP = 4
 
@@ -45,7 +47,7 @@ class Rounds:
             batches = {i: placed(tasks[i]) for i in members}
             largest = _rounded(max(each.largest for each in batches.values()))
             block = self._block(largest)
-            at_once = max(1, STACK_BUDGET // self._bytes(block))
+            at_once = 1 if self._dimension > ALONE else max(1, STACK_BUDGET // self._bytes(block))
             for start in range(0, len(members), at_once):
                 chosen = members[start : start + at_once]
                 own = [tasks[i] for i in chosen]

@@ -19,7 +19,7 @@ from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 if TYPE_CHECKING:
     from fedspa.engine.traced.gpu_stack import Made
 
-_BLOCK, _COLUMNS = 512, 128
+_BLOCK, _ROWS, _COLUMNS = 512, 8, 256
 _TILE = 2048
 _UNITS = 2.0**40  # whole numbers of an Embedding's sums, to the clip value
 
@@ -104,7 +104,7 @@ class Steps:
         gpu_kernels.add[(math.ceil(part.size / _COLUMNS), s.agents)](
             *(part.values, factors, bounds, layer.coordinates, self._sums),
             *(part.size, factors.shape[1], s.dimension, layer.start),
-            CLAMP=clamp, MORE=more, ROWS=16, BLOCK=_COLUMNS,
+            CLAMP=clamp, MORE=more, ROWS=_ROWS, BLOCK=_COLUMNS,
         )  # fmt: skip
 
     def step(self) -> None:
