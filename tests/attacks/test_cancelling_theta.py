@@ -271,12 +271,13 @@ def test_a_site_takes_no_engine_that_does_not_keep_records_apart(monkeypatch: py
     trainer = pytest.importorskip("fedspa.flower.trainer")
     monkeypatch.setattr(GenericEngine, "separates_records", False)
     for engine in ("reference", "generic"):
-        trainer._ENGINES.clear()
+        trainer._TRAINERS.clear()
         if engine == "reference":
             assert (
-                trainer.engine_for("logistic", blank((4,)), Classification(2), None, engine, 1, False)[0].name == engine
+                trainer.trainer_for("logistic", blank((4,)), Classification(2), None, engine, 1, False).engine.name
+                == engine
             )
         else:
             with pytest.raises(ConfigError, match=r"'generic' does not keep records apart"):
-                trainer.engine_for("logistic", blank((4,)), Classification(2), None, engine, 1, False)
-    trainer._ENGINES.clear()
+                trainer.trainer_for("logistic", blank((4,)), Classification(2), None, engine, 1, False)
+    trainer._TRAINERS.clear()
