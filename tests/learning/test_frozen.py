@@ -162,6 +162,12 @@ def test_in_place_on_the_frozen_part_is_cut_by_operations() -> None:
     assert all(map(torch.equal, kept, leaves(features)))
 
 
+def test_tracing_says_nothing(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> None:
+    found_split(Adapted(), rows())
+    assert not caplog.records
+    assert not list(recwarn)
+
+
 class Mixing(nn.Module):
     def __init__(self) -> None:
         super().__init__()

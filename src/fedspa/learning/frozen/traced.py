@@ -7,9 +7,11 @@ most of transformers' models do not stand. torch.export takes nearly all, and it
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +94,7 @@ def by_operations(module: nn.Module, examples: Tree) -> Traced:
     called = _Called(copied(module), examples, logits=True)
     given = tuple(leaves(examples))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_a_word():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, of torch's own
             program = torch.export.export(called, given, dynamic_shapes=(tuple({0: count} for _ in given),))
             whole = program.run_decompositions({}).module()
@@ -116,6 +118,17 @@ def by_operations(module: nn.Module, examples: Tree) -> Traced:
             _as_layer(graph, node, module)
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return Traced(graph, _with_constants(module, graph, whole))
+
+
+@contextmanager
+def _without_a_word() -> Iterator[None]:
+    """torch's compiler writes empty lines for a tool of its own into every log that anybody keeps."""
+    logger = logging.getLogger("torch.__trace")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 # By the names under which the fast engines know them.
