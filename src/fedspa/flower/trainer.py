@@ -18,7 +18,7 @@ from fedspa.examples import Examples, Tree, layout
 from fedspa.flower.played import Held
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit
-from fedspa.learning.flat import FlatModel
+from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.frozen import Features, Split, split
 from fedspa.learning.tasks import PerPerson, Task
 from fedspa.learning.tasks.person import tried
@@ -107,6 +107,8 @@ def _made(
     if isinstance(found, Split):  # an engine tries what it trains, which is the head
         for each in tried(whole, learned):
             try_gradients(module, *each)
+    if device.type != "cpu":  # a copy: what a head shares with the body stays with it
+        trained = copied(trained).to(device)
     choice = decide(engine, trained, like, device, threads, exact, task=learned, apart=apart)
     chosen = choice.make()
     _require_apart(chosen, choice, device, apart)
