@@ -174,7 +174,7 @@ def test_kernels_and_twins_agree(clamp: bool) -> None:
     sums = torch.zeros(agents, size, dtype=torch.float64, device="cuda")
     gpu_kernels.add[(-(-size // 128), agents)](
         *(each.cuda() for each in (made, factors, bounds, order)),
-        *(sums, size, examples, size, 0),
+        *(sums, size, examples, size),
         CLAMP=clamp, MORE=False, ROWS=16, BLOCK=128,
     )  # fmt: skip
     expected = torch.empty(agents, size, dtype=torch.float64)

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 aten = torch.ops.aten
 _MANY = 128 * 128 * 9  # weights of an example
+_NARROW = 32  # channels
 
 
 def convolved_weights(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[None, Tensor, None]:
@@ -25,7 +26,10 @@ def convolved_weights(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest
     if not flat or (few and not x.is_cuda):
         return cast(tuple[None, Tensor, None], aten.convolution_backward(delta, x, weight, bias, *rest))
     patches = unfolded(x.view(groups, -1, *x.shape[2:]), weight.shape[2:], stride, padding, dilation)
-    made = torch.bmm(patches, delta.reshape(groups, -1, patches.shape[2]).transpose(1, 2))
+    delta = delta.reshape(groups, -1, patches.shape[2])
+    if delta.shape[1] > _NARROW:
+        return None, torch.bmm(delta, patches.transpose(1, 2)).view(weight.shape), None
+    made = torch.bmm(patches, delta.transpose(1, 2))  # a product with few rows is slow
     return None, made.transpose(1, 2).reshape(weight.shape), None
 
 

@@ -33,7 +33,7 @@ def measure(
 
 @triton.jit
 def add(
-    made, factors, bounds, coordinates, sums, size, examples, dimension, start,
+    made, factors, bounds, coordinates, sums, size, examples, dimension,
     CLAMP: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums of an agent's clipped gradients; an example with factor 0 adds nothing, whatever it holds."""
@@ -50,7 +50,7 @@ def add(
         g = tl.load(line, counted, other=0.0).to(tl.float64)
         g = tl.minimum(tl.maximum(g, -bound), bound) if CLAMP else g * factor[:, None]
         total += tl.sum(g, 0)
-    to = sums + agent * dimension + start + tl.load(coordinates + at, inside, other=0)
+    to = sums + agent * dimension + tl.load(coordinates + at, inside, other=0)
     if MORE:
         total += tl.load(to, inside, other=0.0)
     tl.store(to, total, inside)

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from fedspa.engine.stacked.buffers import RoundBuffers, Shape
 from fedspa.engine.task import LocalTask
+from fedspa.engine.traced.gpu_layers import placed_layers
 from fedspa.engine.traced.gpu_steps import Steps
-from fedspa.engine.traced.program import Layer, Program
+from fedspa.engine.traced.program import Program
 from fedspa.examples import Examples, in_order, leaves
 from fedspa.mechanisms.clipping import CLIP_MARGIN
-
-_TILE = 2048
 
 
 class Stack:
@@ -40,13 +39,14 @@ class Stack:
         self.zeroed = torch.zeros(shape.agents, dtype=torch.int64, device=device)
         self._sums = torch.zeros(shape.agents, shape.dimension, dtype=torch.float64, device=device)
         self._shares = torch.full((shape.agents, shape.capacity), 0.5, dtype=torch.float64, device=device)
-        self._layers = [_Placed(layer, start, shape, device) for layer, start in _starts(program.layers)]
+        self._layers = placed_layers(program.layers, shape, device)
         # θ by layers: programs want each parameter of all agents in one piece.
-        theta = self.round.theta
-        self._of_theta = [theta[:, each.start : each.start + each.size].view(-1, *each.shape) for each in self._layers]
+        parts = torch.split(self.round.theta, [len(layer.order) for layer in program.layers], dim=1)
+        self._of_theta = [part.view(-1, *layer.shape) for part, layer in zip(parts, program.layers)]
         self._parameters = [torch.zeros(each.shape, device=device) for each in self._of_theta]
         self._steps = Steps(self.round, shape, self._sums, self._shares)
         self._graphs: dict[int, Any] = {}
+        self._memory = None if device.type == "cpu" else torch.cuda.graph_pool_handle()  # no two graphs run at once
 
     def load(self, theta: Tensor, tasks: Sequence[LocalTask]) -> None:
         """Fill the buffers for a round, but for its batches."""
@@ -82,7 +82,7 @@ class Stack:
                 self._one_step(places)
             torch.cuda.current_stream(self._device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self._memory):
                 self._one_step(places)
             for tensor, value in zip(changed, kept):
                 tensor.copy_(value)
@@ -120,7 +120,7 @@ class Stack:
             given, parameters = [each[0] for each in given], [each[0] for each in parameters]
         with torch.no_grad():
             made, readable = self._program.run(size, None, None, *parameters, *given)
-        parts = [layer.part(each, s.agents, size) for layer, each in zip(self._layers, made)]
+        parts = [layer.part(made, s.agents, size) for layer in self._layers]
         squares, alive, above = self._steps.measured(parts, size)
         counted = readable.view(s.agents, size) & squares.isfinite()
         factors = self._factors(squares.sqrt(), counted & there)
@@ -139,73 +139,3 @@ class Stack:
         limit = (self.round.clips * (1 - CLIP_MARGIN)).unsqueeze(1)
         factors = limit / torch.maximum(norms, limit) if self.shape.clip == "l2" else torch.ones_like(norms)
         return torch.where(counted & (factors >= torch.finfo(torch.float32).tiny), factors, 0.0)
-
-
-class _Placed:
-    """A layer, and where its coordinates lie in θ."""
-
-    def __init__(self, layer: Layer, start: int, shape: Shape, device: torch.device) -> None:
-        self.start, self.size, self.shape, self.words = start, len(layer.order), layer.shape, layer.words
-        self.order = layer.order.to(device)
-        # Which coordinate lies at each place of what the program makes.
-        self.coordinates = torch.empty_like(self.order)
-        self.coordinates[self.order] = torch.arange(self.size, device=device)
-        masked = shape.masked
-        self.mask = torch.zeros(shape.agents, self.size, dtype=torch.uint8, device=device) if masked else None
-        words = layer.words or 1
-        self.whole = (
-            torch.zeros(shape.agents, words, self.size // words, dtype=torch.int64, device=device)
-            if layer.words
-            else None
-        )
-
-    def load(self, masks: Tensor) -> None:
-        assert self.mask is not None
-        self.mask.copy_(masks[:, self.start : self.start + self.size].index_select(1, self.coordinates))
-
-    def part(self, made: Any, agents: int, examples: int) -> Made:
-        """Lines [agents, examples, …] of what the program made."""
-        if self.words is None:
-            return Made(self, made.reshape(agents, examples, -1).contiguous(), None)
-        deltas, tokens = made
-        tokens = (tokens.reshape(agents, examples, -1) % self.words).contiguous()
-        deltas = deltas.reshape(agents * examples, tokens.shape[2], -1)
-        lines = tokens.flatten(0, 1)
-        same = lines.unsqueeze(2) == lines.unsqueeze(1)
-        first = ~torch.tril(same, -1).any(2)
-        values = torch.bmm(same.to(deltas.dtype), deltas)
-        kept = first.unsqueeze(2).expand_as(values)
-        if self.mask is not None:
-            agent = torch.arange(agents, device=lines.device).view(-1, 1, 1)
-            kept = kept & (self.mask.view(agents, self.words, -1)[agent, tokens].flatten(0, 1) != 0)
-        values = torch.where(kept, values, 0.0).contiguous()
-        return Made(self, values.view(agents, examples, *values.shape[1:]), tokens)
-
-
-class Made:
-    """A layer's gradients in a block: values [agents, examples, size], or of tokens [agents, examples, n, features]."""
-
-    def __init__(self, layer: _Placed, values: Tensor, tokens: Tensor | None) -> None:
-        self.layer, self.values, self.tokens = layer, values, tokens
-
-    @property
-    def size(self) -> int:
-        """Values of an example."""
-        return self.values[0, 0].numel()
-
-    @property
-    def tiles(self) -> int:
-        return math.ceil(self.size / _TILE)
-
-    @property
-    def mask(self) -> Tensor | None:
-        """What is not yet cut."""
-        return None if self.tokens is not None else self.layer.mask
-
-
-def _starts(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
-    found, start = [], 0
-    for layer in layers:
-        found.append((layer, start))
-        start += len(layer.order)
-    return found

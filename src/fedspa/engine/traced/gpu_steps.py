@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,15 +11,12 @@ from torch import Tensor
 from fedspa.engine.stacked.buffers import RoundBuffers, Shape
 from fedspa.engine.stacked.chacha import GROUP, LANES
 from fedspa.engine.traced import gpu_twins
+from fedspa.engine.traced.gpu_layers import TILE, Made, OfTokens
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 
-if TYPE_CHECKING:
-    from fedspa.engine.traced.gpu_stack import Made
-
 _BLOCK, _ROWS, _COLUMNS = 512, 8, 256
-_TILE = 2048
 _UNITS = 2.0**40  # whole numbers of an Embedding's sums, to the clip value
 
 
@@ -60,7 +56,7 @@ class Steps:
             gpu_kernels.measure[(part.tiles, s.agents * examples)](
                 *(part.values, part.values if mask is None else mask, clips, squares, alive, above),
                 *(part.size, examples, tiles, first),
-                MASKED=mask is not None, COUNT=s.quantile, BLOCK=_TILE,
+                MASKED=mask is not None, COUNT=s.quantile, BLOCK=TILE,
             )  # fmt: skip
             first += part.tiles
         return squares.sum(2), alive.sum(2), above.sum(2)
@@ -75,7 +71,7 @@ class Steps:
             if part.tokens is None:
                 self._add_dense(part, factors, bounds, clamp, more)
                 continue
-            assert layer.whole is not None
+            assert isinstance(layer, OfTokens)
             if not more:
                 layer.whole.zero_()
             if self._on_gpu:
@@ -87,7 +83,6 @@ class Steps:
                     CLAMP=clamp, BLOCK=_BLOCK,
                 )  # fmt: skip
             else:
-                assert layer.words is not None
                 layer.whole += gpu_twins.scatter(part.values, part.tokens, factors, bounds, units, layer.words, clamp)
             place = self._sums[:, layer.start : layer.start + layer.size]
             place.copy_(layer.whole.flatten(1).double() / units.unsqueeze(1))
@@ -95,15 +90,15 @@ class Steps:
     def _add_dense(self, part: Made, factors: Tensor, bounds: Tensor, clamp: bool, more: bool) -> None:
         layer, s = part.layer, self._shape
         if not self._on_gpu:
-            found = gpu_twins.add(part.values, factors, bounds, clamp)[:, layer.order]
-            place = self._sums[:, layer.start : layer.start + layer.size]
-            place.copy_(place + found if more else found)
+            found = gpu_twins.add(part.values, factors, bounds, clamp)
+            found = found + self._sums[:, layer.coordinates] if more else found
+            self._sums.index_copy_(1, layer.coordinates, found)
             return
         from fedspa.engine.traced import gpu_kernels
 
         gpu_kernels.add[(math.ceil(part.size / _COLUMNS), s.agents)](
             *(part.values, factors, bounds, layer.coordinates, self._sums),
-            *(part.size, factors.shape[1], s.dimension, layer.start),
+            *(part.size, factors.shape[1], s.dimension),
             CLAMP=clamp, MORE=more, ROWS=_ROWS, BLOCK=_COLUMNS,
         )  # fmt: skip
 
