@@ -35,8 +35,9 @@ def require_agreement(
     examples = made_up(like)
     examples = examples[: _MADE - 1] + examples[-1:]
     x, y = joined([one.x for one in examples]), joined([one.y for one in examples])
-    theta = model.flatten()
-    # Where weights start at zero, what lies behind them does not show in a gradient.
+    # Where weights start at zero, what lies behind them does not show in a gradient; where they are huge and cancel,
+    # nothing shows but rounding.
+    theta = model.flatten().nan_to_num(0).clamp(-1, 1)
     theta += 0.02 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
     alone, coordinates = _alone(model, modes, theta, x, y)
     for size in _SIZES:
