@@ -1,4 +1,5 @@
-"""What it costs to take each example's gradient by itself, which keeps records apart to the bit, beside `vmap(grad)`.
+"""What it costs to take each example's gradient by itself, as the generic engine does, beside a whole batch at its
+places, as the traced engine does.
 
     python benchmarks/alone.py [--json] [--repeats N]
 
@@ -11,11 +12,14 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedspa.engine.traced import TracedEngine
+from fedspa.examples import Examples
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 
@@ -49,12 +53,21 @@ def contenders() -> dict[str, tuple[nn.Module, Callable[[int], Tensor]]]:
     }
 
 
+def _together(engine: TracedEngine, theta: Tensor, x: Tensor, y: Tensor) -> None:
+    for _ in engine.parts(theta, x, y, None, None):
+        pass
+
+
 def measure(repeats: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, (module, make) in contenders().items():
         model = FlatModel(module)
         theta = model.flatten()
-        ways = {"vmap": model.per_example_gradients(), "alone": model.gradients_alone}
+        traced = TracedEngine(module, Examples(make(1), torch.zeros(1, dtype=torch.int64)))
+        ways: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+            "together": partial(_together, traced),
+            "alone": model.gradients_alone,
+        }
         for batch in BATCHES:
             x, y = make(batch), torch.arange(batch) % 4
             best = dict.fromkeys(ways, float("inf"))
@@ -65,7 +78,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
                     if turn:  # the first is warming up
                         best[way] = min(best[way], 1e3 * (time.process_time() - start))
             rows.append(
-                {"model": name, "d": model.dimension, "B": batch, **best, "ratio": best["alone"] / best["vmap"]}
+                {"model": name, "d": model.dimension, "B": batch, **best, "ratio": best["alone"] / best["together"]}
             )
     return rows
 
@@ -82,7 +95,8 @@ def main() -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in rows:
-        print("{model}, d = {d}, B = {B}: vmap {vmap:.2f} ms, alone {alone:.2f} ms, ratio {ratio:.2f}".format(**row))
+        line = "{model}, d = {d}, B = {B}: together {together:.2f} ms, alone {alone:.2f} ms, ratio {ratio:.2f}"
+        print(line.format(**row))
 
 
 if __name__ == "__main__":

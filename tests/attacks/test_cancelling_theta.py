@@ -5,8 +5,9 @@ point they are what the order of a sum left over, some hundreds, and decide a gr
 order by the size of the batch. From 3 to 4 records the sum of clipped gradients moved by up to 4.0 C in the generic
 engine, and in the stacked one on a CPU, where the noise is made for 1.0 C.
 
-The law that holds now: what a record adds is a function of that record, θ and public numbers alone, to the bit. On a
-GPU the stacked engine does not declare it; its kernels are held to the bound all the same.
+The law that holds now: what a record adds is a function of that record, θ and public numbers alone, to the bit; in the
+traced engine, of its place among them, too, which others have no part in. On a GPU the stacked engine does not declare
+it; its kernels are held to the bound all the same.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked import supports as stacked_supports
 from fedspa.engine.task import Engine, LocalTask
+from fedspa.engine.traced import TracedEngine, trace_engine
 from fedspa.errors import ConfigError
-from fedspa.examples import blank
+from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification
 from fedspa.mechanisms.base import Clipping
@@ -203,6 +205,30 @@ def test_what_a_record_adds_is_its_own_to_the_bit(name: str, clip: Clipping) -> 
         if not isinstance(engine, NativeEngine):
             kept = torch.arange(RECORDS) % (RECORDS // 5) != 0
             assert torch.equal(bits(mixed[kept]), bits(alone[kept])), engine.name
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "LSTM"])
+@pytest.mark.parametrize("clip", ["l2", "coordinate"])
+def test_what_a_record_adds_at_its_place_is_its_own_to_the_bit(name: str, clip: Clipping) -> None:
+    """In the traced engine, in batches of one size: whoever has the other places, and whether anybody has."""
+    net, theta, x, y = case(name)
+    engine = trace_engine(net, Examples(x[:1], y[:1]), None, 1)
+    assert isinstance(engine, TracedEngine)
+    assert engine.separates_records
+    generator = torch.Generator().manual_seed(1)
+    for size in (1, 2, 3, 4, 9, 33):
+        places = torch.randperm(size, generator=generator)
+        rows = clipped(engine, theta, x[places], y[places], clip)
+        for turn in range(3):
+            kept = torch.rand(size, generator=generator) < 0.5
+            others = torch.where(kept, places, torch.randint(RECORDS, (size,), generator=generator))
+            company = x[others].clone()
+            if turn == 2:
+                company[~kept] = math.nan if x.is_floating_point() else 10**9
+            with threads(1 + turn):
+                (block,) = engine.parts(theta, company, y[others], None, kept)
+                found = clip_rows(block.rows(), clip, 1.0)
+            assert torch.equal(bits(found), bits(rows[kept])), size
 
 
 def together_of(engine: Engine, alone: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
+from fedspa.engine.traced import TracedEngine
+from fedspa.examples import blank
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.sampling import draw_batch
@@ -35,6 +37,7 @@ def net() -> nn.Sequential:
 def engines() -> list[Engine]:
     found: list[Engine] = [ReferenceEngine(net()), GenericEngine(net()), GenericEngine(net(), memory_budget=1)]
     found.append(StackedEngine(net(), "cpu", tf32=False))
+    found.append(TracedEngine(net(), blank((1, 8, 8))))
     if library.library() is not None:
         found += [NativeEngine(net(), 1, level) for level in library.LEVELS]
     return found

@@ -1,4 +1,4 @@
-"""What the traced back end does not take: whatever could fail for one example, mix two of them, or be traced wrongly."""
+"""What the traced back end does not take: whatever could fail for one example, mix two, or be traced wrongly."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def of_words(function: Callable[[Any, Tensor], Tensor]) -> tuple[nn.Module, Tree
     return Net(function, head=nn.Linear(6, 3)), texts(4, torch.Generator().manual_seed(0))
 
 
+WHOLE = "divides whole numbers"
 CONTROL, OUTSIDE, INDEX = "data-dependent control flow", "may fail for one example, or has no rule here", "not checked"
 CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Tree]], str]] = {
     "if": (lambda: of_floats(lambda net, x: net.head(x) if x.sum() > 0 else -net.head(x)), CONTROL),
@@ -67,26 +68,29 @@ CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Tree]], str]] = {
         ),
         OUTSIDE,
     ),
-    "Cholesky": (lambda: of_floats(lambda net, x: net.head(x) + torch.linalg.cholesky(torch.eye(3) + 0 * x[0, 0])[0]), ""),
+    "Cholesky": (lambda: of_floats(lambda net, x: net.head(x) + torch.linalg.cholesky(torch.eye(3) + x[0, 0])[0]), ""),
     "rows by index": (lambda: of_words(lambda net, x: net.head.weight.sum(1)[x % 3][:, :3]), INDEX),
     "columns by index": (
         lambda: (Net(chosen_rows, head=nn.Unflatten(1, (4, 2))), of_floats(caught)[1]), "",
     ),
     "take_along_dim": (lambda: of_words(lambda net, x: net.head(torch.take_along_dim(x.float(), x, 1))), INDEX),
     "scatter": (lambda: of_words(lambda net, x: net.head(torch.zeros(1, 6).scatter(1, x % 6, 1.0))), INDEX),
-    "whole numbers divided": (lambda: of_words(lambda net, x: net.head((20 // (x - 7)).float())), "divides whole numbers"),
-    "their remainder": (lambda: of_words(lambda net, x: net.head((20 % (x - 7)).float())), "divides whole numbers"),
+    "whole numbers divided": (lambda: of_words(lambda net, x: net.head((20 // (x - 7)).float())), WHOLE),
+    "their remainder": (lambda: of_words(lambda net, x: net.head((20 % (x - 7)).float())), WHOLE),
+    "in place": (lambda: of_words(lambda net, x: net.head(x.clone().floor_divide_(x - 7).float())), WHOLE),
+    "drawn in place": (lambda: of_floats(lambda net, x: net.head(x + torch.empty_like(x).normal_())), "draws by"),
     "rounded division": (
         lambda: of_words(lambda net, x: net.head(torch.div(x, x - 7, rounding_mode="trunc").float())),
-        "divides whole numbers",
+        WHOLE,
     ),
-    "C's remainder": (lambda: of_words(lambda net, x: net.head(torch.fmod(x, x - 7).float())), "divides whole numbers"),
+    "C's remainder": (lambda: of_words(lambda net, x: net.head(torch.fmod(x, x - 7).float())), WHOLE),
     "function of its own": (lambda: of_floats(lambda net, x: Doubled.apply(net.head(x))), "vmap"),  # type: ignore[no-untyped-call]
     "rand": (lambda: of_floats(lambda net, x: net.head(x) * torch.rand(1)), "draws by"),
     "randn_like": (lambda: of_floats(lambda net, x: net.head(x + torch.randn_like(x))), "draws by"),
     "sort": (lambda: of_floats(lambda net, x: net.head(x.sort(1)[0])), OUTSIDE),
     "binary_cross_entropy": (
-        lambda: of_floats(lambda net, x: net.head(x) + functional.binary_cross_entropy(x.sigmoid(), x.sigmoid())), OUTSIDE,
+        lambda: of_floats(lambda net, x: net.head(x) + functional.binary_cross_entropy(x.sigmoid(), x.sigmoid())),
+        OUTSIDE,
     ),
     "unfilled memory": (lambda: of_floats(lambda net, x: net.head(x) + torch.empty(3).uniform_()), ""),
 }  # fmt: skip
@@ -119,15 +123,7 @@ def test_every_allowed_operation_is_one_of_torchs() -> None:
 
 def test_none_of_the_allowed_operations_changes_the_shape_by_values_or_raises_for_them() -> None:
     """Those of torch's operations that are known to."""
-    by_values = {
-        "nonzero",
-        "masked_select",
-        "unique_dim",
-        "_unique2",
-        "item",
-        "_local_scalar_dense",
-        "repeat_interleave",
-    }
+    by_values = {"nonzero", "masked_select", "unique_dim", "_unique2", "item", "_local_scalar_dense"}
     raising = {"linalg_inv_ex", "linalg_cholesky_ex", "binary_cross_entropy", "nll_loss_forward", "one_hot", "bincount",
                "multinomial", "poisson", "linalg_eigh", "linalg_solve_ex", "histc", "take", "put", "_embedding_bag",
                "nll_loss2d_forward", "multilabel_margin_loss_forward", "multi_margin_loss", "_ctc_loss"}  # fmt: skip

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 import fedspa
 from fedspa.engine.choose import choose
 from fedspa.engine.generic import GenericEngine
+from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import LocalTask
+from fedspa.engine.traced import trace_engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, blanks, each_alone, in_float64
 from fedspa.learning.flat import FlatModel
@@ -46,8 +48,16 @@ def alone_in_float64(module: nn.Module, task: Task, x: Tree, y: Tree) -> Tensor:
     return torch.stack(rows)
 
 
-def same_gradients(module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
-    """The engine's, the reference's and torch's own, up to float32's rounding."""
+# What torch cannot map over examples, or what may fail for one of them.
+UNTRACED = {
+    *("Bilinear", "EmbeddingBag", "EmbeddingBag, max", "weight_norm", "orthogonal"),
+    *("RNN", "RNN, bidirectional", "GRU", "GRU of two layers", "LSTM", "LSTM, bidirectional, of two layers"),
+    *("LSTM with a projection", "LSTMCell", "LSTM tagger", "frozen GRU"),
+}
+
+
+def same_gradients(name: str, module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
+    """The engines', the reference's and torch's own, up to float32's rounding."""
     theta = FlatModel(module, task).flatten()
     wanted = alone_in_float64(module, task, x, y)
     reference = torch.cat(list(ReferenceEngine(module, task).rows(theta.double(), x, y, None)))
@@ -57,6 +67,11 @@ def same_gradients(module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
     size = wanted.abs().amax(dim=1, keepdim=True)
     assert float(((reference - wanted).abs() / size).max()) < 1e-9
     assert float(((found.double() - wanted).abs() / size).max()) < 2e-5
+    traced = trace_engine(module, Examples(blanks(x), blanks(y)), task, 1)
+    assert isinstance(traced, Obstacle) == (name in UNTRACED), traced
+    if not isinstance(traced, Obstacle):
+        together = torch.cat(list(traced.rows(theta, x, y, None)))
+        assert float(((together.double() - wanted).abs() / size).max()) < 2e-5
 
 
 def one_private_round(module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
@@ -76,7 +91,7 @@ def test_layers(name: str) -> None:
     torch.manual_seed(0)
     stock = LAYERS[name]
     module, x, y, task = stock.make(), stock.x(), stock.y(), Own(waves)
-    same_gradients(module, task, x, y)
+    same_gradients(name, module, task, x, y)
     one_private_round(module, task, x, y)
 
 
@@ -92,7 +107,7 @@ def test_architectures(name: str, tmp_path: Path) -> None:
     module, _ = fedspa.fix(stock.make())
     data = data_of(stock)
     task = resolve(stock.task, data.train_y, data.classes, data.key)
-    same_gradients(copy.deepcopy(module).eval(), task, data.train_x, data.train_y)
+    same_gradients(name, copy.deepcopy(module).eval(), task, data.train_x, data.train_y)
     config: dict[str, Any] = {
         "federation": {"agents": 2, "rounds": 1, "per_round": 2},
         "algorithm": {"compression": 0.5, "local_steps": 2, "batch": 2, "local_lr": 0.1},
@@ -112,7 +127,7 @@ def test_frozen_parts_are_no_part_of_theta() -> None:
     net[0].requires_grad_(False)
     task = Own(waves)
     assert FlatModel(net, task).dimension == sum(p.numel() for p in net[1].parameters())
-    same_gradients(net, task, tokens(), torch.zeros(COUNT))
+    same_gradients("frozen GRU", net, task, tokens(), torch.zeros(COUNT))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -146,7 +161,7 @@ def test_tied_weights_count_once_and_have_the_gradient_of_all_their_places() -> 
     model = FlatModel(net, task)
     assert model.dimension == 20 * 4 + 4 * 4 + 4
     x = tokens()
-    same_gradients(net, task, x, torch.zeros(COUNT))
+    same_gradients("tied", net, task, x, torch.zeros(COUNT))
     apart = copy.deepcopy(net)
     apart.out.weight = nn.Parameter(apart.words.weight.detach().clone())
     sums = alone_in_float64(apart, task, x, torch.zeros(COUNT))

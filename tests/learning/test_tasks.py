@@ -13,8 +13,9 @@ from torch.nn import functional
 
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, in_float64, moved, taken
+from fedspa.examples import Examples, Tree, blanks, in_float64, moved, taken
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.options import OF, Options
@@ -167,6 +168,10 @@ def true_gradients(case: Case) -> Tensor:
     return torch.stack(rows)
 
 
+def traced_engine(case: Case) -> TracedEngine:
+    return TracedEngine(case.module, Examples(blanks(case.x), blanks(case.y)), case.task)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_each_example_alone(name: str) -> None:
     case = CASES[name]
@@ -177,7 +182,8 @@ def test_gradients_are_those_of_each_example_alone(name: str) -> None:
     assert torch.allclose(reference, truth, rtol=1e-12, atol=1e-14)
     alone = torch.cat(list(GenericEngine(case.module, case.task).rows(theta, case.x, case.y, None)))
     together = model.per_example_gradients()(theta, case.x, case.y)  # what a GPU does
-    for rows in (alone, together):
+    traced = torch.cat(list(traced_engine(case).rows(theta, case.x, case.y, None)))
+    for rows in (alone, together, traced):
         assert torch.allclose(rows.double(), truth, rtol=1e-4, atol=1e-6)
 
 
@@ -234,7 +240,8 @@ def test_a_target_outside_the_outputs_costs_its_example_the_gradient(name: str, 
     if name != "mse":
         assert strange is not None
         assert strange.tolist() == [i == 2 for i in range(N)]
-    for engine in (GenericEngine(case.module, case.task), ReferenceEngine(case.module, case.task)):
+    engines = GenericEngine(case.module, case.task), ReferenceEngine(case.module, case.task), traced_engine(case)
+    for engine in engines:
         rows = torch.cat(list(engine.rows(theta, case.x, y, None)))
         assert rows.isfinite().all(dim=1).tolist() == [i != 2 for i in range(N)]
     if name != "classification":  # whose strange labels an engine takes out before it maps

@@ -18,21 +18,19 @@ from fedspa.engine.traced.capture import Untraceable
 _SHAPES = """
 alias as_strided cat clone constant_pad_nd contiguous copy detach diagonal expand expand_as flip lift_fresh_copy movedim
 narrow permute pixel_shuffle repeat reshape roll select select_backward select_scatter slice slice_backward
-slice_scatter split split_with_sizes squeeze squeeze_ stack t t_ transpose transpose_ tril triu unbind unfold
-unfold_backward unsafe_split unsqueeze unsqueeze_ view view_as _reshape_alias _unsafe_view _to_copy as_strided_
-diagonal_backward diagonal_scatter
+slice_scatter split split_with_sizes squeeze stack t transpose tril triu unbind unfold unfold_backward unsafe_split
+unsqueeze view view_as _reshape_alias _unsafe_view _to_copy diagonal_backward diagonal_scatter
 """
 _NUMBERS = """
-abs acos add add_ addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
-clamp_max clamp_min clamp_ cos cosh cumsum div div_ elu elu_backward eq erf erfc erfinv exp exp_ expm1 fill fill_ floor
-floor_divide fmod frac ge gelu gelu_backward glu glu_backward gt hardsigmoid hardsigmoid_backward hardswish
-hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward isfinite isinf isnan le leaky_relu
-leaky_relu_backward lerp log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logical_and logical_not
-logical_or logical_xor logit lt masked_fill masked_fill_ maximum minimum mish mish_backward mse_loss mse_loss_backward
-mul mul_ ne neg neg_ nan_to_num pow reciprocal reciprocal_ relu relu_ remainder round rsqrt rsub sgn sigmoid
-sigmoid_backward sign silu silu_backward sin sinh smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward sqrt
-square sub sub_ tan tanh tanh_backward threshold_backward trunc where xlogy zero zero_ _prelu_kernel
-_prelu_kernel_backward binary_cross_entropy_with_logits dist
+abs acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max
+clamp_min cos cosh cumsum div elu elu_backward eq erf erfc erfinv exp expm1 fill floor floor_divide fmod frac ge gelu
+gelu_backward glu glu_backward gt hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh
+hardtanh_backward huber_loss huber_loss_backward isfinite isinf isnan le leaky_relu leaky_relu_backward lerp log log10
+log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logical_and logical_not logical_or logical_xor logit lt
+masked_fill maximum minimum mish mish_backward mse_loss mse_loss_backward mul ne neg nan_to_num pow reciprocal relu
+remainder round rsqrt rsub sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh smooth_l1_loss
+smooth_l1_loss_backward softplus softplus_backward sqrt square sub tan tanh tanh_backward threshold_backward trunc where
+xlogy zero _prelu_kernel _prelu_kernel_backward binary_cross_entropy_with_logits dist
 """
 _SUMS = """
 addmm addmv adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool2d_backward all amax amin any argmax argmin
@@ -41,8 +39,8 @@ embedding_dense_backward linalg_vector_norm log_softmax logsumexp matmul max max
 max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward mean median min mm mv
 native_batch_norm native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward norm prod
 softmax std sum topk upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var
-var_mean vdot _log_softmax _log_softmax_backward_data _native_batch_norm_legit
-_native_batch_norm_legit_no_training _safe_softmax _softmax _softmax_backward_data cudnn_batch_norm
+var_mean vdot _log_softmax _log_softmax_backward_data _native_batch_norm_legit _native_batch_norm_legit_no_training
+_safe_softmax _softmax _softmax_backward_data cudnn_batch_norm
 """
 _MADE = """
 arange empty empty_like full full_like linspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like
@@ -60,7 +58,7 @@ _LOOKED_UP = {
 }
 
 ALLOWED = frozenset({*_SHAPES.split(), *_NUMBERS.split(), *_SUMS.split(), *_MADE.split(), *_LOOKED_UP})
-_DRAWN = "bernoulli bernoulli_ multinomial native_dropout normal rand rand_like randint randn randn_like randperm"
+_DRAWN = "bernoulli multinomial native_dropout normal rand rand_like randint randn randn_like randperm"
 RANDOM = frozenset(_DRAWN.split())
 _INDEXED = {**_LOOKED_UP, "embedding_dense_backward": 1}
 # Of whole numbers they raise where one is divided by zero.
@@ -72,7 +70,7 @@ def require_allowed(graph: fx.Graph) -> None:
     own = set(ops.plain)
     for node in graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem and node.target not in own:
-            name = _name(node)
+            name = plain_name(node)
             if name not in ALLOWED and name not in RANDOM:
                 raise Untraceable(f"it uses {node.target}, which may fail for one example, or has no rule here")
             if name in _INDEXED and not _held_inside(node.args[_INDEXED[name]]):
@@ -104,7 +102,7 @@ def depends_on_arguments(node: fx.Node, but_for: Any = None) -> bool:
     return False
 
 
-def _name(node: fx.Node) -> str:
-    """Of an operator, without its overload: `aten.add.Tensor` is `add`."""
+def plain_name(node: fx.Node) -> str:
+    """Of an operator, without its overload, in place or not: `aten.add.Tensor` and `aten.add_.Tensor` are `add`."""
     target = str(node.target)
-    return target.split(".")[1] if target.startswith("aten.") else target
+    return target.split(".")[1].removesuffix("_") if target.startswith("aten.") else target

@@ -146,7 +146,7 @@ class TracedEngine:
             if present is not None:
                 there = there & present[index]
             block = [leaf for tree, like in zip((x, y), self._like) for leaf in in_order(taken(tree, index), like)]
-            with torch.no_grad():
+            with torch.no_grad(), torch_threads(1):
                 made, readable = self._program.run(len(index), cuts, generator, *parameters, *block)
             yield Parts(made, cuts.width, readable, None if there.all() else there)
 

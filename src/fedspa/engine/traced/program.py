@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from fedspa.engine.traced import ops
-from fedspa.engine.traced.allowed import RANDOM, depends_on_arguments, require_allowed
+from fedspa.engine.traced.allowed import RANDOM, depends_on_arguments, plain_name, require_allowed
 from fedspa.engine.traced.capture import Untraceable, capture, capture_mean
 from fedspa.engine.traced.convolved import convolved_weights
 from fedspa.engine.traced.sizes import for_any_size
@@ -101,7 +101,7 @@ def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
             node.target = ops.plain[node.target]
         elif node.target is aten.convolution_backward.default and list(node.args[-1]) == [False, True, False]:
             node.target = convolved_weights
-        elif any(str(node.target).startswith(f"aten.{name}.") for name in RANDOM):
+        elif plain_name(node) in RANDOM:
             if node.target not in _DRAWN:
                 raise Untraceable(f"it draws by {node.target}")
             node.target, node.kwargs, draws = _DRAWN[node.target], {"generator": generator}, True

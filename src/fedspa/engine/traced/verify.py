@@ -34,10 +34,11 @@ def require_agreement(
     """`rows(theta, x, y, coordinates)` are the gradients by the program, where Dropout keeps everything."""
     examples = made_up(like)
     examples = examples[: _MADE - 1] + examples[-1:]
-    theta = model.flatten()
-    x, y = (moved(joined([one[i] for one in examples]), theta.device) for i in range(2))
-    # Where weights start at zero, what lies behind them does not show in a gradient.
+    # Where weights start at zero, what lies behind them does not show in a gradient; where they are huge and cancel,
+    # nothing shows but rounding.
+    theta = model.flatten().nan_to_num(0).clamp(-1, 1)
     theta += 0.02 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(1)).to(theta)
+    x, y = (moved(joined([one[i] for one in examples]), theta.device) for i in range(2))
     alone, coordinates = _alone(model, modes, theta, x, y)
     for size in _SIZES:
         index = torch.arange(size, device=theta.device) % len(examples)
