@@ -44,7 +44,7 @@ def plant(name, **choices):
 def _engines():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 2))
     fast = [] if native.supports(module, (32,)) else ["native"]
-    return ["generic", "reference", *fast]
+    return ["generic", "traced", "reference", *fast]
 
 
 class TestNoise:

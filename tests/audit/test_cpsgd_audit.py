@@ -134,7 +134,14 @@ def test_an_engine_that_clips_wrongly_is_caught_with_rotation_too(name: str, of:
 
 
 @pytest.mark.parametrize(
-    ("engine", "of"), [("auto", "coordinate"), ("auto", "coordinate, rotated"), ("generic", "l2, rotated")]
+    ("engine", "of"),
+    [
+        ("auto", "coordinate"),
+        ("auto", "coordinate, rotated"),
+        ("traced", "coordinate"),
+        ("traced", "l2, rotated"),
+        ("generic", "l2, rotated"),
+    ],
 )
 def test_every_engine_holds_and_the_worst_pair_reaches_the_claim(
     engine: EngineName, of: str, request: pytest.FixtureRequest
@@ -153,8 +160,8 @@ def test_the_size_of_the_bound_makes_no_alarm(clip_value: float, of: str) -> Non
     assert all(check.holds for check in judged(answers.neighbour_questions(SETTING, TARGET, plan)))
 
 
-def test_exact_gradients_are_taken_one_by_one() -> None:
-    """As in a run of that noise mode."""
+def test_the_exact_mode_has_the_engine_of_a_run_of_that_mode() -> None:
+    """One that keeps records apart to the bit."""
     seen: set[tuple[str, bool]] = set()
 
     def watched(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
@@ -163,7 +170,7 @@ def test_exact_gradients_are_taken_one_by_one() -> None:
 
     with pytest.raises(StopAsyncIteration):
         neighbours(replace(TARGET, respond=watched), setting=replace(SETTING, noise_mode="exact"))
-    assert seen == {("generic", True)}
+    assert seen == {("traced", True)}
 
 
 @pytest.mark.parametrize("of", ["coordinate", "coordinate, rotated", "l2, rotated"])

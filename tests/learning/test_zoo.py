@@ -18,6 +18,7 @@ from fedspa.engine.generic import GenericEngine
 from fedspa.engine.names import EngineName
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
+from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, Tree, taken
 from fedspa.learning.flat import FlatModel
@@ -116,6 +117,38 @@ def test_what_mixes_by_hand_is_run_one_by_one_and_named_in_a_warning(name: str, 
     assert runs.separates_records
     x, y = records(name)
     assert keeps_apart(runs, name, (x, torch.arange(RECORDS)), y)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:.*spectral_norm")
+def test_the_traced_engine_refuses_them_with_the_same_words(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"the module('s layer '[\w.]+'| itself) \(\w+\) .+; .+"):
+        chosen("traced", name)
+
+
+# What torch cannot map over examples, or draws by other means than Bernoulli variables.
+UNTRACED = {"functional batch_norm", "batch_norm in training", "time first"}
+UNTRACED |= {"noise", "stochastic depth", "RReLU", "FractionalMaxPool", "LSTM"}
+
+
+@pytest.mark.filterwarnings("ignore::fedspa.MixingWarning")
+@pytest.mark.parametrize("name", [*zoo.MIXING, *zoo.DRAWING])
+def test_the_traced_engine_shows_a_module_one_example_at_a_time_or_does_not_take_it(name: str) -> None:
+    if name in UNTRACED:
+        with pytest.raises(ConfigError, match="torch cannot trace this model"):
+            chosen("traced", name)
+        return
+    runs, (x, y) = chosen("traced", name), records(name)
+    assert isinstance(runs, TracedEngine)
+    assert runs.draws == (name in zoo.DRAWING)
+    theta, given = FlatModel(made(name)).flatten() + 0.1, (x, torch.arange(RECORDS)) if runs.draws else x
+    found = torch.cat(list(runs.rows(theta, given, y, None)))
+    if runs.draws:
+        same = (x[:1].expand(64, -1, -1), torch.arange(64)), y[:1].expand(64)
+        assert len(torch.cat(list(runs.rows(theta, *same, None))).unique(dim=0)) > 1  # each place draws its own
+    else:
+        # One value by its own size is ±1: where small ones are divided, derivatives of 0 are 4e-6 by rounding.
+        assert torch.allclose(found, FlatModel(made(name)).gradients_alone(theta, x, y), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", zoo.MIXING)

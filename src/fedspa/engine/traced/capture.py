@@ -158,5 +158,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_sentence(error: Exception) -> str:
+    if "data-dependent control flow" in str(error):
+        return "it has data-dependent control flow (an `if` by a tensor's values, or `.item()`)"
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return first.split(". ")[0][:160]
