@@ -1,4 +1,4 @@
-"""The gradients of a convolution's weights, of each example by itself.
+"""The gradients of a convolution's weights, of each example by itself, and of its inputs.
 
 vmap asks for them as one convolution with a group for each example. That is fast where an example's weights are few; a
 plain product over unfolded images is faster where they are many, and on a GPU.
@@ -31,6 +31,19 @@ def convolved_weights(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest
         return None, torch.bmm(delta, patches.transpose(1, 2)).view(weight.shape), None
     made = torch.bmm(patches, delta.transpose(1, 2))  # a product with few rows is slow
     return None, made.transpose(1, 2).reshape(weight.shape), None
+
+
+def convolved_back(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[Tensor, None, None]:
+    """What aten.convolution_backward gives with the mask (True, False, False). On a GPU the way back through a
+    convolution of stride 1 is one with turned weights: those kernels are faster, and add in one order."""
+    stride, padding, dilation, transposed, _, groups, _ = rest
+    kernel = weight.shape[2:]
+    margins = [size - 1 - pad for size, pad in zip(kernel, padding)]
+    plain = not transposed and set(stride) == {1} and set(dilation) == {1} and min(margins) >= 0
+    if not (plain and x.is_cuda and x.ndim == 4):
+        return cast(tuple[Tensor, None, None], aten.convolution_backward(delta, x, weight, bias, *rest))
+    turned = weight.view(groups, -1, *weight.shape[1:]).transpose(1, 2).flip(3, 4).flatten(0, 1)
+    return functional.conv2d(delta, turned, padding=tuple(margins), groups=groups), None, None
 
 
 def unfolded(

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from fedspa.engine.traced import ops
 from fedspa.engine.traced.allowed import RANDOM, depends_on_arguments, plain_name, require_allowed
 from fedspa.engine.traced.capture import Untraceable, capture, capture_mean
-from fedspa.engine.traced.convolved import convolved_weights
+from fedspa.engine.traced.convolved import convolved_back, convolved_weights
 from fedspa.engine.traced.sizes import for_any_size
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
@@ -91,6 +91,12 @@ def trace_mean(model: FlatModel, modes: Modes, like: Examples) -> Callable[..., 
     return fx.GraphModule(few, graph).forward
 
 
+_CONVOLVED: dict[tuple[bool, ...], Callable[..., Any]] = {
+    (False, True, False): convolved_weights,
+    (True, False, False): convolved_back,
+}
+
+
 def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
     """Operators in the place of which plain functions run; whether any draws."""
     draws = False
@@ -99,8 +105,8 @@ def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
             continue
         if node.target in ops.plain:
             node.target = ops.plain[node.target]
-        elif node.target is aten.convolution_backward.default and list(node.args[-1]) == [False, True, False]:
-            node.target = convolved_weights
+        elif node.target is aten.convolution_backward.default:
+            node.target = _CONVOLVED.get(tuple(node.args[-1]), node.target)
         elif plain_name(node) in RANDOM:
             if node.target not in _DRAWN:
                 raise Untraceable(f"it draws by {node.target}")
