@@ -11,6 +11,7 @@ from fedspa.engine.choose import choose
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.examples import Examples, moved, taken
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.frozen import Features, Split, split
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping, own_engine
@@ -41,10 +42,20 @@ class Ours:
         self._theta = model.flatten()
         self._tasks = [agent(case, name, seed, model.dimension) for seed in range(agents)]
         like = Examples(*(taken(tree, slice(1)) for tree in (self._tasks[0].x, self._tasks[0].y)))
+        # As a run does, what is frozen is computed once per record: in the first call.
+        found = split(module, like, model.task)
+        self._split, self._threads = found if isinstance(found, Split) else None, threads
+        trained, like = (
+            (module, like) if self._split is None else (self._split.head, Examples(self._split.like, like.y))
+        )
         # Products in TF32, where there are any: the rivals have them too.
-        self.engine: Engine = choose(asked, module, like, case.device, threads, exact=False, tf32=case.device != "cpu")
+        self.engine: Engine = choose(asked, trained, like, case.device, threads, exact=False, tf32=case.device != "cpu")
 
     def __call__(self, steps: int) -> int:
+        if self._split is not None:
+            features = (Features(self._split, task.x, strict=True, threads=self._threads).of() for task in self._tasks)
+            self._tasks = [replace(task, x=x) for task, x in zip(self._tasks, features)]
+            self._split = None
         tasks = [replace(task, steps=replace(task.steps, local_steps=steps)) for task in self._tasks]
         self.engine.train(self._theta, tasks)
         return len(tasks) * steps
