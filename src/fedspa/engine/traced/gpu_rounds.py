@@ -18,7 +18,7 @@ from fedspa.engine.traced.program import Program
 from fedspa.examples import Examples
 
 # Bytes of per-example gradients and sums: of an agent, whose examples then come in smaller blocks, and of a stack.
-AGENT_BUDGET, STACK_BUDGET = 2**30, 6 * 2**30
+AGENT_BUDGET, STACK_BUDGET = 2 * 2**30, 6 * 2**30
 # An agent with more parameters fills a GPU by itself, and convolutions of several agents are slower than their turns.
 ALONE = 4_000_000
 # Places of a step come in multiples of this: a graph is captured for each number that is met.
