@@ -93,7 +93,7 @@ def under(site: Site, plan: Any) -> Site:
 
 
 def engine_of(site: Site, plan: Any, **changes: Any) -> Any:
-    return site.training(replace(asked(plan), **changes), site.held(0)).engine
+    return site.trainer(replace(asked(plan), **changes), site.held(0)).engine
 
 
 def test_without_room_poisson_batches_are_never_taken_together(tmp_path: Path) -> None:
@@ -103,22 +103,22 @@ def test_without_room_poisson_batches_are_never_taken_together(tmp_path: Path) -
         assert (alone.name, isinstance(alone, Together)) == ("generic", False)
         assert isinstance(engine_of(without, FIXED, noise=noise), Together)  # neighbours have equally many records
         assert isinstance(engine_of(roomy, POISSON, noise=noise), Together)
-    choice = without.training(asked(POISSON), without.held(0)).choice
+    choice = without.trainer(asked(POISSON), without.held(0)).choice
     assert "under Poisson sampling a site must then say for how many it has room" in choice.why
     assert any("name room in the node-config" in hint for hint in choice.hints)
 
 
 def test_no_engine_that_takes_records_together_can_be_forced_or_slip_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer._ENGINES.clear()
+    trainer._TRAINERS.clear()
     given = (f"{__name__}:build", blank(tuple(X.shape[1:])), Classification(CLASSES), None)
     with pytest.raises(ConfigError, match=r"'traced' is not possible here.*name room in the node-config"):
-        trainer.engine_for(*given, "traced", 1, False)
+        trainer.trainer_for(*given, "traced", 1, False)
     made = TracedEngine(NET, blank(tuple(X.shape[1:])))
     slip = Choice("traced", "by mistake", {}, (), lambda: made)
     monkeypatch.setattr(trainer, "decide", lambda *_, **__: slip)
     with pytest.raises(ConfigError, match="'traced' does not keep records apart"):
-        trainer.engine_for(*given, "auto", 1, False)
-    assert not trainer._ENGINES
+        trainer.trainer_for(*given, "auto", 1, False)
+    assert not trainer._TRAINERS
 
 
 Dealt = Callable[[int, int, bytes], NDArray[np.int64]]

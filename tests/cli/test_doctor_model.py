@@ -106,7 +106,7 @@ def test_an_own_module_is_told_what_keeps_it_from_a_faster_engine(call: Call, tm
     finding = found(call, "--model asked_models:normed")
     assert finding["sound"] is True
     assert (finding["trained"], finding["frozen"]) == (64 * 8 + 8 + 16 + 90, 0)
-    assert finding["engine"] == "generic"
+    assert finding["engine"] == "traced"
     assert finding["passed"] == {"native": "it knows no layer GroupNorm ('2')"}
     assert finding["why"] == "not native: it knows no layer GroupNorm ('2')"
     assert [hint.partition(" by ")[0] for hint in finding["hints"]] == ["for native: replace GroupNorm ('2')"]
@@ -165,7 +165,7 @@ def test_an_unsound_model_is_listed_and_no(call: Call, name: str) -> None:
 def test_a_warning_is_no_refusal(call: Call) -> None:
     finding = found(call, "--model asked_models:Centred")
     assert [problem["unsound"] for problem in finding["problems"]] == [False]
-    assert finding["engine"] == "generic"
+    assert finding["engine"] == "traced"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_on_a_gpu_its_memory_is_told(call: Call) -> None:
     finding = found(call, "--model mlp --set run.device=cuda")
     assert (finding["device"], finding["engine"]) == ("cuda", "stacked")
     assert finding["step"]["memory_mib"] > 0
-    assert found(call, "--model asked_models:Centred --set run.device=cuda")["engine"] == "generic"
+    assert found(call, "--model asked_models:Centred --set run.device=cuda")["engine"] == "traced"
 
 
 def test_memory_that_cannot_be_told_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,18 +13,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedspa.engine import traced
 from fedspa.engine.choose import EngineName, choose, decide
+from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import library
 from fedspa.engine.obstacle import Obstacle, together
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.options import Options
-from fedspa.learning.tasks import Classification, PerPerson
+from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
 SHAPE = (1, 6, 6)
+TRACE = traced.trace_engine
 FASTEST = "the fastest that can run this model here"
 
 
@@ -87,31 +90,31 @@ ROWS: dict[str, Row] = {
     "plain": Row(chain, "native", FASTEST),
     "GroupNorm": Row(
         lambda: chain(nn.GroupNorm(1, 2)),
-        "generic",
+        "traced",
         "not native: it knows no layer GroupNorm ('1')",
         ("for native: replace GroupNorm ('1') by layers that it knows: Conv2d, Linear, MaxPool2d,",),
         mended={"module": chain},
     ),
     "many": Row(
-        lambda: chain(*(nn.Sigmoid() for _ in range(5))), "generic", "Sigmoid ('1', '2', '3' and 2 more)", ("replace",)
+        lambda: chain(*(nn.Sigmoid() for _ in range(5))), "traced", "Sigmoid ('1', '2', '3' and 2 more)", ("replace",)
     ),
     "Dropout": Row(
         lambda: chain(nn.Dropout(0.5)),
-        "generic",
+        "traced",
         "it knows no layer Dropout ('1')",
         ("for native: leave Dropout ('1') out",),
         mended={"module": chain},
     ),
     "ceil_mode": Row(
         lambda: chain(nn.MaxPool2d(2, ceil_mode=True), side=3),
-        "generic",
+        "traced",
         "a MaxPool2d with ceil_mode",
         ("for native: ceil_mode=False",),
         mended={"module": lambda: chain(nn.MaxPool2d(2), side=3)},
     ),
     "frozen": Row(
         frozen,
-        "generic",
+        "traced",
         "the model has frozen parameters ('0.weight', '0.bias')",
         ("for native: train them too",),
         mended={"module": chain},
@@ -119,24 +122,24 @@ ROWS: dict[str, Row] = {
     "buffers": Row(
         lambda: chain(nn.BatchNorm2d(2)).eval(),
         "generic",
-        "'1.num_batches_tracked'); it knows no layer BatchNorm2d ('1')",
+        "'1.num_batches_tracked'); it knows no layer BatchNorm2d ('1'); not traced: torch cannot trace this model",
         ("for native: leave out the buffers '1.running_mean'",),
         mended={"module": chain},
     ),
-    "a hook": Row(hooked, "generic", "layer '0' has hooks or a forward of its own"),
+    "a hook": Row(hooked, "traced", "layer '0' has hooks or a forward of its own"),
     "a residual net": Row(
-        Residual, "generic", "it knows no layer GroupNorm ('norm'); 'add' makes the model more than a plain chain"
+        Residual, "traced", "it knows no layer GroupNorm ('norm'); 'add' makes the model more than a plain chain"
     ),
-    "LSTM": Row(Recurrent, "generic", "it knows no layer LSTM ('lstm'); 'mean' is an operation"),
+    "LSTM": Row(Recurrent, "generic", "'mean' is an operation it does not know; not traced: torch cannot trace this"),
     "exact": Row(
         chain,
-        "generic",
+        "traced",
         "privacy.noise = 'exact' has no native implementation",
         ("for native: privacy.noise = 'secure'",),
         {"exact": True},
         mended={"exact": False},
     ),
-    "exact, and more": Row(Residual, "generic", "implementation; it knows no layer GroupNorm", (), {"exact": True}),
+    "exact, and more": Row(Residual, "traced", "implementation; it knows no layer GroupNorm", (), {"exact": True}),
     "weights": Row(
         chain,
         "generic",
@@ -147,7 +150,7 @@ ROWS: dict[str, Row] = {
     ),
     "regression": Row(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 1)),
-        "generic",
+        "traced",
         "and the task is regression",
         (),
         {"task": REGRESSION, "like": Examples(torch.zeros(1, *SHAPE), torch.zeros(1, 1))},
@@ -164,29 +167,74 @@ ROWS: dict[str, Row] = {
     "a GPU that is not used": Row(
         chain, "native", FASTEST, ("run.device = 'cuda': a GPU is there",), gpu=(9, 0), mended=CUDA, then="stacked"
     ),
-    "a GPU that would not help": Row(Residual, "generic", "more than a plain chain", gpu=(9, 0)),
+    "a GPU that would not help": Row(Recurrent, "generic", "not traced", gpu=(9, 0)),
+    "a GPU without Triton": Row(Residual, "traced", "more than a plain chain", gpu=(9, 0), triton=False),
     "a GPU that would": Row(
         lambda: chain(nn.GroupNorm(1, 2)),
-        "generic",
+        "traced",
         "not native",
-        ("for native: replace", "run.device = 'cuda'"),
+        ("for native: replace", "not used, and stacked can"),
         gpu=(9, 0),
+    ),
+    "a GPU that would, for a residual net": Row(
+        Residual, "traced", "plain chain", ("not used, and traced can",), gpu=(9, 0), mended=CUDA, then="traced"
+    ),
+    "a GPU at a site": Row(
+        Residual,
+        "traced",
+        "plain chain",
+        ("device in the node-config = 'cuda'",),
+        {"apart": "by place"},
+        gpu=(9, 0),
+        mended=CUDA,
+        then="traced",
+    ),
+    "Poisson at a site without room": Row(
+        Residual,
+        "generic",
+        "not traced: it takes records together, and under Poisson sampling a site must then say for how many",
+        ("for traced: name room in the node-config",),
+        {"apart": "alone"},
+        mended={"apart": "by place"},
+        then="traced",
     ),
     "on a GPU": Row(chain, "stacked", FASTEST, ("stacked would be faster: run.tf32 = true",), CUDA, gpu=(9, 0)),
     "on a GPU, tf32": Row(chain, "stacked", FASTEST, (), {**CUDA, "tf32": True}, gpu=(9, 0)),
     "on an old GPU": Row(chain, "stacked", FASTEST, (), CUDA, gpu=(7, 5)),
     "on a GPU, exact": Row(
         chain,
-        "generic",
+        "traced",
         "not stacked: it cannot draw noise 'exact' on a GPU",
-        ("for stacked: privacy.noise = 'secure'",),
+        ("for stacked: privacy.noise = 'secure'", "traced would be faster: run.tf32 = true"),
         {**CUDA, "exact": True},
         mended={"exact": False},
         then="stacked",
         gpu=(9, 0),
     ),
     "without Triton": Row(
-        chain, "generic", "Triton, which is not installed", ("pip install triton",), CUDA, gpu=(9, 0), triton=False
+        chain,
+        "generic",
+        "not traced: its kernels need Triton, which is not installed",
+        ("for stacked: pip install triton", "for traced: pip install triton"),
+        CUDA,
+        gpu=(9, 0),
+        triton=False,
+    ),
+    "a residual net on a GPU": Row(
+        Residual,
+        "traced",
+        "not stacked: 'add' makes the model more than a plain chain of layers",
+        ("traced would be faster: run.tf32 = true",),
+        CUDA,
+        gpu=(9, 0),
+    ),
+    "a site's GPU": Row(
+        chain,
+        "traced",
+        "not stacked: on a GPU it does not keep records apart, and a site needs that",
+        (),
+        {**CUDA, "apart": "by place", "tf32": True},
+        gpu=(9, 0),
     ),
     "LSTM on a GPU": Row(
         Recurrent,
@@ -198,12 +246,22 @@ ROWS: dict[str, Row] = {
     ),
     "Dropout on a GPU": Row(
         lambda: chain(nn.Dropout(0.5)),
-        "generic",
+        "traced",
         "Dropout ('1')",
-        ("for stacked: leave Dropout ('1') out", "generic would be faster: without layer '1' (Dropout)"),
+        ("for stacked: leave Dropout ('1') out", "traced would be faster: run.tf32 = true"),
         CUDA,
         mended={"module": chain},
         then="stacked",
+        gpu=(9, 0),
+    ),
+    "Dropout on a GPU, forced": Row(
+        lambda: chain(nn.Dropout(0.5)),
+        "generic",
+        "run.engine = 'generic'",
+        ("run.engine = 'auto'", "generic would be faster: without layer '1' (Dropout)"),
+        {**CUDA, "name": "generic"},
+        mended={"name": "auto"},
+        then="traced",
         gpu=(9, 0),
     ),
     "neither CPU nor CUDA": Row(
@@ -214,13 +272,19 @@ ROWS: dict[str, Row] = {
 
 @pytest.fixture(params=ROWS)
 def row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Row:
-    """With the GPU that it speaks of: nothing is put on a device before the first training, so none is needed."""
+    """With the GPU that it speaks of: but for traces, made here on the CPU, nothing is put on a device before the first
+    training, so none is needed."""
     row = ROWS[request.param]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(row.gpu is not None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: row.gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: row.gpu)
     monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object() if row.triton else None)
+    monkeypatch.setattr(traced, "trace_engine", on_cpu)
     return row
+
+
+def on_cpu(module: nn.Module, like: Examples, task: Task | None, threads: int, device: object, **given: Any) -> object:
+    return TRACE(module, like, task, threads)
 
 
 def case(row: Row, **changes: Any) -> tuple[EngineName, dict[str, Any]]:
@@ -238,16 +302,8 @@ def test_the_engine_and_why(row: Row) -> None:
     assert choice.engine == row.engine
     assert row.why in choice.why
     assert [fragment in hint for fragment, hint in zip(row.hints, choice.hints, strict=True)] == [True] * len(row.hints)
-
-
-def test_the_engine_that_is_made_is_the_one_that_is_told(row: Row) -> None:
-    name, asked = case(row)
-    assert choose(name, **asked).name == decide(name, **asked).engine
-
-
-def test_what_was_passed_over_is_refused_in_the_same_words(row: Row) -> None:
-    name, asked = case(row)
-    choice = decide(name, **asked)
+    assert choice.make().name == choice.engine
+    # What was passed over is refused in the same words.
     assert (choice.why == FASTEST) == (name == "auto" and not choice.passed)
     for passed, obstacle in choice.passed.items():
         assert f"not {passed}: {obstacle.why}" in choice.why
@@ -265,19 +321,31 @@ def test_what_a_hint_asks_for_brings_the_faster_engine(row: Row) -> None:
     assert decide(name, **asked).engine == row.then
 
 
-def test_obstacles_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tracing a large model takes seconds, and runs the user's code."""
-    asked: list[object] = []
+@pytest.mark.parametrize("fits", [True, False])
+def test_obstacles_are_asked_for_once(monkeypatch: pytest.MonkeyPatch, fits: bool) -> None:
+    """Tracing a large model takes seconds, and runs the user's code. A GPU that is there and not asked for stays as it
+    is."""
+    asked: list[str] = []
 
-    def supports(*arguments: object) -> Obstacle:
-        asked.append(arguments)
+    def supports(*_: object) -> Obstacle:
+        asked.append("native")
         return Obstacle("it was asked")
 
+    def trace_engine(*given: Any, **_: object) -> object:
+        asked.append(f"traced on {given[4]}")
+        return made if fits else Obstacle("it was asked")
+
+    made = GenericEngine(chain())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr("fedspa.engine.native.supports", supports)
+    monkeypatch.setattr("fedspa.engine.stacked.supports", lambda *_: Obstacle("it knows no such layer"))
+    monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object())
+    monkeypatch.setattr(traced, "trace_engine", trace_engine)
     choice = decide("auto", chain(), blank(SHAPE), "cpu", 1, exact=False)
-    assert (choice.engine, choice.why) == ("generic", "not native: it was asked")
-    choice.make()
-    assert len(asked) == 1
+    assert choice.engine == ("traced" if fits else "generic")
+    assert choice.why == "not native: it was asked" + ("" if fits else "; not traced: it was asked")
+    assert (choice.make() is made) == fits
+    assert asked == ["native", "traced on cpu"]
 
 
 def test_a_person_is_no_record() -> None:
@@ -285,7 +353,10 @@ def test_a_person_is_no_record() -> None:
         {"records": torch.zeros(1, 2, *SHAPE), "count": torch.ones(1, dtype=torch.int64)}, torch.zeros(1, 2)
     )
     choice = decide("auto", chain(), like, "cpu", 1, exact=False, task=PerPerson(Classification(3)))
-    assert choice.why == "not native: it takes one record per example, and here an example is a person"
+    assert choice.why == (
+        "not native: it takes one record per example, and here an example is a person; "
+        "not traced: it takes examples of one size, and persons have different numbers of records"
+    )
     assert choice.hints == ()
 
 

@@ -17,6 +17,7 @@ import torch
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.engine.choose import decide
 from fedspa.engine.generic import GenericEngine
+from fedspa.engine.obstacle import Obstacle
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
 from fedspa.flower import check, trainer
 from fedspa.flower.site import read_site
@@ -200,8 +201,9 @@ def test_a_policy_of_replace_one_allows_batches_that_need_no_room(smooth, tmp_pa
 @pytest.mark.parametrize("more", [{}, {"room": 40}])
 def test_a_device_on_which_nothing_keeps_records_apart_is_refused_with_the_reason(smooth, monkeypatch, more):
     """As a GPU's generic engine declares it. The last of all engines takes every model: it must not slip through."""
-    monkeypatch.setattr(trainer, "_ENGINES", {})
+    monkeypatch.setattr(trainer, "_TRAINERS", {})
     monkeypatch.setattr(GenericEngine, "separates_records", False)
+    monkeypatch.setattr("fedspa.engine.traced.trace_engine", lambda *_, **__: Obstacle("it cannot"))
     gpu = partial(decide, name="auto", device="cuda")
 
     def there(name, module, like, device, threads, exact, task, apart):
@@ -220,7 +222,7 @@ def test_a_site_trains_on_its_own_device(smooth, monkeypatch):
         asked.append((given[3], next(given[1].parameters()).device, more["apart"]))
         return decide(*given, **more)
 
-    monkeypatch.setattr(trainer, "_ENGINES", {})
+    monkeypatch.setattr(trainer, "_TRAINERS", {})
     monkeypatch.setattr(trainer, "decide", watched)
     assert check.main([text({**smooth, "room": 40, "device": "cpu:0"})]) == 0
     assert asked == [(torch.device("cpu:0"), torch.device("cpu"), "by place")]

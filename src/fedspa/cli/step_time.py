@@ -66,7 +66,7 @@ def _train(job: Simulated, agents: int, steps: int) -> float:
 
 
 def _agent(job: Simulated, number: int) -> Agent:
-    x, y = job.train
+    x, y = job.examples(job.holdings[number])
     rows: torch.Tensor | None = torch.from_numpy(job.holdings[number])
     if not isinstance(job.engine, ReadsRows):
         assert rows is not None

@@ -135,7 +135,7 @@ def _fastest(case: _Case) -> Choice:
         candidate.name,
         why or "the fastest that can run this model here",
         passed,
-        (*mends, *_own_hints(candidate, case), *_gpu_hints(case)),
+        (*mends, *_own_hints(candidate, case), *_gpu_hints(case, candidate.name)),
         lambda: candidate.make(case),
     )
 
@@ -159,14 +159,16 @@ def _own_hints(candidate: _Candidate, case: _Case) -> Iterator[str]:
         yield f"{candidate.name} would be faster: {slow.mend}"
 
 
-def _gpu_hints(case: _Case) -> Iterator[str]:
-    """A GPU that is there and not used, where a back end that is made for GPUs could train this model on it."""
+def _gpu_hints(case: _Case, taken: EngineName) -> Iterator[str]:
+    """A GPU that is there and not used, where a back end that is made for GPUs could train this model on it. Nothing is
+    traced there to find out: a run that does not use a GPU puts nothing on it."""
     if case.device.type != "cpu" or torch.cuda.device_count() == 0:
         return
-    there = _fastest(replace(case, device=torch.device("cuda"), tf32=True))
-    if there.engine != "generic":  # which may be no faster there
+    there = replace(case, device=torch.device("cuda"))
+    able = "stacked" if not any(_stacked(there)) else taken
+    if able == "stacked" or (able == "traced" and stacked.device_obstacle(there.device, exact=False) is None):
         key = "run.device" if case.apart == "free" else "device in the node-config"
-        yield f"{key} = 'cuda': a GPU is there and not used, and {there.engine} can train this model on it"
+        yield f"{key} = 'cuda': a GPU is there and not used, and {able} can train this model on it"
 
 
 def _of_layers(case: _Case) -> Iterator[Obstacle]:
