@@ -171,7 +171,7 @@ def largest_move(engine: type[TracedEngine], kind: type[Keyed], monkeypatch: pyt
         kept = torch.arange(RECORDS) != absent
         moves = []
         for missing, index in ((None, slice(None)), (absent, kept)):
-            monkeypatch.setattr(local, "Places", lambda task, missing=missing, key=key: kind(missing, key))
+            monkeypatch.setattr(local, "Places", lambda *task, missing=missing, key=key: kind(missing, key))
             moves.append(step(made, theta, x[index], y[index], key, ROOM))
         found.append(float((moves[0] - moves[1]).norm()))
     return max(found)
