@@ -452,30 +452,3 @@ def test_fedavg_reproduces_on_mnist(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"resume is '.*/none', which holds no run"):
         fedspa.run(resume=tmp_path / "none")
-
-
-class Twofold(nn.Module):
-    """Which no engine takes by its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.head(x.flatten(1))
-        return x + torch.tanh(x)
-
-
-@pytest.mark.parametrize(
-    ("noise", "sampling", "engine"),
-    [("seeded", "poisson", "traced"), ("exact", "poisson", "generic"), ("exact", "fixed", "traced")],
-)
-def test_exact_noise_takes_records_together_only_where_neighbours_have_the_same_places(
-    tmp_path: Path, noise: str, sampling: str, engine: str
-) -> None:
-    privacy = {"noise": noise, "sampling": sampling}
-    config = small(tmp_path, data={"name": "digits"}, run={"engine": "auto"}, privacy=privacy)
-    job = prepare(load(config), module=Twofold())
-    assert job.engine.name == job.make_engine().name == engine
-    if noise == "exact" and sampling == "poisson":
-        assert "cannot have noise 'exact'" in job.choice.why

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import nn
 
-from fedspa.engine.choose import Apart, choose
+from fedspa.engine.choose import choose
 from fedspa.engine.names import EngineName
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
@@ -54,13 +54,9 @@ class Setting:
         """For the audit's data, afresh each time."""
         return torch.Generator().manual_seed(self.seed)
 
-    def make_engine(self, module: nn.Module, input_shape: tuple[int, ...], apart: Apart = "free") -> Engine:
+    def make_engine(self, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
         """What a run with this noise mode would take for such a model."""
-        return choose(self.engine, module, blank(input_shape), "cpu", 1, self.exact, apart=apart)
-
-    def make_engine_for_poisson(self, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
-        """As in a run (`setup.apart`). One that is named may be a site's, where records have room."""
-        return self.make_engine(module, input_shape, "alone" if self.exact and self.engine == "auto" else "free")
+        return choose(self.engine, module, blank(input_shape), "cpu", 1, self.exact)
 
 
 def refuse_unless(option: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -222,11 +222,7 @@ def _traced(case: _Case) -> Iterator[Obstacle]:
         yield Obstacle("it takes examples of one size, and persons have different numbers of records")
     elif case.apart == "alone":
         why = "it takes records together, and under Poisson sampling a site must then say for how many it has room"
-        mend = "name room in the node-config: the most examples that this site will ever train on"
-        if case.exact:
-            why += ", and a simulation, which has none, cannot have noise 'exact'"
-            mend += "; in a simulation, privacy.noise = 'secure'"
-        yield Obstacle(why, mend)
+        yield Obstacle(why, "name room in the node-config: the most examples that this site will ever train on")
     elif isinstance(case.traced, Obstacle):
         yield case.traced
 

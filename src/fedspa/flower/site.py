@@ -58,7 +58,6 @@ from fedspa.privacy.event import Sampling, Unit
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
 from fedspa.runs.sections import Task as TaskSection
-from fedspa.runs.setup import apart
 
 if TYPE_CHECKING:
     from fedspa.flower.terms import Announcement
@@ -173,11 +172,8 @@ class Site:
         )
 
     def apart(self, sampling: Sampling) -> Apart:
-        """How an engine must keep records apart here. A simulation's agents have a place per record, which is not
-        enough where noise is exact (`setup.apart`)."""
-        if self.config is not None and apart(self.config) == "free":
-            return "by place"
-        return "by place" if sampling == "fixed" or self.room is not None else "alone"
+        """How an engine must keep records apart here. A simulation's agents have a place per record."""
+        return "by place" if self.simulated or sampling == "fixed" or self.room is not None else "alone"
 
     def _task(self, asked: TaskSection, held: Held) -> Task:
         if self.config is not None:

@@ -17,7 +17,7 @@ from fedspa.data.dataset import Dataset
 from fedspa.data.participation import schedule
 from fedspa.data.persons import blank_person
 from fedspa.data.plugin import GIVEN
-from fedspa.engine.choose import Apart, Choice, choose, decide
+from fedspa.engine.choose import Choice, choose, decide
 from fedspa.engine.device import device_named
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
@@ -248,13 +248,7 @@ def _maker(config: Config, module: nn.Module, like: Examples, task: Task) -> Cal
 def _asked(config: Config, module: nn.Module, like: Examples, task: Task) -> tuple[Any, ...]:
     """Of `decide`."""
     run, exact = config.run, config.privacy.noise == "exact"
-    return run.engine, module, like, run.device, run.threads, exact, run.tf32, task, apart(config)
-
-
-def apart(config: Config) -> Apart:
-    """How a simulation keeps records apart. What noise 'exact' promises, rounding would break: under Poisson sampling
-    neighbours have other places there, since no room is named."""
-    return "alone" if config.privacy.noise == "exact" and config.privacy.sampling == "poisson" else "free"
+    return run.engine, module, like, run.device, run.threads, exact, run.tf32, task
 
 
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:

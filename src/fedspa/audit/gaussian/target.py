@@ -60,7 +60,7 @@ class Target:
     every_variant: bool = True
     batches: Batches = fresh_batches
     release: Release = release
-    engine: MakeEngine = Setting.make_engine_for_poisson
+    engine: MakeEngine = Setting.make_engine
     respond: Respond[Update] = respond
     claimed_share: float = 1.0
 
