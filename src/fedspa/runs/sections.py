@@ -304,13 +304,14 @@ class Run(Section):
     device: Annotated[str, Field(min_length=1, max_length=100)] = Field(
         "cpu", description="torch's name of a device: `cpu`, `cuda`."
     )
-    engine: Literal["auto", "native", "stacked", "generic", "reference"] = Field(
+    engine: Literal["auto", "native", "stacked", "traced", "generic", "reference"] = Field(
         "auto", description="What runs the local steps; `auto` takes the fastest that can."
     )
-    tf32: bool = Field(False, description="TF32 on GPUs, for the stacked engine.")
+    tf32: bool = Field(False, description="TF32 on GPUs, for the stacked and the traced engine.")
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] = Field(
         2,
-        description="Threads of the native engine: one per agent. They change the time, and not one bit of the result.",
+        description="Threads of the native and the traced engine: one per agent. They change the time, and not one bit "
+        "of the result.",
     )
     workers: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1,
