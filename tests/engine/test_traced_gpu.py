@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fedspa.engine.stacked.chacha import ChaChaNoise
 from fedspa.engine.task import LocalTask
-from fedspa.engine.traced import gpu_rounds, gpu_twins
+from fedspa.engine.traced import gpu_rounds, gpu_steps, gpu_twins
 from fedspa.engine.traced.engine import TracedEngine
 from fedspa.engine.traced.gpu_rounds import Rounds
+from fedspa.errors import ConfigError, PrivacyError
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -146,6 +147,57 @@ def test_an_empty_place_moves_the_sum_by_that_record_and_no_other(device: torch.
         rest = rounds.train(theta, [engine._moved(dataclasses.replace(made, x=x))])[0].delta.double()
         moved = (whole - rest).norm().item() / scale
         assert moved <= CLIP * (1 + 1e-5) + 1e-5
+
+
+def test_a_round_with_smaller_batches_takes_the_stack_that_is_kept() -> None:
+    module, theta, like = model_of("words", torch.device("cpu"))
+    engine = TracedEngine(module, like)
+    rounds = rounds_of(engine, like, len(theta), torch.device("cpu"))
+    made = [
+        task("words", seed, len(theta), clip="l2", rule="given", share=1.0, steps=1, noise=1.0) for seed in range(1, 9)
+    ]
+    made.sort(key=lambda each: -gpu_rounds.placed(each).largest)
+    assert len({-(-gpu_rounds.placed(each).largest // 4) for each in made}) > 1
+    for each in made:
+        rounds.train(theta, [each])
+    assert len(rounds._stacks) == 1
+
+
+@pytest.mark.parametrize("dimension", [10, 5_000, 50_000, 3_000_000, 10_000_000])
+@pytest.mark.parametrize("places", [0, 4, 700, 70_000])
+def test_no_block_of_a_stack_has_more_lines_than_a_grid_takes(dimension: int, places: int) -> None:
+    rounds = Rounds(pytest.fail, Examples(torch.zeros(1), torch.zeros(1)), dimension, torch.device("cpu"))
+    block = min(rounds._block(), max(places, 4))
+    assert 1 <= rounds._at_once(places) * block <= 65_535
+    assert rounds._block() % 4 == 0
+
+
+def test_a_batch_whose_whole_numbers_could_overflow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, theta, like = model_of("words", torch.device("cpu"))
+    engine = TracedEngine(module, like)
+    made = task("words", 1, len(theta), clip="l2", rule="given", share=1.0, steps=1, noise=1.0)
+    assert gpu_rounds.MOST_PLACES * gpu_steps._UNITS < 2**63
+    monkeypatch.setattr(gpu_rounds, "MOST_PLACES", gpu_rounds.placed(made).largest - 1)
+    with pytest.raises(PrivacyError, match="places"):
+        rounds_of(engine, like, len(theta), torch.device("cpu")).train(theta, [made])
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "why"),
+    [
+        (lambda mask: torch.cat([mask[:1], mask[:-1]]), "do not increase"),
+        (lambda mask: mask.flip(0), "do not increase"),
+        (lambda mask: mask + 10**6, "outside"),
+        (lambda mask: mask - 10**6, "outside"),
+    ],
+)
+def test_a_mask_that_would_release_a_coordinate_twice_or_none_is_refused(spoiled: Any, why: str) -> None:
+    module, theta, like = model_of("words", torch.device("cpu"))
+    made = task("words", 1, len(theta), clip="l2", rule="given", share=0.3, steps=1, noise=1.0)
+    assert made.coordinates is not None
+    bad = dataclasses.replace(made, coordinates=spoiled(made.coordinates))
+    with pytest.raises(ConfigError, match=why):
+        TracedEngine(module, like).train(theta, [bad])
 
 
 def test_noise_of_a_stack_is_the_stream_s() -> None:

@@ -73,6 +73,10 @@ CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Tree]], str]] = {
     "columns by index": (
         lambda: (Net(chosen_rows, head=nn.Unflatten(1, (4, 2))), of_floats(caught)[1]), "",
     ),
+    "rows by what a table says": (
+        lambda: of_words(lambda net, x: net.head.weight[0][torch.arange(99).index_select(0, x.flatten())][None, :3]),
+        INDEX,
+    ),
     "take_along_dim": (lambda: of_words(lambda net, x: net.head(torch.take_along_dim(x.float(), x, 1))), INDEX),
     "scatter": (lambda: of_words(lambda net, x: net.head(torch.zeros(1, 6).scatter(1, x % 6, 1.0))), INDEX),
     "whole numbers divided": (lambda: of_words(lambda net, x: net.head((20 // (x - 7)).float())), WHOLE),

@@ -82,10 +82,28 @@ def require_allowed(graph: fx.Graph) -> None:
 
 
 def _held_inside(index: Any) -> bool:
-    """Whether an index, or each of several, depends on examples only through `within`."""
+    """Whether an index, or each of several, depends on examples only through `within`, and is not what was looked up by
+    such an index: a table's numbers need not lie inside another's."""
     if isinstance(index, list | tuple):
         return all(map(_held_inside, index))
-    return not isinstance(index, fx.Node) or not depends_on_arguments(index, but_for=ops.within_node)
+    if not isinstance(index, fx.Node) or not depends_on_arguments(index):
+        return True
+    return not depends_on_arguments(index, but_for=ops.within_node) and not _looked_up(index)
+
+
+def _looked_up(index: fx.Node) -> bool:
+    """Whether a node between `within` and the index looks something up by what an example brings."""
+    waiting, seen = [index], {index}
+    while waiting:
+        one = waiting.pop()
+        if one.target is ops.within_node:
+            continue
+        if plain_name(one) in _LOOKED_UP and depends_on_arguments(one):
+            return True
+        new = [each for each in one.all_input_nodes if each not in seen]
+        seen.update(new)
+        waiting += new
+    return False
 
 
 def depends_on_arguments(node: fx.Node, but_for: Any = None) -> bool:

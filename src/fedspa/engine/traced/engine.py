@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedspa.engine.local import local_steps
 from fedspa.engine.obstacle import Obstacle
-from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted
 from fedspa.engine.traced.capture import Untraceable
 from fedspa.engine.traced.cuts import Cuts, as_made, take
 from fedspa.engine.traced.program import Program, trace, trace_mean
@@ -119,11 +119,14 @@ class TracedEngine:
         return trace(self._model, self._modes, self._like, as_made, agents)
 
     def _moved(self, task: LocalTask) -> LocalTask:
-        """With its mask on the engine's device."""
+        """With its mask on the engine's device, checked."""
         active = self._model.dimension if task.coordinates is None else len(task.coordinates)
         if task.plan is not None and task.plan.active != active:
             raise PrivacyError(f"the plan has k = {task.plan.active}, the mask {active} coordinates; they must agree")
-        if task.coordinates is None or self._device.type == "cpu":
+        if task.coordinates is None:
+            return task
+        _require_mask(task.coordinates, self._model.dimension)
+        if self._device.type == "cpu":
             return task
         return replace(task, coordinates=task.coordinates.to(self._device))
 
@@ -208,3 +211,13 @@ class TracedEngine:
 
     def _cut(self, coordinates: Tensor | None) -> Cuts:
         return Cuts(self._program.layers, coordinates, self._device)
+
+
+def _require_mask(coordinates: Tensor, dimension: int) -> None:
+    """A coordinate that came twice would be released twice, and clipped as one."""
+    if not len(coordinates):
+        return
+    if int(coordinates.min()) < 0 or int(coordinates.max()) >= dimension:
+        raise mask_outside(dimension)
+    if bool((coordinates.diff() <= 0).any()):
+        raise mask_unsorted()

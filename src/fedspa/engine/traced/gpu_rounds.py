@@ -15,6 +15,7 @@ from fedspa.engine.stacked.buffers import Shape
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.engine.traced.gpu_stack import Stack
 from fedspa.engine.traced.program import Program
+from fedspa.errors import PrivacyError
 from fedspa.examples import Examples
 
 # Bytes of per-example gradients and sums: of an agent, whose examples then come in smaller blocks, and of a stack.
@@ -23,6 +24,10 @@ AGENT_BUDGET, STACK_BUDGET = 2 * 2**30, 6 * 2**30
 ALONE = 4_000_000
 # Places of a step come in multiples of this: a graph is captured for each number that is met.
 _STEP = 4
+# Examples of all agents of a stack in a block: CUDA starts no more programs side by side in a grid's second dimension.
+LINES = 65_535
+# Places of a step: an Embedding's sums are 64-bit whole numbers of at most 2⁴⁰ per example (`gpu_steps`).
+MOST_PLACES = 2**22
 
 Key = tuple[object, ...]
 
@@ -46,12 +51,13 @@ class Rounds:
         for kind, members in alike.items():
             batches = {i: placed(tasks[i]) for i in members}
             largest = _rounded(max(each.largest for each in batches.values()))
-            block = self._block(largest)
-            at_once = 1 if self._dimension > ALONE else max(1, STACK_BUDGET // self._bytes(block))
+            if largest > MOST_PLACES:
+                raise PrivacyError(f"a batch has {largest} places; on a GPU it may have {MOST_PLACES}: lower the batch")
+            at_once = self._at_once(largest)
             for start in range(0, len(members), at_once):
                 chosen = members[start : start + at_once]
                 own = [tasks[i] for i in chosen]
-                stack = self._stack(kind, own, min(at_once, len(members)), largest, block)
+                stack = self._stack(kind, own, min(at_once, len(members)), largest)
                 stack.load(theta, own)
                 tables = [batches[i] for i in chosen]
                 filled = [*tables, *[tables[-1]] * (stack.shape.agents - len(own))]
@@ -63,10 +69,10 @@ class Rounds:
                     results[i] = LocalResult(deltas[w].clone(), clips[w], zeroed[w])
         return [results[i] for i in range(len(tasks))]
 
-    def _stack(self, kind: Key, tasks: Sequence[LocalTask], agents: int, largest: int, block: int) -> Stack:
+    def _stack(self, kind: Key, tasks: Sequence[LocalTask], agents: int, largest: int) -> Stack:
         """One that was kept, or a new one: with room to spare, so that the next round's largest batch fits."""
         records, steps = max(task.records for task in tasks), tasks[0].local_steps
-        key = kind, agents, block
+        key = kind, agents
         held = self._stacks.get(key)
         if held is not None and held.shape.capacity >= largest and held.shape.records >= records:
             return held
@@ -86,7 +92,7 @@ class Rounds:
             quantile=plan.clip_rule == "quantile",
             masks=masked,
         )
-        self._stacks[key] = Stack(self._program(agents), self._like, shape, block, self._device)
+        self._stacks[key] = Stack(self._program(agents), self._like, shape, self._block(), self._device)
         return self._stacks[key]
 
     def _program(self, agents: int) -> Program:
@@ -95,10 +101,17 @@ class Rounds:
             self._programs[wanted] = self._trace(wanted)
         return self._programs[wanted]
 
-    def _block(self, places: int) -> int:
-        """Examples of an agent at a time."""
-        most = (AGENT_BUDGET // self._dimension - 13) // 4
-        return max(_STEP, min(places, most // _STEP * _STEP))
+    def _block(self) -> int:
+        """The most examples of an agent at a time."""
+        most = min((AGENT_BUDGET // self._dimension - 13) // 4, LINES)
+        return max(_STEP, most // _STEP * _STEP)
+
+    def _at_once(self, places: int) -> int:
+        """Agents of a stack."""
+        block = min(self._block(), max(_STEP, places))
+        if self._dimension > ALONE:
+            return 1
+        return max(1, min(STACK_BUDGET // self._bytes(block), LINES // block))
 
     def _bytes(self, block: int) -> int:
         """Of an agent: θ, sums, its mask and the gradients of a block."""
