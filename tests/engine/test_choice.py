@@ -143,7 +143,7 @@ ROWS: dict[str, Row] = {
     "exact, and more": Row(Residual, "traced", "implementation; it knows no layer GroupNorm", (), {"exact": True}),
     "weights": Row(
         chain,
-        "generic",
+        "traced",
         "the task has weights or label smoothing",
         ("for native: leave out task.weights",),
         {"task": Classification(3, weights=(1.0, 2.0, 1.0))},
