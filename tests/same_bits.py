@@ -41,7 +41,7 @@ def settings() -> Iterator[tuple[str, Sections]]:
     for name, noise in itertools.product(ALGORITHMS, ("seeded", "secure", "exact")):
         if name != "cpsgd" or noise != "exact":  # cpSGD's noise is of whole numbers in any mode
             yield f"{name}-{noise}", merged(ALGORITHMS[name], {"privacy": {"noise": noise}})
-    for engine in ("native", "stacked", "generic", "reference"):
+    for engine in ("native", "stacked", "traced", "generic", "reference"):
         yield f"engine-{engine}", merged(seeded, {"run": {"engine": engine}})
     for key, values in {
         "mask": ("per-agent", "shared", "fixed"),

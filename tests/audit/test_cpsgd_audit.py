@@ -160,17 +160,17 @@ def test_the_size_of_the_bound_makes_no_alarm(clip_value: float, of: str) -> Non
     assert all(check.holds for check in judged(answers.neighbour_questions(SETTING, TARGET, plan)))
 
 
-def test_the_exact_mode_has_the_engine_of_a_run_of_that_mode() -> None:
-    """One that keeps records apart to the bit."""
-    seen: set[tuple[str, bool]] = set()
+def test_exact_gradients_are_taken_by_the_engine_of_such_a_run() -> None:
+    """Records go together there: it is asked with every batch."""
+    seen: set[tuple[str, bool, int]] = set()
 
     def watched(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
-        seen.update((engine.name, agent.exact) for agent in agents)
-        raise StopAsyncIteration  # seen enough
+        seen.update((engine.name, agent.exact, len(agent.y)) for agent in agents)
+        return TARGET.respond(theta, terms, agents, engine)
 
-    with pytest.raises(StopAsyncIteration):
-        neighbours(replace(TARGET, respond=watched), setting=replace(SETTING, noise_mode="exact"))
-    assert seen == {("traced", True)}
+    checks = neighbours(replace(TARGET, respond=watched), setting=replace(SETTING, noise_mode="exact"))
+    assert all(check.holds for check in checks)
+    assert seen == {("traced", True, batch) for batch in answers.BATCHES}
 
 
 @pytest.mark.parametrize("of", ["coordinate", "coordinate, rotated", "l2, rotated"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from fedspa.examples import Examples, blank
 from fedspa.learning.options import Options
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
+from fedspa.runs.sections import Run
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
 
@@ -142,7 +143,7 @@ ROWS: dict[str, Row] = {
     "exact, and more": Row(Residual, "traced", "implementation; it knows no layer GroupNorm", (), {"exact": True}),
     "weights": Row(
         chain,
-        "generic",
+        "traced",
         "the task has weights or label smoothing",
         ("for native: leave out task.weights",),
         {"task": Classification(3, weights=(1.0, 2.0, 1.0))},
@@ -358,6 +359,10 @@ def test_a_person_is_no_record() -> None:
         "not traced: it takes examples of one size, and persons have different numbers of records"
     )
     assert choice.hints == ()
+
+
+def test_a_config_can_name_every_engine() -> None:
+    assert get_args(Run.model_fields["engine"].annotation) == get_args(EngineName)
 
 
 def test_several_obstacles_are_mended_together_or_not_at_all() -> None:

@@ -32,6 +32,7 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
 from fedspa.runs.statement import shown, statement
+from fedspa.runs.summary import TOGETHER
 from fedspa.wire.payload import HEADER_BYTES
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -50,6 +51,16 @@ def small(tmp_path: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any
 
 FEDAVG = {"algorithm": {"name": "fedavg", "compression": 1.0}, "privacy": {"epsilon": None}}
 DP_FED = {"algorithm": {"name": "dp-fed", "compression": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("engine", "sampling", "noted"),
+    [("traced", "poisson", True), ("traced", "fixed", False), ("generic", "poisson", False)],
+)
+def test_records_that_were_taken_together_are_told(tmp_path: Path, engine: str, sampling: str, noted: bool) -> None:
+    """Neighbours under Poisson sampling have another number of places, and with it other roundings."""
+    sections = {"federation": {"rounds": 1}, "privacy": {"sampling": sampling}, "run": {"engine": engine}}
+    assert (TOGETHER in fedspa.run(small(tmp_path, **sections)).summary["warnings"]) == noted
 
 
 @pytest.mark.parametrize(

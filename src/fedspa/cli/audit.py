@@ -33,7 +33,9 @@ def audit(
     ] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson (default) or fixed.")] = None,
     noise_mode: Annotated[str | None, typer.Option(help="secure (default), exact or seeded.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto (default), native, stacked, generic or reference.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto (default), native, stacked, traced, generic or reference.")
+    ] = None,
     draws: Annotated[int, typer.Option(min=100, max=10**7, help="Draws of each attack, on either side.")] = 5000,
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="Seed of the audit's data; of the noise too where it is seeded.")

@@ -97,7 +97,13 @@ def _engines() -> Iterator[Answer]:
     where = "on the GPU" if device == "cuda" else "on this CPU, slowly: it is made for GPUs"
     detail = where if obstacle is None else f"{obstacle.why}: {obstacle.mend}"
     yield Answer("engines", "stacked", obstacle is None, detail)
-    yield Answer("engines", "generic, reference", True, "any module that torch.func can trace")
+    detail = (
+        f"any module that torch can trace, on this {'GPU' if device == 'cuda' else 'CPU'}"
+        if obstacle is None
+        else detail
+    )
+    yield Answer("engines", "traced", obstacle is None, detail)
+    yield Answer("engines", "generic, reference", True, "any module that autograd goes through")
 
 
 def _extras() -> Iterator[Answer]:

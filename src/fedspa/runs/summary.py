@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedspa.engine.local import Together
 from fedspa.learning.tasks import Baseline, Task
 from fedspa.runs.books import LedgerTotal
 from fedspa.runs.guarantee import Guarantee, not_private_because, promised
@@ -19,8 +20,15 @@ from fedspa.server.optimizers import ServerOptimizer
 
 TOGETHER = (
     "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "
-    "chooses its model to enlarge that could pass the clip, and a deployment takes no such engine (docs/engine.md)"
+    "chooses its model to enlarge that could pass the clip, and a deployment takes none together so (docs/engine.md)"
 )
+
+
+def _takes_together(job: Simulated) -> bool:
+    """Neighbours under Poisson sampling have a record more or less, and with it another number of places: a simulation
+    has no room (`fedspa.engine.places`)."""
+    by_place = isinstance(job.engine, Together) and job.config.privacy.sampling == "poisson"
+    return by_place or not job.engine.separates_records
 
 
 def measured(
@@ -61,7 +69,7 @@ def summarise(
     `trials` are cpSGD's. `rounds_empty` had no update.
     """
     config, server = job.config, job.server
-    together = isinstance(job, Simulated) and not job.engine.separates_records
+    together = isinstance(job, Simulated) and _takes_together(job)
     uploads = sum(metrics.agents for metrics in history)
     sent = sum(metrics.uplink_bytes for metrics in history)
     empty = sum(metrics.agents == 0 for metrics in history)

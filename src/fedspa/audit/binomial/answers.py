@@ -125,8 +125,7 @@ def neighbour_questions(setting: Setting, target: Target, plan: BinomialPlan) ->
     """The distances that come nearest to what is claimed, over all pairs, batches and models."""
     worst, slackest, pairs = [(0.0, 1.0)] * 3, math.inf, 0
     for model in _models(plan, setting.seed):
-        # Exact gradients are taken one by one: a larger batch would tell no more, and takes three times as long.
-        for batch in BATCHES[:1] if setting.exact else BATCHES:
+        for batch in BATCHES:
             fine = replace(model.plan, bits=BITS, batch=batch, records=batch, delta=1e-3)
             away = np.abs(_differences(setting, target, model, fine)).astype(np.float64)
             seen = (away.max(), away.sum(axis=1).max(), np.linalg.norm(away, axis=1).max())

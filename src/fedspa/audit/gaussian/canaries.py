@@ -68,8 +68,7 @@ def run_questions(setting: Setting, target: Target) -> list[Question]:
 
 
 def _run_questions(setting: Setting, target: Target) -> list[Question]:
-    # The exact path takes its gradients one by one: fewer agents there, to stay within a minute.
-    x = torch.from_numpy(hadamard(RECORDS).astype(np.float32)).repeat(AGENTS // 4 if setting.exact else AGENTS, 1)
+    x = torch.from_numpy(hadamard(RECORDS).astype(np.float32)).repeat(AGENTS, 1)
     coins = setting.stream("coins").uint64(len(x)) >> np.uint64(63)
     inside = torch.from_numpy(coins.astype(np.int64))
     # Every record in every step (q = 1): canaries show best where no sampling hides them.

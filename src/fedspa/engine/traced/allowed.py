@@ -16,10 +16,10 @@ from fedspa.engine.traced import ops
 from fedspa.engine.traced.capture import Untraceable
 
 _SHAPES = """
-alias as_strided cat clone constant_pad_nd contiguous copy detach diagonal expand expand_as flip lift_fresh_copy movedim
-narrow permute pixel_shuffle repeat reshape roll select select_backward select_scatter slice slice_backward
-slice_scatter split split_with_sizes squeeze stack t transpose tril triu unbind unfold unfold_backward unsafe_split
-unsqueeze view view_as _reshape_alias _unsafe_view _to_copy diagonal_backward diagonal_scatter
+alias as_strided cat clone constant_pad_nd contiguous copy detach diagonal expand expand_as flip lift_fresh
+lift_fresh_copy movedim narrow permute pixel_shuffle repeat reshape roll select select_backward select_scatter slice
+slice_backward slice_scatter split split_with_sizes squeeze stack t transpose tril triu unbind unfold unfold_backward
+unsafe_split unsqueeze view view_as _reshape_alias _unsafe_view _to_copy diagonal_backward diagonal_scatter
 """
 _NUMBERS = """
 abs acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max
