@@ -269,3 +269,22 @@ def test_the_trial_comes_first() -> None:
     assert "keeps something of one example" in str(chosen.passed["traced"])
     assert module.calls == 0
     assert FlatModel(module).dimension == 27
+
+
+def test_what_a_forward_makes_and_changes_in_place_is_made_anew_each_time() -> None:
+    """Else it would be a state that grows from block to block, by too little to be seen when it is tried."""
+
+    def grown(net: Any, x: Tensor) -> Tensor:
+        factor = torch.tensor([1.0, 1.0, 1.0])
+        factor += 1e-3
+        return net.head(x) * factor  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    module, x = of_floats(grown)
+    y = torch.zeros(4, dtype=torch.int64)
+    found = trace_engine(module, Examples(x, y), None, 1)
+    assert isinstance(found, TracedEngine)
+    theta = FlatModel(module).flatten()
+    first, *others = (torch.cat(list(found.rows(theta, x, y, None))) for _ in range(50))
+    assert all(torch.equal(first, other) for other in others)
+    torch.testing.assert_close(first, FlatModel(module).gradients_alone(theta, x, y))

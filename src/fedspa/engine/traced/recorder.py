@@ -6,9 +6,12 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
 
 
 def record(function: Callable[..., Sequence[Tensor]], given: Sequence[Tensor]) -> fx.GraphModule:
@@ -30,6 +33,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function is aten.lift_fresh.default:
+            return self._fresh(*args)
         wanted = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
         found = function(*args, **kwargs)
         made = self._graph.call_function(function, *wanted)
@@ -40,6 +45,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(each, Tensor):
                     self._know(each, self._graph.call_function(operator.getitem, (made, place)))
         return found
+
+    def _fresh(self, tensor: Tensor) -> Tensor:
+        """What torch.tensor makes is made anew each time: a program that wrote into it would else find that again."""
+        constant = self._node(tensor.detach().clone())
+        self._know(tensor, self._graph.call_function(aten.clone.default, (constant,)))
+        return tensor
 
     def module(self, found: Sequence[Tensor]) -> fx.GraphModule:
         self._graph.output([self._node(each) for each in found])
