@@ -15,12 +15,13 @@ from fedspa.engine.choose import decide
 from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.traced import TracedEngine, trace_engine
 from fedspa.engine.traced import program as programs
-from fedspa.engine.traced.allowed import ALLOWED, RANDOM
-from fedspa.engine.traced.capture import Untraceable
+from fedspa.engine.traced.allowed import ALLOWED, RANDOM, require_gpu_rules
+from fedspa.engine.traced.capture import Untraceable, capture
 from fedspa.engine.traced.cuts import Cuts
 from fedspa.engine.traced.sizes import for_any_size
 from fedspa.examples import Examples, Tree
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.forward import modes
 
 
 class Doubled(torch.autograd.Function):
@@ -288,3 +289,26 @@ def test_what_a_forward_makes_and_changes_in_place_is_made_anew_each_time() -> N
     first, *others = (torch.cat(list(found.rows(theta, x, y, None))) for _ in range(50))
     assert all(torch.equal(first, other) for other in others)
     torch.testing.assert_close(first, FlatModel(module).gradients_alone(theta, x, y))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "refused"),
+    [
+        (nn.Conv2d(2, 3, 2), (2, 4, 4), False),
+        (nn.Conv1d(2, 3, 2), (2, 4), True),
+        (nn.Conv3d(2, 3, 2), (2, 4, 4, 4), True),
+        (nn.ConvTranspose2d(2, 3, 2), (2, 4, 4), True),
+    ],
+)
+def test_a_gpu_has_a_rule_for_the_weights_of_plain_convolutions_only(
+    layer: nn.Module, shape: tuple[int, ...], refused: bool
+) -> None:
+    module = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2))
+    like = Examples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
+    module(like.x)
+    graph = capture(FlatModel(module), modes(module), like, 3).graph
+    if refused:
+        with pytest.raises(Untraceable, match="Conv2d only"):
+            require_gpu_rules(graph)
+    else:
+        require_gpu_rules(graph)

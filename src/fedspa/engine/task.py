@@ -112,7 +112,8 @@ def mask_unsorted() -> ConfigError:
 
 
 class Engine(Protocol):
-    """A back end. Results may differ between back ends by rounding, never by the order or number of tasks."""
+    """A back end. Results may differ between back ends by rounding, never by the order or number of tasks; but for the
+    traced one on a GPU, where agents that step together are rounded together."""
 
     @property
     def name(self) -> str: ...

@@ -45,6 +45,11 @@ class FlatModel:
         """d."""
         return sum(self._sizes)
 
+    @property
+    def device(self) -> torch.device:
+        """Where its trained parameters lie."""
+        return next(p for p in self.module.parameters() if p.requires_grad).device
+
     def flatten(self) -> Tensor:
         """θ as the module holds it now (a copy, float32)."""
         trained = dict(self.module.named_parameters())

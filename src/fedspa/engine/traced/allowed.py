@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 from fedspa.engine.traced import ops
@@ -124,3 +125,13 @@ def plain_name(node: fx.Node) -> str:
     """Of an operator, without its overload, in place or not: `aten.add.Tensor` and `aten.add_.Tensor` are `add`."""
     target = str(node.target)
     return target.split(".")[1].removesuffix("_") if target.startswith("aten.") else target
+
+
+def require_gpu_rules(graph: fx.Graph) -> None:
+    """Raise where a GPU would make the examples' gradients of a convolution's weights as groups of one convolution: its
+    kernels may lay groups side by side with zeros between them, and a number that is not finite would spoil others."""
+    for node in graph.nodes:
+        if node.target is not torch.ops.aten.convolution_backward.default or not node.args[-1][1]:
+            continue
+        if node.args[7] or len(node.args[1].meta["shape"]) != 4:
+            raise Untraceable("on a GPU it has a rule for Conv2d only, and the model has another convolution")

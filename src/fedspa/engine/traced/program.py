@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from fedspa.engine.traced import ops
-from fedspa.engine.traced.allowed import RANDOM, depends_on_arguments, plain_name, require_allowed
+from fedspa.engine.traced.allowed import RANDOM, depends_on_arguments, plain_name, require_allowed, require_gpu_rules
 from fedspa.engine.traced.capture import Untraceable, capture, capture_mean
 from fedspa.engine.traced.convolved import convolved_back, convolved_weights
 from fedspa.engine.traced.sizes import for_any_size
@@ -57,6 +57,8 @@ def trace(
     few, more = (capture(model, modes, like, size, agents) for size in _SIZES)
     _require_same_constants(few, more)
     require_allowed(few.graph)
+    if model.device.type != "cpu":
+        require_gpu_rules(few.graph)
     graph, made = for_any_size(few.graph, more.graph, _SIZES)
     *gradients, readable = next(node for node in few.graph.nodes if node.op == "output").args[0]
     bases = [_base(node, (agents or 1) * _SIZES[0], 1 if agents is None else 2) for node in gradients]
