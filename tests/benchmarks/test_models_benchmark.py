@@ -46,7 +46,7 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "it is what auto takes" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_contender_runs_on_a_frozen_body() -> None:
     row = models.measure(ROWS["adapters"], models.CONTENDERS, "cpu", agents=1, cores=1, repeats=1, steps=1)
     assert row["contenders"].keys() | row["skipped"].keys() == set(models.CONTENDERS)
