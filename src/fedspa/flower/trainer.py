@@ -76,26 +76,8 @@ def trainer_for(
     None where an example is a record. θ comes from the server; of what `seed` draws, only frozen values are used."""
     kinds = layout(record.x), layout(record.y)
     known = (name, kinds, _told(task), most, engine, threads, exact, seed, device, apart)
-    if known not in _TRAINERS:
-        made = _made(name, record, task, most, engine, threads, exact, seed, device, apart)
-        if len(_TRAINERS) >= _MOST_TRAINERS:
-            _TRAINERS.clear()
-        _TRAINERS[known] = made
-    return _TRAINERS[known]
-
-
-def _made(
-    name: str,
-    record: Examples,
-    task: Task,
-    most: int | None,
-    engine: EngineName,
-    threads: int,
-    exact: bool,
-    seed: int,
-    device: torch.device,
-    apart: Apart,
-) -> Trainer:
+    if known in _TRAINERS:
+        return _TRAINERS[known]
     shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None
     module = models.build(name, shape, task.width, seed=seed)
     require_fit(FlatModel(module, task), record, f"model.name = {name!r}")
@@ -114,7 +96,10 @@ def _made(
     _require_apart(chosen, choice, device, apart)
     logger.info("engine %s on %s: %s", chosen.name, device, choice.why)
     body = found if isinstance(found, Split) else None
-    return Trainer(chosen, FlatModel(module).dimension, choice, body, most is not None, threads)
+    if len(_TRAINERS) >= _MOST_TRAINERS:
+        _TRAINERS.clear()
+    _TRAINERS[known] = Trainer(chosen, FlatModel(module).dimension, choice, body, most is not None, threads)
+    return _TRAINERS[known]
 
 
 def _require_apart(engine: Engine, choice: Choice, device: torch.device, apart: Apart) -> None:

@@ -17,9 +17,8 @@ from fedspa.engine.stacked.buffers import ChainBuffers, Shape
 from fedspa.engine.stacked.chacha import GROUP, LANES
 from fedspa.engine.stacked.layers.base import Layer
 from fedspa.engine.stacked.passes import Passes
+from fedspa.engine.stacked.step_end import end_step
 from fedspa.engine.stacked.streams import Streams, new_stream
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
-from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 
 # Replaying a graph of several steps hides the gap between two graphs.
 _STEPS_A_GRAPH = 10
@@ -103,15 +102,4 @@ class Stack:
             )  # fmt: skip
         if s.clip == "l2":
             passes.sum_again(mode)
-        step_kernels.take_step[(math.ceil(s.active / 256), s.agents)](
-            *(held.theta, held.coordinates, passes.all_sums, passes.table, held.noise, held.clips, held.sigmas),
-            *(held.batches, held.sizes, held.flags, s.agents, s.dimension, s.active),
-            LAYERS=len(passes.table), SPLITS=passes.most_parts, MASKED=s.masked, NOISY=private, BLOCK=256,
-        )  # fmt: skip
-        if s.quantile:
-            step_kernels.move_clip[(s.agents,)](
-                *(self._shares, held.noise, held.clips, held.count_sigmas, held.batches, held.counts, held.step),
-                *(s.agents, s.capacity, s.active),
-                RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
-            )  # fmt: skip
-        held.step.add_(1)
+        end_step(held, s, passes.all_sums, passes.table, passes.most_parts, self._shares)

@@ -12,9 +12,7 @@ from fedspa.engine.stacked.buffers import RoundBuffers, Shape
 from fedspa.engine.stacked.chacha import GROUP, LANES
 from fedspa.engine.traced import gpu_twins
 from fedspa.engine.traced.gpu_layers import TILE, Made, OfTokens
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.clipping import CLIP_MARGIN
-from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 
 _BLOCK, _ROWS, _COLUMNS = 512, 8, 256
 _UNITS = 2.0**40  # whole numbers of an Embedding's sums, to the clip value
@@ -111,17 +109,6 @@ class Steps:
                 gpu_twins.move_clip(held, self._shares)
             held.step.add_(1)
             return
-        from fedspa.engine.stacked import step_kernels
+        from fedspa.engine.stacked.step_end import end_step
 
-        step_kernels.take_step[(math.ceil(s.active / 256), s.agents)](
-            *(held.theta, held.coordinates, self._sums, self._table, held.noise, held.clips, held.sigmas),
-            *(held.batches, held.sizes, held.flags, s.agents, s.dimension, s.active),
-            LAYERS=1, SPLITS=1, MASKED=s.masked, NOISY=True, BLOCK=256,
-        )  # fmt: skip
-        if s.quantile:
-            step_kernels.move_clip[(s.agents,)](
-                *(self._shares, held.noise, held.clips, held.count_sigmas, held.batches, held.counts, held.step),
-                *(s.agents, s.capacity, s.active),
-                RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
-            )  # fmt: skip
-        held.step.add_(1)
+        end_step(held, s, self._sums, self._table, 1, self._shares)
