@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 CONTENDERS = {
     "auto-l2": '**ours**, by `run.engine = "auto"`',
+    "auto-fixed-l2": "the same, batches of exactly B",
     "auto-plain-sgd": "our plain step (FedAvg)",
     "native": "**native**",
     "native-l2": "**native, `l2`**",

@@ -12,6 +12,7 @@ from brought.rows import ROWS as BROUGHT
 from brought.rows import Row, built_in
 from fedspa.engine.names import EngineName
 from fedspa.engine.native import supports
+from fedspa.privacy.event import Neighbours, Sampling
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ CONTENDERS = (
 def clipping(name: str) -> str:
     """How this contender clips."""
     return "l2" if name.endswith("-l2") else "coordinate"
+
+
+def drawing(name: str) -> tuple[Sampling, Neighbours]:
+    """How one of ours draws batches: each record by its own coin, or as many as the rivals take in every step."""
+    return ("fixed", "replace-one") if "-fixed" in name else ("poisson", "add-remove")
 
 
 def own_engine(name: str) -> EngineName | None:

@@ -1,4 +1,4 @@
-"""Our engines as a run calls them: τ steps of several agents in one call, with secure noise and Poisson batches."""
+"""Our engines as a run calls them: τ steps of several agents in one call, with secure noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.frozen import Features, Split, split
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping, own_engine
+from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping, drawing, own_engine
 
 
 def agent(case: Case, name: str, seed: int, d: int) -> LocalTask:
@@ -25,9 +25,10 @@ def agent(case: Case, name: str, seed: int, d: int) -> LocalTask:
     private = "sgd" not in name
     mask = torch.randperm(d, generator=generator)[:k].sort().values.to(case.device) if private and k < d else None
     clip: Any = clipping(name)
-    plan = GaussianPlan(d, k, clip, CLIP[clip], "poisson", case.batch, case.records, 1, 1, NOISE, "add-remove", 1e-4)
+    sampling, neighbours = drawing(name)
+    plan = GaussianPlan(d, k, clip, CLIP[clip], sampling, case.batch, case.records, 1, 1, NOISE, neighbours, 1e-4)
     key = seed.to_bytes(32, "big")
-    free = NoPlan(d, d, "poisson", case.batch, 1)
+    free = NoPlan(d, d, sampling, case.batch, 1)
     return LocalTask(x, y, mask, 1.0, LEARNING_RATE, plan if private else free, key)
 
 

@@ -69,8 +69,8 @@ def test_stacked_trains_every_algorithm(tmp_path: Path, kind: str) -> None:
     assert len(found["accuracy_by_class"]) == 10
 
 
-def test_auto_takes_stacked_and_for_exact_noise_generic(tmp_path: Path) -> None:
+def test_auto_takes_stacked_and_for_exact_noise_traced(tmp_path: Path) -> None:
     assert run(tmp_path / "plain", "cuda", "auto", "fedspa")[0]["engine"] == "stacked"
     found = run(tmp_path / "exact", "cuda", "auto", "exact")[0]
-    assert found["engine"] == "generic"
+    assert found["engine"] == "traced"
     assert found["accuracy_last"] > 0.3
