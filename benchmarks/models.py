@@ -4,8 +4,9 @@
     python benchmarks/models.py --merge A.json B.json --out FILE
 
 B = 32 of 500 records, p = .1, `l2` clipping. Ours draw Poisson batches, and on a GPU ten agents wait for the largest of
-ten; a rival's batches are of exactly B records, and so are those of `auto-fixed-l2`. Milliseconds per agent-step: median, lowest and
-highest of the repeats, in which the contenders take turns. Compare ratios, not milliseconds of different runs.
+ten; a rival's batches are of exactly B records, and so are those of `auto-fixed-l2`. Milliseconds per agent-step:
+median, lowest and highest of the repeats, in which the contenders take turns. Compare ratios, not milliseconds of
+different runs.
 
 On a CPU our engines train agents as a round does, in one call and with all cores; a rival has the better of two splits,
 a process per core or one process with a torch thread per core. On a GPU ours train ten agents in one call, a rival one
