@@ -290,3 +290,12 @@ class TestTransformers:
         require_equal(module, made, texts())
         assert not any("layer.0." in name for name, _ in made.head.named_parameters())
         assert not any("lora" in name for name, _ in made.body.named_parameters())
+
+
+@pytest.mark.parametrize(("inner", "split_"), [(4, False), (64, True)], ids=["little work", "much work"])
+def test_wide_features_must_save_work(inner: int, split_: bool) -> None:
+    """Of 8,192 features a record of 4 bytes each: a narrow body makes them sooner than they are moved."""
+    body = nn.Sequential(nn.Linear(16, inner), nn.Tanh(), nn.Linear(inner, 8192), nn.Tanh(), nn.Linear(8192, 8192))
+    module = nn.Sequential((body if split_ else body[:4]).requires_grad_(False), nn.Linear(8192, CLASSES))
+    made = found(module, rows())
+    assert isinstance(made, Split) if split_ else "sooner made anew than moved" in str(made)

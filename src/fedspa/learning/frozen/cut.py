@@ -23,12 +23,12 @@ _DRAWING = "; '{}' draws random numbers, as Dropout does in training mode: in ev
 
 class Cut(NamedTuple):
     """The two halves, as graphs whose targets are names in one root. The body returns a tuple of as many tensors as the
-    head has placeholders. The body has a `share` of the work of
-    a forward pass. `drawing` says what draws, if anything does, and what to do about it."""
+    head has placeholders. The body takes `work` multiplications for a record, a `share` of a forward pass. `drawing` says what draws, if anything does, and what to do about it."""
 
     body: fx.Graph
     head: fx.Graph
     root: nn.Module
+    work: int
     share: float
     drawing: str
 
@@ -57,7 +57,7 @@ class Values(fx.Interpreter):
 def cut(traced: Traced, alone: list[Values], together: Values) -> Cut:
     """`alone` are the values for single examples, `together` those for several; raises `Untraced`."""
     cutting = _Cutting(traced, alone, together)
-    return Cut(cutting.body(), cutting.head(), traced.root, cutting.share(), cutting.drawing)
+    return Cut(cutting.body(), cutting.head(), traced.root, *cutting.work(), cutting.drawing)
 
 
 class _Cutting:
@@ -125,10 +125,12 @@ class _Cutting:
             return False
         return len(one) == 1 and len(several) == self._count and one.shape[1:] == several.shape[1:]
 
-    def share(self) -> float:
+    def work(self) -> tuple[int, float]:
+        """Of the body, and its share."""
         values, body = self._alone[0].of, _ancestors(self.features, frozenset())
         each = {node: work(node, values, self._root) for node in self._graph.nodes}
-        return sum(each[node] for node in body) / max(1, sum(each.values()))
+        saved = sum(each[node] for node in body)
+        return saved, saved / max(1, sum(each.values()))
 
     def body(self) -> fx.Graph:
         made = fx.Graph()

@@ -27,6 +27,9 @@ from fedspa.learning.threads import one_example_a_time
 _ALONE, _TOGETHER = 4, 3  # examples that it is tried with
 _LEAST_SHARE = 0.1  # of a forward pass, below which features are not worth their room
 _MOST_BYTES = 2**24  # of a record's features
+# Features that are larger than the record by more than so many bytes must save so many multiplications for each of them:
+# moving a byte takes as long, to a GPU longer.
+_FEW_BYTES, _LEAST_PER_BYTE = 2**14, 100
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,9 @@ def _tried(module: nn.Module, traced: Traced, examples: list[Examples], several:
     first = _features(body, kept, x)
     if (size := bytes_of(leaves(first))) > _MOST_BYTES:
         raise Untraced(f"it makes {size:,} bytes of a record, and at most {_MOST_BYTES:,} are kept")
+    larger = size - bytes_of(leaves(x))
+    if larger > _FEW_BYTES and halves.work < _LEAST_PER_BYTE * larger:
+        raise Untraced(f"its features are {larger:,} bytes larger than a record, and sooner made anew than moved")
     if device.type != "cpu":  # where engines try what they train
         copied(head).to("cpu")(*(leaf.cpu() for leaf in leaves(first)))
     require_same(module, head, lambda x: _features(body, kept, x), examples, task)
