@@ -23,7 +23,8 @@ _DRAWING = "; '{}' draws random numbers, as Dropout does in training mode: in ev
 
 class Cut(NamedTuple):
     """The two halves, as graphs whose targets are names in one root. The body returns a tuple of as many tensors as the
-    head has placeholders. The body takes `work` multiplications for a record, a `share` of a forward pass. `drawing` says what draws, if anything does, and what to do about it."""
+    head has placeholders. The body takes `work` multiplications for a record, a `share` of a forward pass. `drawing`
+    says what draws, if anything does, and what to do about it."""
 
     body: fx.Graph
     head: fx.Graph

@@ -27,8 +27,8 @@ from fedspa.learning.threads import one_example_a_time
 _ALONE, _TOGETHER = 4, 3  # examples that it is tried with
 _LEAST_SHARE = 0.1  # of a forward pass, below which features are not worth their room
 _MOST_BYTES = 2**24  # of a record's features
-# Features that are larger than the record by more than so many bytes must save so many multiplications for each of them:
-# moving a byte takes as long, to a GPU longer.
+# Features that are larger than the record by more than so many bytes must save so many multiplications for each byte:
+# moving it takes as long, to a GPU longer.
 _FEW_BYTES, _LEAST_PER_BYTE = 2**14, 100
 
 
