@@ -191,10 +191,10 @@ def _not_private(noise: str | None) -> str:
 
 
 def _upload(summary: Mapping[str, Any]) -> str:
-    from fedspa.algorithms import ALGORITHMS
+    from fedspa.algorithms import chosen
     from fedspa.mechanisms.base import upload
 
-    mechanism = ALGORITHMS[summary["algorithm"]].mechanism
+    mechanism = chosen(summary["algorithm"], summary["adversary"]).mechanism
     return upload(summary) if mechanism is None else mechanism.upload(summary)
 
 

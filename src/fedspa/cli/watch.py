@@ -81,12 +81,11 @@ def _follow(folder: Path, every: float) -> None:
 
 def terms(now: Snapshot) -> str:
     """What ε is relative to."""
-    from fedspa.algorithms import ALGORITHMS
     from fedspa.mechanisms.base import relation
-    from fedspa.runs.plans import flat
+    from fedspa.runs.plans import algorithm_of, flat
 
     privacy = now.config.privacy
-    mechanism = ALGORITHMS[now.config.algorithm.name].mechanism
+    mechanism = algorithm_of(now.config).mechanism
     accountant = "pld" if mechanism is None else mechanism.accountant(flat(now.config))
     flaw = "" if now.metrics and now.metrics[-1].private else "NOT PRIVATE, "
     if privacy.noise == "seeded":

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedspa.algorithms import ALGORITHMS
 from fedspa.errors import FedspaError
 from fedspa.mechanisms import Plan
 from fedspa.report.read import RunRecord
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import Guarantee, promised
-from fedspa.runs.plans import cap_of, plan_of
+from fedspa.runs.plans import algorithm_of, cap_of, plan_of
 
 Price = Callable[[int], float | None]
 
@@ -45,7 +44,7 @@ class Promise:
 def promise(run: RunRecord) -> Promise | None:
     """None where the run promises nothing, or where too little of it is left to tell."""
     config = run.config
-    mechanism = None if config is None else ALGORITHMS[config.algorithm.name].mechanism
+    mechanism = None if config is None else algorithm_of(config).mechanism
     if config is None or mechanism is None:
         return None
     cap = cap_of(config)
@@ -98,7 +97,7 @@ def _active(run: RunRecord) -> int | None:
     config, dimension = run.config, run.dimension
     if config is None or dimension is None:
         return None
-    if not ALGORITHMS[config.algorithm.name].sparse:
+    if not algorithm_of(config).sparse:
         return dimension
     settings, said = config.algorithm, None if run.summary is None else run.summary["compression"]
     by_layer = settings.layer_shares is not None

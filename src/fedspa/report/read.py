@@ -21,7 +21,7 @@ from fedspa.agent.ledger.export import lines
 from fedspa.agent.ledger.verify import verify
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms import event_of
-from fedspa.mechanisms.binomial.plan import Adversary
+from fedspa.mechanisms.base import Adversary
 from fedspa.privacy.event import Event, Neighbours, Unit
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import SEEDED

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedspa.algorithms import ALGORITHMS
 from fedspa.mechanisms import MECHANISMS
-from fedspa.runs.plans import flat
+from fedspa.runs.plans import algorithm_of, flat
 
 if TYPE_CHECKING:
     from fedspa.mechanisms import Plan
@@ -152,7 +151,7 @@ NO_PROMISE = (
 
 def warnings(config: Config, plan: Plan | None) -> list[str]:
     """What a reader of ε must know before believing it. `plan` is the run's; None where it has none, or it is lost."""
-    mechanism = ALGORITHMS[config.algorithm.name].mechanism
+    mechanism = algorithm_of(config).mechanism
     if mechanism is None:
         return [f"{config.algorithm.name} promises no privacy"]
     found = [*(() if plan is None else plan.notes), *mechanism.notes(flat(config))]
