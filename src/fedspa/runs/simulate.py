@@ -96,8 +96,9 @@ class Simulation:
             raise Diverged(terms.round, f"an update would be refused ({error})") from error
         books.took_part(present)
         void = self.server.close_round(intake)
-        if void is not None:  # nobody is silent here, either
-            raise void
+        if void is not None:  # as rare as the plan's bound on an honest sum says
+            log.warning("round %d gave no sum: %s", terms.round + 1, void)
+            return measured(self.job, self.server, books.guarantee, 0, 0)
         return measured(self.job, self.server, books.guarantee, intake.count, intake.uplink_bytes)
 
     def _secret(self, number: int) -> SecretKey:
