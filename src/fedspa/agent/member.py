@@ -30,7 +30,7 @@ class Member:
         if self.roster.members.get(self.name) != self.secret.public:
             raise ConfigError(
                 f"the roster has {'another key' if self.name in self.roster.members else 'no line'} for "
-                f"{self.name!r}; this site's is {self.name} = \"{self.secret.public.hex()}\""
+                f'{self.name!r}; this site\'s is {self.name} = "{self.secret.public.hex()}"'
             )
 
     @staticmethod

@@ -1,6 +1,8 @@
 """An agent's side of a round: judge the terms, pay, train, encode, mark as sent. Whoever carries the bytes calls this.
 
-    terms ─► policy.check ─► records ─► policy.admit ─► ledger.reserve ─► train ─► encode or mask ─► outbox ─► ledger.release
+    terms ─► policy.check ─► records ─► policy.admit ─► ledger.reserve ─► train ─► encode ─► outbox ─► ledger.release
+
+Under secure aggregation an update is masked where it would be encoded: nobody may read it alone.
 
 Whatever goes wrong at a site ends in a `Refusal` with one of `CODES`. Only the code travels; the text stays here.
 
@@ -48,7 +50,8 @@ from fedspa.wire.payload import Coding
 logger = logging.getLogger("fedspa.agent")
 
 # The policy's own codes, then ours; docs/deployment.md says what each means.
-CODES: Final = frozenset({*get_args(Code), "terms", "noise", "data", "ledger", "stale", "spent", "internal"})
+_OWN: Final = ("aggregation", "terms", "noise", "data", "ledger", "stale", "spent", "internal")
+CODES: Final = frozenset({*get_args(Code), *_OWN})
 # An agent that gave one of these would give it again: it is not asked again in the same run.
 FINAL_CODES: Final = CODES - {"ledger", "stale", "spent", "internal"}
 

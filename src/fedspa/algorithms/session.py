@@ -43,9 +43,7 @@ def session_of(
     if len(members) < aggregation.members:
         raise PrivacyError(f"a cohort of {len(members)} members; the plan's ε holds from {aggregation.members} on")
     digest = hashlib.sha256(_told(algorithm, terms, theta, coding, noise)).digest()
-    return Session(
-        run, terms.round, attempt, members, digest, aggregation.low, aggregation.high, aggregation.count
-    )
+    return Session(run, terms.round, attempt, members, digest, aggregation.low, aggregation.high, aggregation.count)
 
 
 def _told(algorithm: Algorithm, terms: Terms, theta: Tensor, coding: Coding, noise: NoiseMode | None) -> bytes:

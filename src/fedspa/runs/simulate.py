@@ -73,7 +73,9 @@ class Simulation:
         session = None
         if terms.plan is not None and terms.plan.aggregation is not None:
             if len(present) < (fewest := terms.plan.aggregation.members):
-                log.warning("round %d: no sum, %d agents are left and it takes %d", terms.round + 1, len(present), fewest)
+                log.warning(
+                    "round %d: no sum, %d agents are left and it takes %d", terms.round + 1, len(present), fewest
+                )
                 self.server.close_round(None)
                 return measured(self.job, self.server, books.guarantee, 0, 0)
             members = {agent_name(number): self._secret(number).public for number in present}

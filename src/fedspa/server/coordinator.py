@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from fedspa.algorithms import Terms
-from fedspa.errors import DataError, FedspaError, PrivacyError, first_line
 from fedspa.algorithms.session import session_of
+from fedspa.errors import DataError, FedspaError, PrivacyError, first_line
 from fedspa.randomness.streams import NoiseMode, mask_seed
-from fedspa.server.evaluation import Closing, Evaluated, Evaluation
 from fedspa.secagg.session import Session
 from fedspa.secagg.total import Void
+from fedspa.server.evaluation import Closing, Evaluated, Evaluation
 from fedspa.server.intake import Intake
 from fedspa.server.job import ServerJob
 from fedspa.server.masked_intake import MaskedIntake
@@ -79,9 +79,7 @@ class Coordinator:
         """The mask that agent `number` is dealt: everybody's, or its own."""
         return terms.mask_seed or mask_seed(self.job.public_key, terms.round, number)
 
-    def session(
-        self, run: str, attempt: int, members: Mapping[str, bytes], terms: Terms, noise: NoiseMode
-    ) -> Session:
+    def session(self, run: str, attempt: int, members: Mapping[str, bytes], terms: Terms, noise: NoiseMode) -> Session:
         """Where members, by name and public key, add up their updates to this round's terms."""
         job = self.job
         return session_of(run, attempt, members, job.algorithm, terms, self.state.theta, job.coding, noise)
