@@ -92,6 +92,14 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
         SecretKey.generate().save(link)
 
 
+def test_a_full_disk_leaves_no_half_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:40]))
+    with pytest.raises(ConfigError, match="No space left"):
+        SecretKey.generate().save(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     SecretKey.generate().save(path)
