@@ -69,8 +69,12 @@ class SecretKey:
         with worded(ConfigError, words):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                os.write(descriptor, line)
+                if os.write(descriptor, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(descriptor)
+            except BaseException:  # half a key would be in the way of a whole one
+                path.unlink(missing_ok=True)
+                raise
             finally:
                 os.close(descriptor)
             durable.force_folder(path.parent)

@@ -40,11 +40,11 @@ class Session:
     count: int
 
     def __post_init__(self) -> None:
+        if len(self.members) > MOST_MEMBERS:
+            raise ConfigError(f"a cohort has {len(self.members)} members; at most {MOST_MEMBERS:,} add up")
         object.__setattr__(self, "members", checked(self.members))
         for public in self.members.values():
             canonical(public)
-        if len(self.members) > MOST_MEMBERS:
-            raise ConfigError(f"a cohort has {len(self.members)} members; at most {MOST_MEMBERS:,} add up")
         try:
             length = len(self.run.encode("utf-8"))
         except UnicodeEncodeError:  # half a surrogate pair, out of JSON
