@@ -32,7 +32,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     if is_seeded(facts):
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
     terms = facts["neighbours"], facts["sampling"]
-    whom = f", against {observer(facts)}" if facts["members"] else ""
+    whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
     rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or f"the guarantee{whom}"]]
     if facts["members"]:
         floor = shown_floor(facts["epsilon_floor"])
