@@ -123,7 +123,7 @@ def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
 def _gather(grid: PollingGrid, strategy: FedSpa, timeout: float) -> None:
     """Wait for the agents: all of them, or a quorum when the time is over."""
     end, wanted = time.monotonic() + timeout, strategy.job.config.federation.agents
-    while (present := strategy.roster.meet(grid.get_node_ids())) < wanted and time.monotonic() < end:
+    while (present := strategy.meet(grid)) < wanted and time.monotonic() < end:
         time.sleep(0.2)
     if present < strategy.quorum:
         raise FedspaError(

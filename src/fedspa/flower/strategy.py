@@ -26,6 +26,7 @@ from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError, PayloadError
 from fedspa.flower.asked import AskedRounds
+from fedspa.flower.members import Introductions, members_of
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.terms import Announcement, to_record
@@ -34,7 +35,12 @@ from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.resume import noise, refuse_other_noise
 from fedspa.runs.summary import measured
+from fedspa.secagg.session import Session
+from fedspa.secagg.total import Void
 from fedspa.server.intake import Intake
+from fedspa.server.masked_intake import MaskedIntake
+
+MOST_VOIDS = 3  # rounds in a row without a sum: each costs everybody
 
 
 class FedSpa(Strategy):
@@ -51,7 +57,9 @@ class FedSpa(Strategy):
         begun = course.begun
         extra = begun.extra if begun is not None else {}
         self.run = begun.run if begun is not None else secrets.token_hex(16)
-        self.roster = Roster(job.config.federation.agents)
+        self.members = members_of(job, settings)
+        deployed = settings.records is not None
+        self.roster = Roster(job.config.federation.agents, named=self.members is not None and deployed)
         if "roster" in extra:
             self.roster.restore(extra["roster"])
         self.dropped: Counter[str] = Counter(extra.get("dropped", {}))
@@ -63,7 +71,13 @@ class FedSpa(Strategy):
         self._asked = AskedRounds(course.folder.path / "asked.jsonl")
         self._asked.require(extra.get("asked", {}))
         self._saved_roster = self.roster.known
-        self._round: tuple[Terms, dict[int, int]] | None = None
+        self._round: tuple[Terms, dict[int, int], Session | None] | None = None
+        # A deployed member that is asked again for an attempt sends what it sent, and so does seeded noise.
+        self._repeats = deployed or job.config.privacy.noise == "seeded"
+        self._voids: list[str] = []  # why there was no sum, of the last rounds in a row
+        self.introductions: Introductions | None = None
+        if self.members is not None and deployed:
+            self.introductions = Introductions(self.members, self._offer, settings.round_timeout)
         if self._asked.counts:  # the first checkpoint was saved before the first question
             if begun is None:
                 raise FedspaError(f"{course.folder.path} has asked agents and holds no checkpoint; restore one")
@@ -80,8 +94,18 @@ class FedSpa(Strategy):
 
     @property
     def quorum(self) -> int:
+        """How many updates move θ at least. A sum is of all whom it was announced to: so many they must be."""
+        if self.job.plan is not None and self.job.plan.aggregation is not None:
+            return self.job.plan.aggregation.members
         per_round = self.job.config.federation.per_round
         return self._settings.quorum or -(-per_round // 2)
+
+    def meet(self, grid: Grid) -> int:
+        """Note who is online, and who that is; returns how many agents are there."""
+        nodes = list(grid.get_node_ids())
+        if self.introductions is not None:
+            self.introductions.meet(grid, nodes, self.roster)
+        return self.roster.meet(nodes)
 
     def initial_arrays(self) -> ArrayRecord:
         return ArrayRecord({"theta": Array(self.coordinator.state.theta.cpu().numpy())})
@@ -95,22 +119,27 @@ class FedSpa(Strategy):
             codes = ", ".join(sorted(set(self.roster.refused.values())))
             raise FedspaError(
                 f"{len(self.roster.refused)} of {agents} agents refuse this run ({codes}), and the quorum is "
-                f"{self.quorum}; offer stricter terms, or lower flower.quorum"
+                f"{self.quorum}; offer stricter terms, or lower "
+                f"{'flower.quorum' if self.members is None else 'privacy.members'}"
+            )
+        if len(self._voids) >= MOST_VOIDS:
+            raise FedspaError(
+                f"{MOST_VOIDS} rounds in a row gave no sum ({self._voids[-1]}), and everyone who was asked paid for "
+                "them; mend that, then go on with flower.resume = true"
             )
         terms, cohort = self.coordinator.terms(), next(self._cohorts)
-        asked = self._reachable(
-            grid, terms.round, [number for number in cohort if self._may_be_asked(terms.round, number)]
-        )
-        fresh = self._asked.add(terms.round, list(asked.values()))
+        attempt, asked = self._attempt(grid, terms.round, cohort)
+        fresh = self._asked.add(terms.round, list(asked.values()), attempt)
         if self.roster.known != self._saved_roster:  # who is who must outlive a crash in this round
             self.save()
         if self.guarantee is not None:
             self.guarantee.took_part(fresh)
-        self._round = (terms, asked)
+        session = self._session(terms, attempt, asked)
+        self._round = (terms, asked, session)
         theta = self.initial_arrays()
         return [
             Message(
-                content=RecordDict({"theta": theta, "terms": self._record(terms, number)}),
+                content=RecordDict({"theta": theta, "terms": self._record(terms, number, session)}),
                 dst_node_id=node,
                 message_type="train",
                 ttl=self._settings.round_timeout,
@@ -124,8 +153,8 @@ class FedSpa(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take what is valid, move θ if that is a quorum, evaluate, write everything down."""
         assert self._round is not None
-        (terms, asked), self._round = self._round, None
-        intake = self.coordinator.intake(terms, len(asked))
+        (terms, asked, session), self._round = self._round, None
+        intake = self._intake(terms, session, len(asked))
         silent, dropped = dict(asked), Counter[str]()
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -134,20 +163,24 @@ class FedSpa(Strategy):
             if node not in silent:
                 dropped["duplicate-reply" if node in asked else "stranger"] += 1
                 continue
-            self.roster.heard(silent[node])
-            fault = self._take(reply, silent.pop(node), terms, intake)
+            number = silent.pop(node)
+            fault = self._take(reply, number, terms, intake)
             if fault is not None:
                 dropped[fault] += 1
+            if fault is None or session is None:
+                self.roster.heard(number)
+            else:  # whoever spoils a sum is as good as silent
+                self.roster.unheard(number)
         for number in silent.values():
             dropped["silent"] += 1
             turns = self.roster.unheard(number)
             log(WARNING, "agent %d did not answer; while the others are a quorum it misses %d turns", number, turns)
-        taken, uplink = intake.count, intake.uplink_bytes
-        if taken < self.quorum:
-            if taken:
-                dropped["below-quorum"] += taken
-            taken, uplink, intake = 0, 0, self.coordinator.intake(terms, 1)
-        self.coordinator.close_round(intake)
+        if session is None and intake is not None and intake.count < self.quorum:
+            dropped += Counter({"below-quorum": intake.count})
+            intake = None
+        void = self.coordinator.close_round(intake)
+        self._tally(terms, session, void, dropped)
+        taken, uplink = (0, 0) if intake is None or void is not None else (intake.count, intake.uplink_bytes)
         self._write(terms, taken, uplink, len(asked), dropped)
         return self.initial_arrays(), None
 
@@ -172,18 +205,30 @@ class FedSpa(Strategy):
         )
         log(INFO, "\t└──> folder %s", self.course.folder.path)
 
-    def _may_be_asked(self, t: int, number: int) -> bool:
-        """The plan's cap holds for the server too; a round asked again after a crash is no new participation."""
-        return self._asked.was(t, number) or self._asked.count(number) < self.job.cap
+    def _may_be_asked(self, t: int, number: int, attempt: int) -> bool:
+        """The plan's cap holds for the server too; what is asked again after a crash is no new participation."""
+        return self._asked.was(t, number, attempt) or self._asked.count(number) < self.job.cap
 
-    def _reachable(self, grid: Grid, t: int, cohort: list[int]) -> dict[int, int]:
-        """Wait, for a round's time at most, until a quorum of the cohort is online. Without one nobody is asked:
+    def _attempt(self, grid: Grid, t: int, cohort: list[int]) -> tuple[int, dict[int, int]]:
+        """Which attempt at round t this is, and whom it asks: agents by node. A server that died in the round goes on
+        with the attempt that it was in. Where that was a sum, it needs the same cohort, whole; with any other it is a
+        new attempt, for which everybody pays again."""
+        attempt, before = self._asked.last(t) or (1, [])
+        if self.members is not None and before:
+            if self._repeats and len(found := self._reachable(grid, before, len(before))) == len(before):
+                return attempt, found
+            attempt += 1
+        free = [number for number in cohort if self._may_be_asked(t, number, attempt)]
+        return attempt, self._reachable(grid, free, self.quorum)
+
+    def _reachable(self, grid: Grid, cohort: list[int], wanted: int) -> dict[int, int]:
+        """Wait, for a round's time at most, until so many of the cohort are online. Without a quorum nobody is asked:
         an update that moves nothing would cost its agent all the same. Agents that rest for their silence are asked
         where the others are no quorum."""
-        wanted = min(self.quorum, len(self.roster.willing(cohort)))
+        wanted = min(wanted, len(self.roster.willing(cohort)))
         end = time.monotonic() + self._settings.round_timeout
         while True:
-            self.roster.meet(grid.get_node_ids())
+            self.meet(grid)
             found = self.roster.reachable(cohort)
             if len(found) >= wanted or time.monotonic() >= end:
                 break
@@ -195,7 +240,36 @@ class FedSpa(Strategy):
             self.roster.leave_out(found[node])
         return awake
 
-    def _record(self, terms: Terms, number: int) -> ConfigRecord:
+    def _session(self, terms: Terms, attempt: int, asked: Mapping[int, int]) -> Session | None:
+        """What a cohort adds up in; None where each update is read, or nobody was asked."""
+        if self.members is None or not asked:
+            return None
+        cohort = self.members.cohort(asked.values())
+        return self.coordinator.session(self.run, attempt, cohort, terms, self.job.config.privacy.noise)
+
+    def _intake(self, terms: Terms, session: Session | None, most: int) -> Intake | MaskedIntake | None:
+        """None where nobody was asked for a sum."""
+        if self.members is None:
+            return self.coordinator.intake(terms, most)
+        return None if session is None else self.coordinator.masked_intake(terms, session)
+
+    def _tally(self, terms: Terms, session: Session | None, void: Void | None, dropped: Counter[str]) -> None:
+        """Count rounds that gave no sum, and say why."""
+        if self.members is None:
+            return
+        if session is not None and void is None:
+            self._voids = []
+            return
+        dropped["no-cohort" if void is None else f"void-{void.code}"] += 1
+        self._voids.append(f"fewer than {self.quorum} agents could be asked" if void is None else str(void))
+        log(WARNING, "round %d gave no sum: %s", terms.round, self._voids[-1])
+
+    def _offer(self) -> ConfigRecord:
+        """What every node is told before it says who it is."""
+        assert self.members is not None
+        return self._record(self.coordinator.terms(), 0, None, self.members.names)
+
+    def _record(self, terms: Terms, number: int, session: Session | None, cohort: tuple[str, ...] = ()) -> ConfigRecord:
         config = self.job.config
         return to_record(
             Announcement(
@@ -210,10 +284,13 @@ class FedSpa(Strategy):
                 mask_seed=self.coordinator.mask_seed(terms, number),
                 noise=None if terms.plan is None else config.privacy.noise,
                 terms=terms,
+                attempt=1 if session is None else session.attempt,
+                cohort=cohort if session is None else tuple(session.members),
+                binding=b"" if session is None else session.binding,
             )
         )
 
-    def _take(self, reply: Message, number: int, terms: Terms, intake: Intake) -> str | None:
+    def _take(self, reply: Message, number: int, terms: Terms, intake: Intake | MaskedIntake | None) -> str | None:
         """None where the reply's payload was added; else what it is counted as. Its text is never looked at."""
         if reply.has_error():
             return "error"
@@ -226,7 +303,12 @@ class FedSpa(Strategy):
         if found is None:
             return "malformed"
         try:
-            intake.take(found, seed=self.coordinator.mask_seed(terms, number))
+            if isinstance(intake, Intake):
+                intake.take(found, seed=self.coordinator.mask_seed(terms, number))
+            else:
+                assert intake is not None
+                assert self.members is not None
+                intake.take(self.members.names[number], found)
         except PayloadError as error:
             return f"payload-{error.code}"
         self.taken[number] += 1

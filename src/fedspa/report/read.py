@@ -264,13 +264,14 @@ def _ledger(path: Path, problems: list[str]) -> Participations:
 
 
 def _asked(path: Path, problems: list[str]) -> Participations:
-    """A deployment's server: whom it asked in which round, each at most one participation."""
-    pairs: dict[tuple[int, int], None] = {}
+    """A deployment's server: whom it asked in which attempt at a round, each at most one participation."""
+    found: dict[tuple[int, int, int], None] = {}
     try:
         for line in path.read_bytes().split(b"\n")[:-1]:
             asked = json.loads(line)
-            pairs.update(dict.fromkeys((int(asked["round"]), int(agent)) for agent in asked["agents"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            attempt = int(asked["round"]), int(asked.get("attempt", 1))
+            found.update(dict.fromkeys((*attempt, int(agent)) for agent in asked["agents"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         problems.append("asked.jsonl is damaged: agents are not listed")
         return Participations()
-    return Participations(tuple(Entry(f"agent-{agent}", round_) for round_, agent in pairs), source="asked")
+    return Participations(tuple(Entry(f"agent-{agent}", round_) for round_, _, agent in found), source="asked")

@@ -202,16 +202,17 @@ class Books(ExitStack[None]):
             if times:
                 self.guarantee.took_part([number], times)
 
-    def turns(self, t: int, cohort: Sequence[int]) -> tuple[str, list[int]]:
-        """The round's name in the ledger, and who takes part: after a resume, those with a turn left."""
+    def turns(self, t: int, cohort: Sequence[int]) -> tuple[int, list[int]]:
+        """Which attempt at the round this is, and who takes part: after a resume, those with a turn left."""
         if self.guarantee is None or self.ledger is None or not self._resumed_with_new_noise:
-            return message_name(t), list(cohort)
+            return 1, list(cohort)
         present = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
-        # The first name for round t under which none of them has an entry.
-        for message in (message_name(t, attempt) for attempt in count(1)):
+        # The first under whose name none of them has an entry.
+        for attempt in count(1):
+            message = message_name(t, attempt)
             if not any(self.ledger.find(agent_name(number), self.run, message) for number in present):
                 break
-        return message, present
+        return attempt, present
 
     def took_part(self, agents: Sequence[int]) -> None:
         if self.guarantee is not None:
