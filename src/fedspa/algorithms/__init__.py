@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fedspa.algorithms.algorithm import Algorithm
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.mechanisms.binomial.mechanism import BINOMIAL
+from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ CPSGD = Algorithm(
     decode=_late("cpsgd", "decode"),
     mask="shared",  # agents that rotate do so alike, so that their numbers add up
 )
+# Under secure aggregation both have one step, and an agent's share of the noise on it.
+_SHARES = {"respond": _late("aggregated", "respond"), "mechanism": DISCRETE_GAUSSIAN}
+FED_SPA = replace(FED_SPA, aggregated=summed(FED_SPA, _late("aggregated", "mean_update"), **_SHARES))
+DP_FED = replace(DP_FED, aggregated=summed(DP_FED, _late("aggregated", "mean_update"), **_SHARES))
 CPSGD = replace(CPSGD, aggregated=summed(CPSGD, _late("cpsgd", "mean")))
 ALGORITHMS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (FED_SPA, FEDAVG, DP_FED, CPSGD)}
 

@@ -18,6 +18,8 @@ Adversary = Literal["local", "secure-aggregation"]
 # Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
 # "norm 0" would pass any clip. A malicious server would ask for such a clip.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+# Sums in whole numbers have so many to the clip value: as fine as float32 is there.
+CLIP_UNITS = 1 << 24
 
 
 def check_clip(clip: Clipping, clip_value: float) -> None:
