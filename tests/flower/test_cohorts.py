@@ -49,14 +49,15 @@ def write_roster(path: Path, keys: dict[str, SecretKey]) -> Path:
 
 @pytest.fixture
 def clinics(deployment: LocalGrid, tmp_path: Path) -> LocalGrid:
-    """The four agents with keys, a roster each, and policies that admit sums. Nodes come in another order than names."""
+    """The four agents with keys, a roster each, and policies that admit sums. Nodes are in another order than names."""
     keys = {f"site-{i}": SecretKey.generate() for i in range(4)}
     nodes = {}
-    for i, (node, site) in enumerate(sorted(deployment.nodes.items(), reverse=True)):
+    for i, (_, site) in enumerate(sorted(deployment.nodes.items(), reverse=True)):
         home = tmp_path / site["agent"]
         keys[site["agent"]].save(home / "site.key")
         roster = write_roster(home / "roster.toml", keys)
-        (home / "policy.toml").write_text(POLICY.format(epsilon=8.0) + TRUST)
+        policy = POLICY.format(epsilon=8.0).replace("max_compression = 0.5", "max_compression = 1.0")
+        (home / "policy.toml").write_text(policy + TRUST)
         nodes[100 + i] = {**site, "key": str(home / "site.key"), "roster": str(roster)}
     grid = LocalGrid(nodes, deployment.run_config | SUMS)
     grid.run_config["flower.roster"] = str(write_roster(tmp_path / "server.toml", keys))
@@ -147,10 +148,12 @@ def test_what_leaves_is_a_name_or_masked_words(clinics, train):
 def test_the_cohort_is_the_same_for_all(clinics, train):
     train(clinics)
     for t in range(3):
-        terms = [message.content["terms"] for message in asked(clinics) if message.metadata.group_id == str(t)]
+        questions = [message for message in asked(clinics) if message.metadata.group_id == str(t)]
+        terms = [message.content["terms"] for message in questions]
         assert {tuple(each["cohort"]) for each in terms} == {tuple(f"site-{i}" for i in range(4))}
         assert len({each["binding"] for each in terms}) == 1
-        assert [each["number"] for each in terms] == [3, 2, 1, 0]  # by name, whatever the nodes' ids
+        numbers = {message.metadata.dst_node_id: message.content["terms"]["number"] for message in questions}
+        assert numbers == {100: 3, 101: 2, 102: 1, 103: 0}  # by name, whatever the nodes' ids
 
 
 def test_a_silent_member_voids_the_round_and_is_left_out_of_the_next(clinics, train, tmp_path):
@@ -314,7 +317,7 @@ def test_a_server_that_shows_two_cohorts_gets_no_sum(clinics, train, tmp_path, m
         return original(self, terms, number, session, cohort)
 
     monkeypatch.setattr(FedSpa, "_record", two_faced)
-    with pytest.raises(FedspaError, match="3 rounds in a row gave no sum|agents could be asked"):
+    with pytest.raises(FedspaError, match="3 rounds in a row gave no sum"):
         train(clinics, federation__rounds=6, privacy__members=3)
     assert set(rounds(tmp_path)) == {0}
     dropped = [json.loads(line)["dropped"] for line in (tmp_path / "run/replies.jsonl").read_text().splitlines()]
@@ -488,7 +491,6 @@ def test_roster_moves_a_number_to_a_node_that_comes_anew():
     assert not roster.introduce(11, 2, {10, 11})
     assert roster.meet([10, 11]) == 1
     assert roster.introduce(11, 2, {11})
-    assert roster.reachable([2]) == {}
     assert roster.meet([11]) == 1
     assert roster.reachable([2]) == {11: 2}
 
