@@ -21,7 +21,7 @@ from fedspa.agent.ledger.witness import GENESIS
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.cap import BY_FILTER, Total
+from fedspa.privacy.cap import BY_FILTER, Cap, Total
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.20)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)
@@ -49,7 +49,7 @@ def edit(path: Path, *statements: str) -> None:
 
 
 def test_summary(path: Path) -> None:
-    told = summary(path, delta=1e-3, neighbours="add-remove", cap=1.0)
+    told = summary(path, delta=1e-3, neighbours="add-remove", cap=Cap(1.0, 1e-3, "add-remove"))
     assert (told.entries, told.releases, len(told.head)) == (9, 2, 64)
     a, b = told.agents
     assert (a.agent, b.agent) == ("a", "b")
@@ -75,13 +75,13 @@ def test_summary_of_one_agent_without_cap(path: Path) -> None:
 
 
 def test_summary_over_the_cap_has_nothing_left(path: Path) -> None:
-    (b,) = summary(path, delta=1e-3, neighbours="add-remove", agent="b", cap=1e-3).agents
+    (b,) = summary(path, delta=1e-3, neighbours="add-remove", agent="b", cap=Cap(1e-3, 1e-3, "add-remove")).agents
     assert (b.epsilon_left, b.participations_left) == (0.0, 0)
 
 
 def test_summary_of_an_empty_ledger(tmp_path: Path) -> None:
     Ledger.open(tmp_path / "new.sqlite").close()
-    told = summary(tmp_path / "new.sqlite", delta=1e-3, neighbours="add-remove", cap=1.0)
+    told = summary(tmp_path / "new.sqlite", delta=1e-3, neighbours="add-remove", cap=Cap(1.0, 1e-3, "add-remove"))
     assert (told.entries, told.head, told.agents) == (0, GENESIS, ())
     assert verify(tmp_path / "new.sqlite") == []
 
@@ -277,7 +277,7 @@ def test_what_is_left_counts_secure_aggregation_as_the_server_saw_it(tmp_path: P
         with Ledger.open(tmp_path / name) as ledger:
             ledger.reserve("a", event, "run", "0")
     one, other = (
-        summary(tmp_path / name, delta=1e-3, neighbours="replace-one", cap=1.0).agents[0]
+        summary(tmp_path / name, delta=1e-3, neighbours="replace-one", cap=Cap(1.0, 1e-3, "replace-one")).agents[0]
         for name in ("summed", "alone")
     )
     assert (one.epsilon, one.epsilon_left) == (other.epsilon, other.epsilon_left)

@@ -81,7 +81,8 @@ TWINS: list[dict[str, Any]] = [
     {"data.name": "small_records:visits", "data.person": "patient", "data.person_records": 3, "algorithm.batch": 10},
     CPSGD | {"algorithm.bits": 5},
     CPSGD
-    | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3, "privacy.adversary": "secure-aggregation"},
+    | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3, "flower.quorum": ""}
+    | {"privacy.adversary": "secure-aggregation", "privacy.members": 3, "privacy.colluders": 1},
     {
         "algorithm.compression": "",
         "algorithm.mask": "fixed",

@@ -48,12 +48,14 @@ def show(
     from fedspa.agent.ledger.summary import each_agent, summary
     from fedspa.agent.policy import Policy
     from fedspa.mechanisms.base import relation
+    from fedspa.privacy.cap import Cap
 
+    limits: Policy | None = None
     if policy is not None:
         if cap is not None:
             raise ConfigError("--policy and --cap: give one of them; a policy states its own cap")
         limits = Policy.load(policy)
-        delta, neighbours, cap = limits.delta, limits.neighbours, limits.epsilon
+        delta, neighbours = limits.delta, limits.neighbours
     run = _run_beside(file)
     if delta is None:
         delta = 1e-3 if run is None else run.delta
@@ -61,10 +63,12 @@ def show(
         neighbours = "add-remove" if run is None else relation(run.neighbours, run.sampling)
     everyone = everyone and agent is None
     most = 0 if everyone else MOST_AGENTS
-    whole = summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent, most=most)
+    held = None if cap is None else Cap(cap, delta, neighbours)
+    held = held if limits is None else limits.cap
+    whole = summary(file, delta=delta, neighbours=neighbours, cap=held, agent=agent, most=most)
     warnings, agents = _warnings(whole, run), iter(whole.agents)
     if everyone:
-        agents = each_agent(file, delta=delta, neighbours=neighbours, cap=cap)
+        agents = each_agent(file, delta=delta, neighbours=neighbours, cap=held)
     if as_json:
         _print_json(whole, agents, warnings)
     else:

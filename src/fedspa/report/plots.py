@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report.figures import Figure, Line, bars, by_round, plain
 from fedspa.report.promise import Promise
 from fedspa.report.read import RunRecord
@@ -126,6 +127,9 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
     if tallies and None not in (*lowest, *middle):
         band = (Line("Smallest over agents", lowest, ""), lines[0])
         lines.append(Line("Median agent", middle, "s1", dashed=True))
+    if promise.facts["members"]:
+        floors = [metrics.epsilon_floor for metrics in run.metrics]
+        lines.append(Line(f"Floor, {AGAINST_ALL}", floors, "s2", dashed=True))
     if any(value for value in published):
         lines.append(Line(PUBLISHED, published, "reference", dashed=True))
     facts = promise.facts
