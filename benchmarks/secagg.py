@@ -2,12 +2,13 @@
 
     python benchmarks/secagg.py [--members 10,100] [--count 50000] [--repeats 15] [--out FILE] [--json]
 
-Beside the masks stands what they are added to: a member's training in a round, at its shortest (the CIFAR-10 CNN, one
-step on all of 500 records, one thread). Figures of one member are milliseconds of CPU time, so that other work on the
-machine adds little to them; all are measured turn by turn. A member that has just started (`first_ms`) agrees with each
-other member on a secret, which it then remembers. Integers are as a share of noise makes them: up to REACH of signal
-and a rounded Gaussian of SIGMA on top. `loopback` is a whole round in seconds of wall time: members in a process of
-their own, each with a connection of its own, against a server that adds up; with masks and without, of the same words.
+Beside the masks stands what they are added to: a member's answer to a round of Fed-SPA, with discrete Gaussian shares
+(the CIFAR-10 CNN, one step on all of 500 records, one thread; ε = 1 and δ = 10⁻³ over five participations, a fifth of
+the members colluding). Figures of one member are milliseconds of CPU time, so that other work on the machine adds
+little to them; all are measured turn by turn. A member that has just started (`first_ms`) agrees with each other member
+on a secret, which it then remembers. `loopback` is a whole round in seconds of wall time: members in a process of their
+own, each with a connection of its own, against a server that adds up; with masks and without, of the same words. The
+integers that travel there are as large as shares are, and are drawn faster.
 """
 
 from __future__ import annotations
@@ -29,21 +30,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedspa.algorithms import chosen
+from fedspa.algorithms.base import Agent, Terms
 from fedspa.engine.native import NativeEngine
-from fedspa.engine.task import LocalTask
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from fedspa.randomness.mask import active_coordinates
+from fedspa.mechanisms.base import CLIP_UNITS, Asked, Cohort
+from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
+from fedspa.mechanisms.discrete_gaussian.mechanism import calibrated
+from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.secagg.keys import SecretKey
-from fedspa.secagg.message import decode, encode, packed, size, upload
+from fedspa.secagg.message import decode, encode, size, upload
 from fedspa.secagg.pads import reduced, word_type
 from fedspa.secagg.session import Session
 from fedspa.secagg.total import MaskedSum
 from provenance import in_parts, stamp
 
-REACH, SIGMA, TAILS = 8, 4, 8  # in units of the grid; noise beyond TAILS·SIGMA does not happen
-RECORDS = 500
+RECORDS, DIMENSION = 500, 537_610  # of the CIFAR-10 CNN
+TAILS = 8  # standard deviations that a member's own noise does not pass
 Integers = dict[str, NDArray[np.int64]]
 
 
@@ -77,12 +81,10 @@ def main() -> None:
 
 def case(n: int, count: int, repeats: int) -> dict[str, Any]:
     """Everything about a cohort of n."""
-    secrets = {f"site-{i}": SecretKey(sha256(b"%d" % i).digest()) for i in range(n)}
-    session = session_of(secrets, n, count)
-    values = integers(session)
+    secrets, session, values = cohort(n, count)
     sent = {name: upload(values[name], session, name, secrets[name]) for name in secrets}
     assert np.array_equal(summed(session, sent).values(), sum(values.values())), "the masked sum is not the plain sum"
-    own, train = next(iter(secrets)), training(count)
+    own, train = next(iter(secrets)), training(plan_of(n, count))
     key = sha256(b"0").digest()
     words = reduced(np.zeros(session.words, word_type(session.bits)), session.bits)
     words[:count] = reduced(values[own].astype(words.dtype), session.bits)
@@ -105,32 +107,60 @@ def case(n: int, count: int, repeats: int) -> dict[str, Any]:
         "server_ms_per_message": times["server"]["median"] / n,
         "share_of_training": (member_ms - times["unmasked"]["median"]) / train_ms,
         "share_of_training_first": (first_ms - times["unmasked"]["median"]) / train_ms,
-        **lengths(session),
+        **lengths(session, signal(plan_of(n, count)) + TAILS * SIGMA),
         "loopback": loopback(n, count, max(3, repeats // 3)),
     }
 
 
-def session_of(secrets: dict[str, SecretKey], n: int, count: int) -> Session:
-    high = n * REACH + math.ceil(TAILS * SIGMA * math.sqrt(n))
+def plan_of(n: int, count: int) -> DiscreteGaussianPlan:
+    asked = Asked(
+        dimension=DIMENSION,
+        active=count,
+        agents=n,
+        participations=5,
+        sampling="poisson",
+        batch=RECORDS,
+        records=RECORDS,
+        local_steps=1,
+        neighbours="add-remove",
+        delta=1e-3,
+        clip="l2",
+        clip_value=0.3,
+        clip_rule="given",
+        epsilon=1.0,
+        accountant="pld",
+        options={"privacy.noise_multiplier": None},
+        cohort=Cohort(n, n, n // 5),
+    )
+    return calibrated(asked)
+
+
+def cohort(n: int, count: int) -> tuple[dict[str, SecretKey], Session, Integers]:
+    """The members with their keys, their session, and integers of each."""
+    secrets = {f"site-{i}": SecretKey(sha256(b"%d" % i).digest()) for i in range(n)}
     publics = {name: secret.public for name, secret in secrets.items()}
-    return Session("benchmark", 1, 1, publics, bytes(32), -high, high, count)
-
-
-def integers(session: Session) -> Integers:
-    rng = np.random.default_rng(0)
-    shape = session.count
-    return {
-        name: rng.integers(-REACH, REACH, shape, endpoint=True)
-        + np.rint(SIGMA * rng.standard_normal(shape)).astype(int)
-        for name in session.members
+    plan, rng = plan_of(n, count), np.random.default_rng(0)
+    sums = plan.aggregation
+    session = Session("benchmark", 1, 1, publics, bytes(32), sums.low, sums.high, sums.count)
+    most = signal(plan)
+    values = {
+        name: rng.integers(-most, most, count, endpoint=True) + np.rint(SIGMA * rng.standard_normal(count)).astype(int)
+        for name in secrets
     }
+    return secrets, session, values
 
 
-def lengths(session: Session) -> dict[str, Any]:
-    """Bytes per member: of the message, and of the same integers without masks and not compressed, by three counts."""
-    count, largest = session.count, REACH + TAILS * SIGMA
+def signal(plan: DiscreteGaussianPlan) -> int:
+    """What a coordinate of one member's sum is held to, in units of the noise's grid."""
+    return plan.reach * plan.bound // (FINE * CLIP_UNITS)
+
+
+def lengths(session: Session, largest: int) -> dict[str, Any]:
+    """Bytes per member: of the message, and of the same integers without masks and not compressed, by three counts.
+    `largest` is what a member's integers do not pass."""
+    count = session.count
     plain = {
-        "words_of_the_sum": len(packed(np.zeros(count, word_type(session.bits)), session.bits)),
+        "words_of_the_sum": math.ceil(count * session.bits / 8),
         "fewest_bits_of_a_member": math.ceil(count * (2 * largest).bit_length() / 8),
         "int16": 2 * count,
     }
@@ -145,20 +175,15 @@ def summed(session: Session, sent: dict[str, bytes]) -> MaskedSum:
     return total
 
 
-def training(count: int) -> Callable[[], object]:
-    """One member's part of a round: one step on all records of the CIFAR-10 CNN, `count` coordinates active."""
+def training(plan: DiscreteGaussianPlan) -> Callable[[], object]:
+    """One member's integers of a round, from its records."""
     module = models.build("cifar10-cnn", (3, 32, 32), 10, 0)
     theta = FlatModel(module).flatten()
-    active = min(count, len(theta))
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(RECORDS, 3, 32, 32, generator=generator), torch.randint(0, 10, (RECORDS,), generator=generator)
-    plan = GaussianPlan(
-        len(theta), active, "l2", 0.3, "poisson", RECORDS, RECORDS, 1, 1, 1.0, "add-remove", 1e-4
-    )  # fmt: skip
-    mask = torch.from_numpy(active_coordinates(bytes(16), len(theta), active))
-    engine = NativeEngine(module, 1)
-    task = LocalTask(x, y, mask, 1.0, 0.01, plan, bytes(32))
-    return lambda: engine.train(theta, [task])
+    agent, terms = Agent(0, x, y, bytes(16), bytes(32)), Terms(1, "shared", bytes(16), 1.0, plan)
+    algorithm, engine = chosen("fedspa", "secure-aggregation"), NativeEngine(module, 1)
+    return lambda: list(algorithm.respond(theta, terms, [agent], engine))
 
 
 def turns(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, float]]:
@@ -222,9 +247,7 @@ def received(server: socket.socket, session: Session, masked: bool) -> NDArray[n
 
 def play(pipe: Any, port: int, n: int, count: int) -> None:
     """The members, one after the other, in a process of their own."""
-    secrets = {f"site-{i}": SecretKey(sha256(b"%d" % i).digest()) for i in range(n)}
-    session = session_of(secrets, n, count)
-    values = integers(session)
+    secrets, session, values = cohort(n, count)
     pipe.send(session)
     pipe.send(sum(values.values()))
     while (asked := pipe.recv()) != "end":

@@ -291,8 +291,8 @@ def secagg() -> str:
         "a member's masks and message": lambda row: f"{spread(row['member_ms'])} ms",
         "the same just after its start": lambda row: f"{spread(row['first_ms'])} ms",
         "the same message without masks": lambda row: f"{spread(row['unmasked_ms'])} ms",
-        "its training": lambda row: f"{spread(row['train_ms'])} ms",
-        "masks ÷ training (just after its start)": lambda row: (
+        "its integers, from its records": lambda row: f"{spread(row['train_ms'])} ms",
+        "masks ÷ integers (just after its start)": lambda row: (
             f"{100 * row['share_of_training']:.2g} % ({100 * row['share_of_training_first']:.2g} %)"
         ),
         "the server, per message": lambda row: f"{figure(row['server_ms_per_message'])} ms",
