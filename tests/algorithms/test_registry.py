@@ -15,5 +15,6 @@ def test_configs_and_reports_need_no_torch() -> None:
 
 
 def test_every_mechanism_is_some_algorithms_and_is_registered() -> None:
-    used = {algorithm.mechanism.name for algorithm in ALGORITHMS.values() if algorithm.mechanism is not None}
+    variants = [each for known in ALGORITHMS.values() for each in (known, known.aggregated) if each is not None]
+    used = {algorithm.mechanism.name for algorithm in variants if algorithm.mechanism is not None}
     assert used == set(MECHANISMS)
