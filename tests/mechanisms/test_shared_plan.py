@@ -157,7 +157,7 @@ def test_noise_that_is_given_is_an_agents_own() -> None:
 
 
 def test_a_step_is_on_all_records_of_a_sum() -> None:
-    with pytest.raises(PrivacyError, match="algorithm.batch = 600"):
+    with pytest.raises(PrivacyError, match=r"algorithm\.batch = 600"):
         calibrated(asked(batch=100))
     with pytest.raises(PrivacyError, match="secure-aggregation"):
         calibrated(asked(cohort=None))

@@ -4,7 +4,7 @@ the price is hardly more than that of a Gaussian with the same noise."""
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import mpmath
 import numpy as np
@@ -28,7 +28,7 @@ def share(fraction: int) -> Array:
     ends = [0, *noise._ends(fraction), 2**128]
     law = np.zeros(2 * WINDOW + 1)
     first = WINDOW - noise.REACH
-    law[first : first + len(ends) - 1] = [float(high - low) / 2.0**128 for low, high in zip(ends, ends[1:])]
+    law[first : first + len(ends) - 1] = [float(high - low) / 2.0**128 for low, high in pairwise(ends)]
     return law
 
 
@@ -56,7 +56,7 @@ def hockey_stick(p: Array, q: Array, gamma: Array) -> Array:
 @pytest.mark.parametrize("others", [(), (0,), (311, 1000)])
 @pytest.mark.parametrize("moved", [0.25, 1.0, 3.5, 300.0, 1024.0, 1500.5, 4000.0])
 def test_no_pair_is_easier_to_tell_apart_than_its_gaussian(others: tuple[int, ...], moved: float) -> None:
-    """All places of the pair on the grid, in between too, and both directions; small shifts are told apart by huge γ."""
+    """Places of the pair on the grid and in between, both directions, and γ out to where nothing is left to tell."""
     honest = 1 + len(others)
     shift = stretch(honest) * moved / FINE / (SIGMA * math.sqrt(honest))
     gamma = np.exp(np.linspace(-12, 12, 241) * max(shift, shift**2))

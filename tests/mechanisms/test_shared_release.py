@@ -1,4 +1,4 @@
-"""An agent's share: whole numbers whose mean is the sum of its clipped gradients, from which one record moves little."""
+"""An agent's share: whole numbers around the sum of its clipped gradients, in which one record has a bounded part."""
 
 from __future__ import annotations
 
