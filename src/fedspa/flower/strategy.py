@@ -4,6 +4,9 @@ Each agent of the round's cohort that is online and willing gets θ and its term
 agent is taken once, and θ moves by the uniform mean if a quorum came. Replies that are none, or not this round's, are
 dropped and counted; who does not answer is asked more and more rarely. Masks are dealt by the server: a payload under
 any other seed is a replay or a forgery.
+
+Under secure aggregation one cohort is announced to all its members, and the sum needs each of them. A round without a
+sum leaves θ where it is; whoever spoilt it is left out while the others are enough.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from fedspa.flower.asked import AskedRounds
 from fedspa.flower.members import Introductions, members_of
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
+from fedspa.flower.sums import Sums
 from fedspa.flower.terms import Announcement, to_record
 from fedspa.runs.course import Course
 from fedspa.runs.guarantee import Guarantee
@@ -36,11 +40,8 @@ from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.resume import noise, refuse_other_noise
 from fedspa.runs.summary import measured
 from fedspa.secagg.session import Session
-from fedspa.secagg.total import Void
 from fedspa.server.intake import Intake
 from fedspa.server.masked_intake import MaskedIntake
-
-MOST_VOIDS = 3  # rounds in a row without a sum: each costs everybody
 
 
 class FedSpa(Strategy):
@@ -57,9 +58,8 @@ class FedSpa(Strategy):
         begun = course.begun
         extra = begun.extra if begun is not None else {}
         self.run = begun.run if begun is not None else secrets.token_hex(16)
-        self.members = members_of(job, settings)
-        deployed = settings.records is not None
-        self.roster = Roster(job.config.federation.agents, named=self.members is not None and deployed)
+        members, deployed = members_of(job, settings), settings.records is not None
+        self.roster = Roster(job.config.federation.agents, named=members is not None and deployed)
         if "roster" in extra:
             self.roster.restore(extra["roster"])
         self.dropped: Counter[str] = Counter(extra.get("dropped", {}))
@@ -74,10 +74,12 @@ class FedSpa(Strategy):
         self._round: tuple[Terms, dict[int, int], Session | None] | None = None
         # A deployed member that is asked again for an attempt sends what it sent, and so does seeded noise.
         self._repeats = deployed or job.config.privacy.noise == "seeded"
-        self._voids: list[str] = []  # why there was no sum, of the last rounds in a row
+        self._sums: Sums | None = None
         self.introductions: Introductions | None = None
-        if self.members is not None and deployed:
-            self.introductions = Introductions(self.members, self._offer, settings.round_timeout)
+        if members is not None:
+            self._sums = Sums(members, self.coordinator, self.run, job.config.privacy.noise, self.quorum)
+        if members is not None and deployed:
+            self.introductions = Introductions(members, self._offer, settings.round_timeout)
         if self._asked.counts:  # the first checkpoint was saved before the first question
             if begun is None:
                 raise FedspaError(f"{course.folder.path} has asked agents and holds no checkpoint; restore one")
@@ -120,13 +122,10 @@ class FedSpa(Strategy):
             raise FedspaError(
                 f"{len(self.roster.refused)} of {agents} agents refuse this run ({codes}), and the quorum is "
                 f"{self.quorum}; offer stricter terms, or lower "
-                f"{'flower.quorum' if self.members is None else 'privacy.members'}"
+                f"{'flower.quorum' if self._sums is None else 'privacy.members'}"
             )
-        if len(self._voids) >= MOST_VOIDS:
-            raise FedspaError(
-                f"{MOST_VOIDS} rounds in a row gave no sum ({self._voids[-1]}), and everyone who was asked paid for "
-                "them; mend that, then go on with flower.resume = true"
-            )
+        if self._sums is not None:
+            self._sums.refuse_another_void()
         terms, cohort = self.coordinator.terms(), next(self._cohorts)
         attempt, asked = self._attempt(grid, terms.round, cohort)
         fresh = self._asked.add(terms.round, list(asked.values()), attempt)
@@ -134,7 +133,7 @@ class FedSpa(Strategy):
             self.save()
         if self.guarantee is not None:
             self.guarantee.took_part(fresh)
-        session = self._session(terms, attempt, asked)
+        session = None if self._sums is None else self._sums.session(terms, attempt, asked.values())
         self._round = (terms, asked, session)
         theta = self.initial_arrays()
         return [
@@ -175,11 +174,12 @@ class FedSpa(Strategy):
             dropped["silent"] += 1
             turns = self.roster.unheard(number)
             log(WARNING, "agent %d did not answer; while the others are a quorum it misses %d turns", number, turns)
-        if session is None and intake is not None and intake.count < self.quorum:
+        if isinstance(intake, Intake) and intake.count < self.quorum:
             dropped += Counter({"below-quorum": intake.count})
             intake = None
         void = self.coordinator.close_round(intake)
-        self._tally(terms, session, void, dropped)
+        if self._sums is not None:
+            dropped += self._sums.tally(terms.round, session, void)
         taken, uplink = (0, 0) if intake is None or void is not None else (intake.count, intake.uplink_bytes)
         self._write(terms, taken, uplink, len(asked), dropped)
         return self.initial_arrays(), None
@@ -214,7 +214,7 @@ class FedSpa(Strategy):
         with the attempt that it was in. Where that was a sum, it needs the same cohort, whole; with any other it is a
         new attempt, for which everybody pays again."""
         attempt, before = self._asked.last(t) or (1, [])
-        if self.members is not None and before:
+        if self._sums is not None and before:
             if self._repeats and len(found := self._reachable(grid, before, len(before))) == len(before):
                 return attempt, found
             attempt += 1
@@ -240,34 +240,16 @@ class FedSpa(Strategy):
             self.roster.leave_out(found[node])
         return awake
 
-    def _session(self, terms: Terms, attempt: int, asked: Mapping[int, int]) -> Session | None:
-        """What a cohort adds up in; None where each update is read, or nobody was asked."""
-        if self.members is None or not asked:
-            return None
-        cohort = self.members.cohort(asked.values())
-        return self.coordinator.session(self.run, attempt, cohort, terms, self.job.config.privacy.noise)
-
     def _intake(self, terms: Terms, session: Session | None, most: int) -> Intake | MaskedIntake | None:
         """None where nobody was asked for a sum."""
-        if self.members is None:
+        if self._sums is None:
             return self.coordinator.intake(terms, most)
         return None if session is None else self.coordinator.masked_intake(terms, session)
 
-    def _tally(self, terms: Terms, session: Session | None, void: Void | None, dropped: Counter[str]) -> None:
-        """Count rounds that gave no sum, and say why."""
-        if self.members is None:
-            return
-        if session is not None and void is None:
-            self._voids = []
-            return
-        dropped["no-cohort" if void is None else f"void-{void.code}"] += 1
-        self._voids.append(f"fewer than {self.quorum} agents could be asked" if void is None else str(void))
-        log(WARNING, "round %d gave no sum: %s", terms.round, self._voids[-1])
-
     def _offer(self) -> ConfigRecord:
         """What every node is told before it says who it is."""
-        assert self.members is not None
-        return self._record(self.coordinator.terms(), 0, None, self.members.names)
+        assert self._sums is not None
+        return self._record(self.coordinator.terms(), 0, None, self._sums.members.names)
 
     def _record(self, terms: Terms, number: int, session: Session | None, cohort: tuple[str, ...] = ()) -> ConfigRecord:
         config = self.job.config
@@ -305,10 +287,8 @@ class FedSpa(Strategy):
         try:
             if isinstance(intake, Intake):
                 intake.take(found, seed=self.coordinator.mask_seed(terms, number))
-            else:
-                assert intake is not None
-                assert self.members is not None
-                intake.take(self.members.names[number], found)
+            elif intake is not None and self._sums is not None:
+                intake.take(self._sums.members.names[number], found)
         except PayloadError as error:
             return f"payload-{error.code}"
         self.taken[number] += 1

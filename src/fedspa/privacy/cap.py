@@ -24,7 +24,7 @@ from fedspa.privacy.event import Event, Neighbours, as_server_saw, require_one_u
 BY_FILTER = "rdp filter (plans chosen after releases)"
 BY_FILTER_SO_FAR = "rdp filter (part of one plan)"
 # Whom a floor is against.
-FLOOR_WORDS = "against all others together"
+AGAINST_ALL = "against all others together"
 _MOST_PARTICIPATIONS = 10**6
 _PARTS = 16  # in which δ is divided between a first plan and the filter
 
@@ -66,7 +66,7 @@ class Cap:
         own = Limit(self.epsilon, self.delta, self.neighbours, self.sees, "")
         if self.floor is None:
             return (own,)
-        return own, Limit(self.floor, self.delta, self.neighbours, Event.floor, FLOOR_WORDS)
+        return own, Limit(self.floor, self.delta, self.neighbours, _floor, AGAINST_ALL)
 
 
 class Limit(NamedTuple):
@@ -130,13 +130,19 @@ class Total(NamedTuple):
     by: str
 
 
-def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bool:
-    """Whether `cap` has room for all `events`; `first` is the agent's first plan, None where none was announced.
+def passed(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> Limit | None:
+    """Which limit of `cap` has no room for all `events`; None where all have. `first` is the agent's first plan, None
+    where none was announced.
 
     Each answer depends on `events`, the plan and the cap alone, never on a release.
     """
     _check_composable(events, cap.neighbours, first)
-    return all(limit.admits(events, first) for limit in cap.limits)
+    return next((limit for limit in cap.limits if not limit.admits(events, first)), None)
+
+
+def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bool:
+    """Whether `cap` has room for all `events`."""
+    return passed(events, cap, first) is None
 
 
 def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
@@ -161,13 +167,15 @@ def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, fir
     return Total(filtered, BY_FILTER)
 
 
-def floor_total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
-    """What all `events` cost against one who colludes with all others: never less than against the server."""
-    own = total(events, delta, neighbours, first)
+def floor_total(
+    events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None, own: Total
+) -> Total:
+    """What all `events` cost against one who colludes with all others; `own` is their total against the server. Never
+    less than that, which is what it is where nothing was aggregated."""
     if not any(event.members for event in events):
         return own
-    first = None if first is None else first.seen_by(Event.floor)
-    return max(own, total(_seen(Event.floor, events), delta, neighbours, first))
+    first = None if first is None else first.seen_by(_floor)
+    return max(own, total(_seen(_floor, events), delta, neighbours, first))
 
 
 def participations_within(event: Event, cap: Cap, spent: Mapping[Event, int], first: FirstPlan | None) -> int:
@@ -195,6 +203,10 @@ def _check_composable(events: Mapping[Event, int], neighbours: Neighbours, first
             "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "
             "'add-remove'; ask for 'replace-one'"
         )
+
+
+def _floor(event: Event) -> Event:
+    return event.floor()
 
 
 def _seen(sees: Callable[[Event], Event], events: Mapping[Event, int]) -> Counter[Event]:

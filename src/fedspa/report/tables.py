@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report import plots
 from fedspa.report.promise import Promise
 from fedspa.report.read import Entry, RunRecord
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.plans import flat
-from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
+from fedspa.runs.statement import is_seeded, observer, protected, shown, shown_bytes, shown_floor
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
 
@@ -30,13 +31,20 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     if is_seeded(facts):
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
     terms = facts["neighbours"], facts["sampling"]
-    rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or "the guarantee"]]
+    whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
+    rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or f"the guarantee{whom}"]]
+    if facts["members"]:
+        floor = shown_floor(facts["epsilon_floor"])
+        rows.append(["floor", *terms, facts["accountant"], floor, "; ".join(filter(None, (AGAINST_ALL, flaw)))])
     if facts["neighbours"] != "replace-one":
         rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
     if facts["epsilon_total"] is not None:
         total = shown(facts["epsilon_total"])
         note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
         rows.append(["verified", *terms, facts["accountant_total"] or "–", total, note])
+        if facts["members"] or facts["epsilon_total_floor"] is not None:
+            total, note = shown_floor(facts["epsilon_total_floor"]), f"all runs in the ledger, {AGAINST_ALL}"
+            rows.append(["floor", *terms, facts["accountant_total"] or "–", total, note])
     if facts["epsilon_published"] is not None:
         published = shown(facts["epsilon_published"])
         rows.append(["published", "replace-one", "fixed", held.published_by, published, "not a guarantee"])
@@ -64,6 +72,7 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
                         f"ε verified{' (SEEDED NOISE: a simulation)' * is_seeded(held.facts)}",
                         plots.known(held.verified(len(lines))),
                     ),
+                    *_floor(held, len(lines)),
                     ("ε published (not a guarantee)", plots.known(held.published(len(lines)))),
                     ("sent", str(sent) if run.participations.source == "ledger" else "–"),
                 ],
@@ -71,6 +80,10 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
             }
         )
     return found
+
+
+def _floor(held: Promise, count: int) -> list[tuple[str, str]]:
+    return [(f"ε floor, {AGAINST_ALL}", plots.known(held.floor(count)))] if held.facts["members"] else []
 
 
 def _line(entry: Entry) -> list[str]:
@@ -171,9 +184,11 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str |
     terms = "–"
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
+        guarantee += f", floor {shown_floor(facts['epsilon_floor'])}" if facts["members"] else ""
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
         terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
         terms += f"{facts['sampling']}, {facts['accountant']}"
+        terms += f", against {observer(facts)}" if facts["members"] else ""
     (_, _, each), best = run.sent, run.best
     fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
     return [

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedspa import toml
 from fedspa.errors import ConfigError, quoted
-from fedspa.secagg.keys import public_key
+from fedspa.secagg.keys import alike, public_key
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -88,7 +88,7 @@ def checked(members: Mapping[str, bytes]) -> dict[str, bytes]:
                 f"{quoted(name, 80)} is not a member's name: 1 to 64 letters (a-z), digits, dots, dashes and "
                 "underscores, a letter or digit first"
             )
-        if public in owners:
-            raise ConfigError(f"{owners[public]!r} and {name!r} have the same public key; each needs its own")
-        owners[public] = name
+        other = owners.setdefault(alike(public), name)
+        if other != name:
+            raise ConfigError(f"{other!r} and {name!r} have the same public key; each needs its own")
     return dict(sorted(members.items()))
