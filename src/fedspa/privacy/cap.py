@@ -66,7 +66,7 @@ class Cap:
         own = Limit(self.epsilon, self.delta, self.neighbours, self.sees, "")
         if self.floor is None:
             return (own,)
-        return own, Limit(self.floor, self.delta, self.neighbours, Event.floor, AGAINST_ALL)
+        return own, Limit(self.floor, self.delta, self.neighbours, _floor, AGAINST_ALL)
 
 
 class Limit(NamedTuple):
@@ -174,8 +174,8 @@ def floor_total(
     less than that, which is what it is where nothing was aggregated."""
     if not any(event.members for event in events):
         return own
-    first = None if first is None else first.seen_by(Event.floor)
-    return max(own, total(_seen(Event.floor, events), delta, neighbours, first))
+    first = None if first is None else first.seen_by(_floor)
+    return max(own, total(_seen(_floor, events), delta, neighbours, first))
 
 
 def participations_within(event: Event, cap: Cap, spent: Mapping[Event, int], first: FirstPlan | None) -> int:
@@ -203,6 +203,10 @@ def _check_composable(events: Mapping[Event, int], neighbours: Neighbours, first
             "the ledger holds events of fixed-size sampling, which have no sound total under neighbours "
             "'add-remove'; ask for 'replace-one'"
         )
+
+
+def _floor(event: Event) -> Event:
+    return event.floor()
 
 
 def _seen(sees: Callable[[Event], Event], events: Mapping[Event, int]) -> Counter[Event]:

@@ -110,6 +110,8 @@ class Event(ABC):
     def floor(self) -> Self:
         """The event as one sees it who colludes with all other members, or has broken the protocol: the agent's own
         noise alone counts. Itself where nothing was aggregated."""
+        if self.members:
+            raise PrivacyError(f"{type(self).__name__} does not say what is left where all other members collude")
         return self
 
     def with_noise(self, noise: NoiseMode | None) -> Self:

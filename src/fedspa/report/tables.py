@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedspa.mechanisms import Plan
 from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report import plots
 from fedspa.report.promise import Promise
@@ -32,7 +31,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     if is_seeded(facts):
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
     terms = facts["neighbours"], facts["sampling"]
-    whom = f", against {observer(facts)}" if facts["members"] else ""
+    whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
     rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or f"the guarantee{whom}"]]
     if facts["members"]:
         floor = shown_floor(facts["epsilon_floor"])
@@ -141,20 +140,9 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         *sigma,
         ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
         ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
-        *_members(plan),
         ("δ", f"{plan.delta:g}", "of the guarantee"),
         ("neighbours", plan.neighbours, "neighbouring relation"),
         ("unit", plan.unit, "what is protected, and what an example is"),
-    ]
-
-
-def _members(plan: Plan) -> list[tuple[str, str, str]]:
-    summed = plan.aggregation
-    if summed is None:
-        return []
-    return [
-        ("members", f"{summed.members}", "fewest agents that are added up before the server sees anything"),
-        ("colluders", f"{summed.colluders}", f"of them may be with the server: the noise of {summed.honest} counts"),
     ]
 
 

@@ -39,9 +39,9 @@ def observer(summary: Mapping[str, Any]) -> str:
     members = summary.get("members")
     if not members:
         return "the server and all others"
-    colluders = summary["colluders"]
-    those = f" and up to {colluders} of those agents" if colluders else ""
-    return f"the server, which sees sums over {members} agents or more{those}"
+    if not summary["colluders"]:
+        return f"the server, which sees sums over {members} agents or more"
+    return f"the server with up to {summary['colluders']} of the {members} agents or more whose sums it sees"
 
 
 def statement(summary: Mapping[str, Any]) -> str:

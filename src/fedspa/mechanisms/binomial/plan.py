@@ -254,10 +254,12 @@ class BinomialPlan:
         return {"adversary": self.adversary, "bits": self.bits, "trials": self.trials}
 
     def report_rows(self) -> list[tuple[str, str, str]]:
+        cohort = f"added up at least, of whom up to {self.colluders} may collude"
         return [
             ("2^b", f"{self.levels:,}", f"levels over ±{self.reach:.4g}{', of the rotated gradient' * self.rotation}"),
             ("trials", f"{self.trials:,}", "of the Binomial noise on each value"),
             ("adversary", self.adversary, "against whom ε holds"),
+            *([("members", f"{self.members:,}", cohort)] if self.members else []),
         ]
 
 
