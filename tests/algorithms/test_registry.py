@@ -19,8 +19,8 @@ def test_configs_and_reports_need_no_torch() -> None:
 
 
 def test_every_mechanism_is_some_algorithms_and_is_registered() -> None:
-    all_of_them = [*ALGORITHMS.values(), *(known.aggregated for known in ALGORITHMS.values())]
-    used = {known.mechanism.name for known in all_of_them if known is not None and known.mechanism is not None}
+    variants = [each for known in ALGORITHMS.values() for each in (known, known.aggregated) if each is not None]
+    used = {algorithm.mechanism.name for algorithm in variants if algorithm.mechanism is not None}
     assert used == set(MECHANISMS)
 
 
