@@ -5,8 +5,8 @@
 Beside the masks stands what they are added to: a member's answer to a round of Fed-SPA, with discrete Gaussian shares
 (the CIFAR-10 CNN, one step on all of 500 records, one thread; ε = 1 and δ = 10⁻³ over five participations, a fifth of
 the members colluding). Figures of one member are milliseconds of CPU time, so that other work on the machine adds
-little to them; all are measured turn by turn. A member that has just started (`first_ms`) checks every key of the
-cohort, and agrees with each other member on a secret, which it then remembers. `loopback` is a whole round in seconds of wall time: members in a process of their
+little to them; all are measured turn by turn. A member that has just started (`first_ms`) agrees with each other member
+on a secret, which it then remembers. `loopback` is a whole round in seconds of wall time: members in a process of their
 own, each with a connection of its own, against a server that adds up; with masks and without, of the same words. The
 integers that travel there are as large as shares are, and are drawn faster.
 """
@@ -40,7 +40,6 @@ from fedspa.mechanisms.base import CLIP_UNITS, Asked, Cohort
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
 from fedspa.mechanisms.discrete_gaussian.mechanism import calibrated
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
-from fedspa.secagg import keys
 from fedspa.secagg.keys import SecretKey
 from fedspa.secagg.message import decode, encode, size, upload
 from fedspa.secagg.pads import reduced, word_type
@@ -93,7 +92,7 @@ def case(n: int, count: int, repeats: int) -> dict[str, Any]:
     times = turns(
         {
             "train": train,
-            "first": lambda: just_started(values[own], session, own, key),
+            "first": lambda: upload(values[own], replace(session), own, SecretKey(key)),
             "member": lambda: upload(values[own], session, own, secrets[own]),
             "unmasked": lambda: encode(words, session),
             "server": lambda: summed(session, sent).values(),
@@ -112,12 +111,6 @@ def case(n: int, count: int, repeats: int) -> dict[str, Any]:
         **lengths(session, signal(plan_of(n, count)) + TAILS * SIGMA),
         "loopback": loopback(n, count, max(3, repeats // 3)),
     }
-
-
-def just_started(values: NDArray[np.int64], session: Session, name: str, key: bytes) -> bytes:
-    """A message from a process that has met nobody."""
-    keys._PROBE._shared.clear()
-    return upload(values, replace(session), name, SecretKey(key))
 
 
 def plan_of(n: int, count: int) -> DiscreteGaussianPlan:

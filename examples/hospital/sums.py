@@ -2,8 +2,8 @@
 
     python sums.py [FOLDER]
 
-Makes what run.py makes in FOLDER (default: ./sums), and for each site a key and the roster of all. Trains while a site is
-killed and comes back, offers a run that the sites' policies refuse, shows every ledger, stops everything.
+Makes what run.py makes in FOLDER (default: ./deployment-sums), and for each site a key and the roster of all. Trains
+while a site is killed and comes back, offers a run that the sites' policies refuse, shows every ledger, and stops all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUMS: dict[str, Any] = {
     "privacy.adversary": "secure-aggregation",
     "privacy.members": 2,
     "flower.quorum": "",
-    "flower.round_timeout": 20.0,
+    "flower.round_timeout": 60.0,
 }
 
 
@@ -112,4 +112,4 @@ def said(output: str) -> str:
 
 
 if __name__ == "__main__":
-    main(fresh(sys.argv[1] if len(sys.argv) > 1 else "sums"))
+    main(fresh(sys.argv[1] if len(sys.argv) > 1 else "deployment-sums"))

@@ -72,10 +72,10 @@ def _sum(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine,
     plan, active = _plan(terms), terms.coordinates(seed)
     coordinates = None if active is None else torch.from_numpy(active).to(theta.device)
     if isinstance(engine, ClippedSums) and not agent.exact:
-        x, y = tensors(agent.x, agent.y)
+        held = tensors(agent.x, agent.y)
 
         def of(rows: Tensor | None) -> tuple[Tensor, int]:
-            return engine.clipped_sum(theta, x, y, "l2", plan.clip_value, coordinates, rows)
+            return engine.clipped_sum(theta, *held, "l2", plan.clip_value, coordinates, rows)
 
         if parts == 1:
             units, zeroed = of(agent.rows)

@@ -49,7 +49,7 @@ class SecretKey:
         """The 32 bytes that this key and the owner of `public` alone can compute; a ConfigError for a public key with
         which anybody can."""
         if public not in self._shared:
-            _require_canonical(public)
+            require_canonical(public)
             try:
                 self._shared[public] = self._key.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError:  # all zeros, whatever the secret key: the point has a small order
@@ -102,7 +102,7 @@ class SecretKey:
         return cls(bytes.fromhex(found[1]))
 
 
-def _require_canonical(public: bytes) -> None:
+def require_canonical(public: bytes) -> None:
     """Refuse a public key that is not the one way to write its point."""
     if len(public) != KEY_BYTES:
         raise ConfigError(f"a public key has {len(public)} bytes; it must have {KEY_BYTES}")

@@ -15,8 +15,8 @@ from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGauss
 from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
 # A coordinate of an agent's sum is held within a part of what it would be if all records pulled it with all their
-# weight. Of many coordinates, gradients agree in none (docs/shares.md has the largest sums that were seen); of few, none
-# is held.
+# weight. Of many coordinates, gradients agree in none (docs/shares.md has the largest sums seen). Of few, none
+# are held.
 _LEAST_REACH, _ALL_UP_TO = 1 / 8, 64
 # Standard deviations of a sum's noise that its bounds leave room for.
 _TAIL = 14
