@@ -417,6 +417,15 @@ def test_two_runs_of_one_name_are_told_apart(runs: dict[str, Path], copy: Path) 
     assert "plain (2)" in text
 
 
+def test_each_attempt_at_a_round_counts(copy: Path) -> None:
+    for file in copy.glob("ledger.sqlite*"):
+        file.unlink()
+    lines = ['{"round": 0, "agents": [0, 1, 2]}', '{"round": 0, "agents": [0, 2], "attempt": 2}'] * 2
+    (copy / "asked.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    found = read(copy).participations.entries
+    assert sorted(entry.agent for entry in found) == ["agent-0", "agent-0", "agent-1", "agent-2", "agent-2"]
+
+
 def test_a_deployments_server_knows_whom_it_asked(copy: Path) -> None:
     """It has no ledger: counts are from asked.jsonl, where a round that is asked again is no new participation."""
     entries = read(copy).participations.entries
