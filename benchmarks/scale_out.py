@@ -101,9 +101,8 @@ def measured(case: str, agents: int, repeats: int) -> dict[str, Any]:
     job, most = prepared(case, agents), WORKERS[case]
     server, run = Coordinator(job.server), job.config.run
     terms = server.terms()
-    invitation = Invitation(
-        "benchmark", "round-0", job.server.algorithm, terms, server.state.theta, job.server.coding, "seeded"
-    )
+    algorithm, coding = job.server.algorithm, job.server.coding
+    invitation = Invitation("benchmark", algorithm, terms, server.state.theta, coding, "seeded")
     everyone = {
         agent_name(number): Agent(
             number,

@@ -47,7 +47,7 @@ class PayloadError(FedspaError):
     # fmt: off
     CODES = frozenset({
         "length", "magic", "version", "coding", "flags", "round", "dimension", "active", "seed", "replay", "checksum",
-        "clip", "step", "scale", "body", "not-finite", "bound", "count",
+        "clip", "step", "scale", "body", "not-finite", "bound", "count", "attempt", "bits", "binding", "member",
     })
     # fmt: on
 

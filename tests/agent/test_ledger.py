@@ -28,7 +28,7 @@ from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting, filter
-from fedspa.privacy.cap import Cap, FirstPlan, Total, total
+from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, total
 from fedspa.privacy.event import Event, Neighbours
 from fedspa.privacy.moments import ORDERS, Moments
 
@@ -50,11 +50,14 @@ def quick_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, first: FirstPlan | None) -> Total:
         return Total(0.3 * math.sqrt(sum(events.values())), "stand-in")
 
-    def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bool:
-        return total(events, cap.delta, cap.neighbours, first).epsilon <= cap.epsilon
+    def admits(limit: Limit, events: Mapping[Event, int], first: FirstPlan | None) -> bool:
+        return total(events, limit.delta, limit.neighbours, first).epsilon <= limit.epsilon
 
     monkeypatch.setattr(ledger_module, "total", total)
-    monkeypatch.setattr(ledger_module, "admits", admits)
+    monkeypatch.setattr(Limit, "admits", admits)
+    monkeypatch.setattr(
+        Limit, "total", lambda limit, events, first: total(events, limit.delta, limit.neighbours, first)
+    )
 
 
 def test_counts_over_runs_and_reopening(path: Path) -> None:

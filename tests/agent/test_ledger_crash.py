@@ -18,7 +18,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
 from fedspa.errors import BudgetError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.cap import Cap, FirstPlan, Total
+from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total
 from fedspa.privacy.event import Event
 
 EVENT = GaussianEvent("poisson", 10, 600, 30, 2.47)
@@ -157,12 +157,12 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
 def test_two_processes_do_not_both_slip_under_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ε = 0.3 √n stands in for the accountant and takes its time; a cap of 3 has room for exactly 100 events."""
 
-    def admits(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> bool:
+    def admits(limit: Limit, events: Mapping[Event, int], first: FirstPlan | None) -> bool:
         time.sleep(0.001)
-        return 0.3 * math.sqrt(sum(events.values())) <= cap.epsilon
+        return 0.3 * math.sqrt(sum(events.values())) <= limit.epsilon
 
-    monkeypatch.setattr(ledger_module, "admits", admits)
-    monkeypatch.setattr(ledger_module, "total", lambda *_: Total(3.0, "stand-in"))
+    monkeypatch.setattr(Limit, "admits", admits)
+    monkeypatch.setattr(Limit, "total", lambda *_: Total(3.0, "stand-in"))
     path = tmp_path / "ledger.sqlite"
     cap = Cap(3.0, 1e-5, "add-remove")
 

@@ -65,7 +65,7 @@ def test_a_run_of_exactly_the_cap_takes_place_and_nothing_after_it(path: Path) -
         assert ledger.total("a", 1e-3, "add-remove") == (cap.epsilon, "pld (one plan)")
         with pytest.raises(BudgetError, match="ε = 0 left"):
             ledger.reserve("a", EVENT, "run", "20", cap=cap, announced=21)
-    told = summary(path, delta=1e-3, neighbours="add-remove", cap=cap.epsilon).agents[0]
+    told = summary(path, delta=1e-3, neighbours="add-remove", cap=cap).agents[0]
     assert (told.accountant, told.epsilon_left, told.participations_left) == ("pld (one plan)", 0.0, 0)
 
 
@@ -74,7 +74,7 @@ def test_what_is_left_of_a_plan_is_told(path: Path) -> None:
     with Ledger.open(path) as ledger:
         for message in range(7):
             ledger.reserve("a", EVENT, "run", str(message), cap=cap, announced=20)
-    assert summary(path, delta=1e-3, neighbours="add-remove", cap=cap.epsilon).agents[0].participations_left == 13
+    assert summary(path, delta=1e-3, neighbours="add-remove", cap=cap).agents[0].participations_left == 13
 
 
 def test_a_server_that_changes_its_plan_within_the_run_leaves_the_plan(path: Path) -> None:

@@ -43,7 +43,7 @@ class Site:
     def invitation(self, **changes: Any) -> Invitation:
         algorithm = replace(self.job.server.algorithm, respond=self.respond)
         theta, coding = self.server.state.theta, self.job.server.coding
-        made = Invitation("run", "round-0", algorithm, self.server.terms(), theta, coding, "secure")
+        made = Invitation("run", algorithm, self.server.terms(), theta, coding, "secure")
         return replace(made, **changes)
 
     def agent(self, number: int) -> Agent:

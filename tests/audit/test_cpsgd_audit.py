@@ -20,7 +20,7 @@ from fedspa.algorithms import Agent, Terms, cpsgd
 from fedspa.algorithms.base import Answer
 from fedspa.audit.binomial import BINOMIAL, answers, release
 from fedspa.audit.binomial.answers import most_apart
-from fedspa.audit.binomial.target import Target, synthetic
+from fedspa.audit.binomial.target import Target, of_plan, synthetic
 from fedspa.audit.result import Check, Question
 from fedspa.audit.setting import FALSE_ALARM, Setting
 from fedspa.audit.targets import AUDITED
@@ -304,6 +304,12 @@ def test_what_has_no_claim_is_not_audited() -> None:
         Target((replace(plan, trials=2),))
     with pytest.raises(ConfigError, match="secure aggregation"):
         Target((replace(plan, adversary="secure-aggregation"),))
+
+
+def test_of_a_sum_the_agents_own_share_is_attacked() -> None:
+    plan = TARGET.variants[0]
+    summed = replace(plan, adversary="secure-aggregation", members=8, colluders=2)
+    assert of_plan(summed).variants[0].event == summed.floor_event == plan.event
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.outbox import Outbox, Sent
 from fedspa.agent.participate import CODES, FINAL_CODES, Refusal
-from fedspa.algorithms import FED_SPA
+from fedspa.algorithms import ALGORITHMS, FED_SPA
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
-from fedspa.flower import agent as agents
 from fedspa.flower import check, records, site
 from fedspa.flower.agent import participate
 from fedspa.flower.client_app import app
@@ -92,7 +91,7 @@ def _not_again(*_: object) -> Any:
 def test_asked_again_the_same_bytes_leave_and_nothing_is_paid(clinic, monkeypatch):
     """What a server that was restored from its checkpoint does."""
     first = participate(clinic, ASKED, THETA)
-    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
+    monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
     assert participate(clinic, ASKED, THETA + 1) == first
     assert spent(clinic) == 1
 
@@ -189,7 +188,7 @@ def broken(patch: pytest.MonkeyPatch, where: str, error: BaseException, *, after
 
     if where == "respond":
         honest = FED_SPA.respond
-        patch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=fail))
+        patch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=fail))
     else:
         honest = getattr(*STEPS[where])
         patch.setattr(*STEPS[where], fail)
@@ -203,7 +202,7 @@ def test_killed_anywhere_it_has_paid_and_trains_never_again(clinic, monkeypatch,
         broken(patch, where, Killed(), after=after)
         with pytest.raises(Killed):
             participate(clinic, ASKED, THETA)
-    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
+    monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
     if (where, after) == ("release", True):
         assert participate(clinic, ASKED, THETA) == participate(clinic, ASKED, THETA + 1)
     else:
@@ -220,7 +219,7 @@ def test_whatever_fails_after_the_spend_is_one_answer_for_ever(clinic, monkeypat
     with monkeypatch.context() as patch:
         broken(patch, where, error)
         assert refusal(clinic) == "spent"
-    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
+    monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
     assert [refusal(clinic) for _ in range(3)] == ["spent"] * 3
     assert spent(clinic) == 1
     monkeypatch.undo()
@@ -237,7 +236,7 @@ def test_two_at_once_train_once_and_answer_alike(clinic, monkeypatch):
         time.sleep(0.3)
         return FED_SPA.respond(*arguments)
 
-    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=slow))
+    monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=slow))
     with ThreadPoolExecutor(4) as pool:
         answers = set(pool.map(lambda _: participate(clinic, ASKED, THETA), range(4)))
     assert (len(answers), len(trainings), spent(clinic)) == (1, 1, 1)
@@ -251,7 +250,7 @@ def test_where_nothing_can_be_locked_one_trains_all_the_same(clinic, monkeypatch
         return FED_SPA.respond(*arguments)
 
     monkeypatch.setattr(Outbox, "alone", lambda self: nullcontext(self._folder.mkdir(exist_ok=True)))
-    monkeypatch.setitem(agents.ALGORITHMS, "fedspa", replace(FED_SPA, respond=meanwhile))
+    monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=meanwhile))
     assert participate(clinic, ASKED, THETA) == participate(clinic, ASKED, THETA)
     assert spent(clinic) == 1
 
@@ -528,8 +527,13 @@ def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
         outbox.put("a", Sent(1, b"one"))
         outbox.put("b", Sent(5, b"five"))
     assert (outbox.last("a"), outbox.last("b")) == (Sent(1, b"one"), Sent(5, b"five"))
+    outbox.put("b", Sent(5, b"again", 2))
+    assert outbox.last("b") == Sent(5, b"again", 2)
+    assert Sent(5, b"", 2).place > Sent(5, b"").place > Sent(4, b"", 9).place
     assert Outbox(tmp_path / "ledger.sqlite", "other").last("a") is None
     (torn,) = (tmp_path / "ledger.sqlite.outbox").glob("*-a.payload")
+    torn.write_bytes(b"FSPO" + (7).to_bytes(4, "little") + b"as the first edition wrote it")
+    assert outbox.last("a") == Sent(7, b"as the first edition wrote it")
     torn.write_bytes(b"torn")
     assert outbox.last("a") is None
 

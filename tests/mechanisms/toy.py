@@ -28,7 +28,7 @@ from fedspa.audit.setting import Setting
 from fedspa.engine.local import Gradients, seeded
 from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Asked, Clipping, ClipRule, Mechanism
+from fedspa.mechanisms.base import Aggregation, Asked, Clipping, ClipRule, Mechanism
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit
 from fedspa.randomness.sampling import draw_batch
@@ -74,6 +74,8 @@ class LaplaceEvent(Event):
 @dataclass(frozen=True, slots=True)
 class LaplacePlan:
     audited: ClassVar[str] = "laplace"
+    aggregation: ClassVar[Aggregation | None] = None
+    floor_event: ClassVar[Event | None] = None
     sampling: ClassVar[Sampling] = "fixed"
     neighbours: ClassVar[Neighbours] = "replace-one"
     clip: ClassVar[Clipping] = "coordinate"

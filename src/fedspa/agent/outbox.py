@@ -18,16 +18,23 @@ from pathlib import Path
 from fedspa import durable
 from fedspa.errors import LedgerError, worded
 
-_HEADER = struct.Struct("<4sI")
-_MAGIC = b"FSPO"
+_HEADER = struct.Struct("<4sII")
+_MAGIC = b"FSPB"
+_FIRST_HEADER, _FIRST_MAGIC = struct.Struct("<4sI"), b"FSPO"  # of the first edition, which knew no attempts
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was made for `round`."""
+    """What was made for an attempt at `round`."""
 
     round: int
     payload: bytes
+    attempt: int = 1
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place among all messages of the run: a later one is larger."""
+        return self.round, self.attempt
 
 
 class Outbox:
@@ -64,14 +71,17 @@ class Outbox:
                 data = self._path(run).read_bytes()
             except FileNotFoundError:
                 return None
-        if len(data) < _HEADER.size or data[:4] != _MAGIC:
-            return None
-        return Sent(_HEADER.unpack_from(data)[1], data[_HEADER.size :])
+        if len(data) >= _HEADER.size and data[:4] == _MAGIC:
+            _, round_, attempt = _HEADER.unpack_from(data)
+            return Sent(round_, data[_HEADER.size :], attempt)
+        if len(data) >= _FIRST_HEADER.size and data[:4] == _FIRST_MAGIC:
+            return Sent(_FIRST_HEADER.unpack_from(data)[1], data[_FIRST_HEADER.size :])
+        return None
 
     def put(self, run: str, sent: Sent) -> None:
         """Durable on return, and whole or absent whatever happens in between. Only inside `alone`."""
         with self._one_line_errors("write"):
-            durable.replace_bytes(self._path(run), _HEADER.pack(_MAGIC, sent.round) + sent.payload)
+            durable.replace_bytes(self._path(run), _HEADER.pack(_MAGIC, *sent.place) + sent.payload)
 
     def _one_line_errors(self, do: str) -> AbstractContextManager[None]:
         return worded(LedgerError, lambda why: f"cannot {do} {self._folder}: {why}; make room or mend rights")

@@ -2,13 +2,15 @@
 
     terms ─► policy.check ─► records ─► policy.admit ─► ledger.reserve ─► train ─► encode ─► outbox ─► ledger.release
 
+Under secure aggregation an update is masked where it would be encoded: nobody may read it alone.
+
 Whatever goes wrong at a site ends in a `Refusal` with one of `CODES`. Only the code travels; the text stays here.
 
 Functions take a list of agents: those of a simulated round pay in one durable write and train as one piece of work.
 A deployed agent is alone, and answers through `participate_once`: an entry of its ledger is trained for at most once,
 by the process that made it, and has one answer for ever. That is the payload, which was stored and released before it
 first left, or `spent` where there is none. So a server that asks again, breaks the training or kills the process gets
-no second noise from an entry (docs/deployment.md has the proof).
+no second noise from an entry, and no second message under one mask (docs/deployment.md has the proof).
 """
 
 from __future__ import annotations
@@ -29,16 +31,27 @@ from fedspa.agent.policy import Code, Policy, PolicyRefusal
 from fedspa.algorithms import Agent, Algorithm, Terms
 from fedspa.algorithms.base import Answer, finite
 from fedspa.engine.task import Engine
-from fedspa.errors import BudgetError, ConfigError, DataError, FedspaError, LedgerError
+from fedspa.errors import (
+    BudgetError,
+    ConfigError,
+    DataError,
+    FedspaError,
+    LedgerError,
+    PayloadError,
+    PrivacyError,
+)
 from fedspa.learning.threads import torch_threads
 from fedspa.privacy.cap import Cap
 from fedspa.randomness.streams import NoiseMode
+from fedspa.secagg.message import decode, upload
+from fedspa.secagg.session import Session
 from fedspa.wire.payload import Coding
 
 logger = logging.getLogger("fedspa.agent")
 
 # The policy's own codes, then ours; docs/deployment.md says what each means.
-CODES: Final = frozenset({*get_args(Code), "terms", "noise", "data", "ledger", "stale", "spent", "internal"})
+_OWN: Final = ("aggregation", "terms", "noise", "data", "ledger", "stale", "spent", "internal")
+CODES: Final = frozenset({*get_args(Code), *_OWN})
 # An agent that gave one of these would give it again: it is not asked again in the same run.
 FINAL_CODES: Final = CODES - {"ledger", "stale", "spent", "internal"}
 
@@ -80,16 +93,22 @@ def message_name(t: int, attempt: int = 1) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A round of `run` as its agents see it. `message` is its name in their ledgers; `noise` is None where nothing is
-    private."""
+    """A round of `run` as its agents see it. `noise` is None where nothing is private. `session` is what updates are
+    masked in, where the plan counts on the server seeing their sum only."""
 
     run: str
-    message: str
     algorithm: Algorithm
     terms: Terms
     theta: Tensor
     coding: Coding
     noise: NoiseMode | None
+    attempt: int = 1
+    session: Session | None = None
+
+    @property
+    def message(self) -> str:
+        """Its name in their ledgers."""
+        return message_name(self.terms.round, self.attempt)
 
 
 def judge(invitation: Invitation, policy: Policy | None, *, simulated: bool) -> None:
@@ -129,36 +148,37 @@ def participate_once(
 ) -> bytes:
     """A deployed agent's payload, or a Refusal: one entry of the ledger at `path`, one training, one answer."""
     run, message, t, plan = invitation.run, invitation.message, invitation.terms.round, invitation.terms.plan
+    place = t, invitation.attempt
     assert plan is not None  # `judge` lets nothing else through
     outbox = Outbox(path, name)
     with outbox.alone(), Ledger.open(path, create=False) as ledger:
         last = outbox.last(run)
-        if last is not None and ledger.find(name, run, message_name(last.round)) is None:
+        if last is not None and ledger.find(name, run, message_name(*last.place)) is None:
             # Paid for before it was stored: an old copy of the ledger was put back, with its witness.
             raise LedgerError(
                 f"{path} lacks round {last.round} of run {run}, whose update is in its outbox: it is an old copy; put "
                 "the newest back (where there is none: count that round as spent, then remove the outbox)"
             )
-        if last is not None and t < last.round:
-            raise Refusal("stale", f"round {t} of run {run}; round {last.round} was already answered")
+        if last is not None and place < last.place:
+            raise Refusal("stale", f"{message} of run {run}; {message_name(*last.place)} was already answered")
         entry = ledger.find(name, run, message)
         if entry is not None:
-            if last is not None and last.round == t and entry.digest == _digest(last.payload):
-                return last.payload
-            raise Refusal("spent", f"round {t} of run {run} was paid for, and there is no payload of it to send")
+            if last is not None and last.place == place and entry.digest == _digest(last.payload):
+                return _again(last.payload, invitation)
+            raise Refusal("spent", f"{message} of run {run} was paid for, and there is no payload of it to send")
         policy.admit(plan, ledger, name, run, message)
         if not pay(invitation, [name], ledger, policy.cap):
             # Only where the outbox could not be locked: another process trains for this entry.
-            raise Refusal("spent", f"round {t} of run {run} is paid for by another process")
+            raise Refusal("spent", f"{message} of run {run} is paid for by another process")
         try:
             made = payloads(invitation, {name: agent}, engine)
-            outbox.put(run, Sent(t, made[name]))
+            outbox.put(run, Sent(t, made[name], invitation.attempt))
             _mark_sent(invitation, made, ledger)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            logger.exception("round %d of run %s was paid for and failed; the agent sits it out", t, run)
-            raise Refusal("spent", f"round {t} of run {run} failed after it was paid for") from error
+            logger.exception("%s of run %s was paid for and failed; the agent sits it out", message, run)
+            raise Refusal("spent", f"{message} of run {run} failed after it was paid for") from error
     return made[name]
 
 
@@ -179,13 +199,36 @@ def payloads(
     engine: Engine,
     checked: Callable[[Answer], Answer] = lambda answer: answer,
 ) -> dict[str, bytes]:
-    """What each of them sends: trained as one piece of work, encoded one by one."""
+    """What each of them sends: trained as one piece of work, encoded or masked one by one."""
     algorithm, terms = invitation.algorithm, invitation.terms
     with torch_threads(1):
         answers = algorithm.respond(invitation.theta, terms, list(agents.values()), engine)
         return {
-            name: algorithm.encode(checked(answer), terms, invitation.coding) for name, answer in zip(agents, answers)
+            name: _sent(invitation, name, agent, checked(answer))
+            for (name, agent), answer in zip(agents.items(), answers)
         }
+
+
+def _sent(invitation: Invitation, name: str, agent: Agent, answer: Answer) -> bytes:
+    """An answer as it leaves: masked where the plan counts on the noise of others, for nobody may see it alone."""
+    session, plan = invitation.session, invitation.terms.plan
+    if (plan is not None and plan.aggregation is not None) != (session is not None):
+        raise PrivacyError("updates are masked where the plan's ε is of sums, and nowhere else")
+    if session is None:
+        return invitation.algorithm.encode(answer, invitation.terms, invitation.coding)
+    if agent.secret is None:
+        raise PrivacyError(f"{name} has no key to mask its update with")
+    return upload(answer.values, session, name, agent.secret)
+
+
+def _again(payload: bytes, invitation: Invitation) -> bytes:
+    """A payload that was sent before. It was masked in one session, and serves no other."""
+    if invitation.session is not None:
+        try:
+            decode(payload, invitation.session)
+        except PayloadError as error:
+            raise Refusal("spent", f"{invitation.message} was answered in another session: {error}") from error
+    return payload
 
 
 def _mark_sent(invitation: Invitation, made: Mapping[str, bytes], ledger: Ledger) -> None:

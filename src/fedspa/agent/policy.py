@@ -30,12 +30,13 @@ Code = Literal[
     "compression-too-large",
     "clipping-not-allowed",
     "clip-rule-not-allowed",
+    "aggregation",
     "budget",
 ]
 
 _LARGEST = 1e15  # beyond any limit that means something, and still exact as a float
 PRIVATE_RULES: Final[tuple[ClipRule, ...]] = ("given", "quantile")
-_TEXTS: Final = ("Neighbours", "Unit | None")
+_TEXTS: Final = ("Neighbours", "Unit")
 
 
 class PolicyRefusal(FedspaError):
@@ -56,6 +57,12 @@ class Policy:
     `min_noise_multiplier` is in the units of `Plan`, `max_rounds` counts the agent's participations in one
     run, `max_compression` is the largest p = k/d. Every mechanism's plan states them. `unit` is what a plan must
     protect; None allows each.
+
+    Without `min_honest` and `max_floor` the agent relies on nobody's noise but its own: plans for secure aggregation
+    are refused, and entries of such are priced as if everyone else had colluded. With them, the noise of `min_honest`
+    members must count, the agent's own among it, a plan must reckon with `min_colluders` others who are with the
+    server, and `max_floor` caps what all runs together cost where all others are. `min_noise_multiplier` then is of the
+    noise that counts: the floor bounds the agent's own share.
     """
 
     epsilon: float
@@ -68,6 +75,9 @@ class Policy:
     clippings: tuple[Clipping, ...]
     clip_rules: tuple[ClipRule, ...] = PRIVATE_RULES
     unit: Unit | None = None
+    min_honest: int | None = None
+    min_colluders: int = 0
+    max_floor: float | None = None
 
     def __post_init__(self) -> None:
         _number("epsilon", self.epsilon, "above 0", self.epsilon > 0)
@@ -81,6 +91,16 @@ class Policy:
         if self.unit is not None:
             _names("unit", (self.unit,), get_args(Unit))
         _names("clip_rules", self.clip_rules, PRIVATE_RULES)  # 'median' reads the data for free: no policy allows it
+        _number("min_colluders", self.min_colluders, "at least 0", self.min_colluders >= 0)
+        if (self.min_honest is None) != (self.max_floor is None) or (self.min_colluders and self.min_honest is None):
+            raise ConfigError(
+                "min_honest and max_floor: a policy states both, and may then state min_colluders, or it states none "
+                "of them and refuses secure aggregation"
+            )
+        if self.min_honest is not None and self.max_floor is not None:
+            _number("min_honest", self.min_honest, "at least 1", self.min_honest >= 1)
+            allowed = f"at least epsilon = {self.epsilon:g}, as whoever colludes with all others sees no less"
+            _number("max_floor", self.max_floor, allowed, self.max_floor >= self.epsilon)
 
     @staticmethod
     def load(path: str | Path) -> Policy:
@@ -105,14 +125,16 @@ class Policy:
         for key, field in known.items():
             if key not in table and field.default is MISSING:
                 raise ConfigError(
-                    f"{key} is missing; a policy states every limit (only clip_rules and unit may be left out)"
+                    f"{key} is missing; a policy states every limit (only clip_rules, unit and those of secure "
+                    "aggregation may be left out)"
                 )
         return Policy(**{key: _typed(key, value, str(known[key].type)) for key, value in table.items()})
 
     @property
     def cap(self) -> Cap:
         """What the ledger holds the agent to, over all runs."""
-        return Cap(self.epsilon, self.delta, self.neighbours)
+        trust = self.max_floor, self.min_honest or 1, self.min_colluders
+        return Cap(self.epsilon, self.delta, self.neighbours, *trust)
 
     def check(self, plan: Plan) -> None:
         """Raise a PolicyRefusal where `plan` is laxer than this policy. Looks at no data and no ledger: see `admit`."""
@@ -139,9 +161,13 @@ class Policy:
                 "delta",
                 f"this policy's δ = {self.delta:g} promises nothing to {plan.records} {plan.unit}s; set it below 1/m",
             )
-        if plan.noise_multiplier < self.min_noise_multiplier:
+        self._check_cohort(plan)
+        counted = 1 if plan.aggregation is None else plan.aggregation.honest
+        noise = plan.noise_multiplier * math.sqrt(counted)
+        if noise < self.min_noise_multiplier:
+            whose = f", of {counted} members together" * (counted > 1)
             raise PolicyRefusal(
-                "noise-too-small", f"noise multiplier {plan.noise_multiplier:g}, at least {self.min_noise_multiplier:g}"
+                "noise-too-small", f"noise multiplier {noise:g}{whose}, at least {self.min_noise_multiplier:g}"
             )
         if plan.local_steps > self.max_local_steps:
             raise PolicyRefusal("too-many-steps", f"{plan.local_steps} local steps, at most {self.max_local_steps}")
@@ -156,6 +182,27 @@ class Policy:
         if plan.clip_rule not in self.clip_rules:
             raise PolicyRefusal(
                 "clip-rule-not-allowed", f"clip rule {plan.clip_rule!r}, allowed: {', '.join(self.clip_rules)}"
+            )
+
+    def _check_cohort(self, plan: Plan) -> None:
+        found = plan.aggregation
+        if found is None:
+            return
+        if self.min_honest is None:
+            raise PolicyRefusal(
+                "aggregation",
+                "the plan counts the noise of others, and this policy relies on nobody's: to allow it, set min_honest "
+                "and max_floor",
+            )
+        if found.honest < self.min_honest:
+            raise PolicyRefusal(
+                "aggregation",
+                f"the noise of {found.honest} members counts ({found.members} less {found.colluders} colluding), at "
+                f"least {self.min_honest}",
+            )
+        if found.colluders < self.min_colluders:
+            raise PolicyRefusal(
+                "aggregation", f"the plan reckons with {found.colluders} colluding, at least {self.min_colluders}"
             )
 
     def admit(self, plan: Plan, ledger: Ledger, agent: str, run: str, message: str) -> None:
@@ -179,6 +226,7 @@ class Policy:
 
 def _typed(key: str, value: Any, kind: str) -> Any:
     """`value` as the field's type, from what TOML can say: whole numbers serve as numbers, booleans do not."""
+    kind = kind.removesuffix(" | None")
     if kind == "float" and type(value) in (int, float) and abs(value) < _LARGEST:
         return float(value)
     if kind == "int" and type(value) is int and abs(value) < _LARGEST:

@@ -19,6 +19,7 @@ from fedspa.mechanisms.base import NoPlan
 from fedspa.randomness import sparsify
 from fedspa.randomness.mask import active_coordinates, layered_coordinates
 from fedspa.randomness.sparsify import MaskMode
+from fedspa.secagg.keys import SecretKey
 from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, Update, decode, encode, step_size
 
 ServerStep = Literal["adam", "average", "momentum"]  # server/optimizers.py
@@ -97,7 +98,8 @@ class Agent:
     """A data holder in one round: its records, its own mask seed (public) and its own key (private).
 
     With `rows`, x and y hold others' records, too, as in a simulation, and its own are those. `room` is a public number
-    of places for its records (engine/places.py); None where their own number is public.
+    of places for its records (engine/places.py); None where their own number is public. `secret` is what it masks its
+    update with under secure aggregation.
     """
 
     number: int
@@ -108,6 +110,7 @@ class Agent:
     exact: bool = False
     rows: Tensor | None = None
     room: int | None = None
+    secret: SecretKey | None = None
 
     @property
     def records(self) -> int:

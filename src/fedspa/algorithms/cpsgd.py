@@ -5,8 +5,8 @@
                [after a rotation by public random signs and Hadamard's matrix] ─► + Binomial(m, ½) ─► integers
     the server −X + s·(Y − m/2) [rotated back] is an unbiased estimate of the mean; averaged over agents, θ steps by it
 
-The guarantee is of one record, as everywhere here: docs/cpsgd.md. Local DP counts an agent's own noise only; the
-paper's figures count the noise of all agents, which needs secure aggregation.
+The guarantee is of one record, as everywhere here: docs/cpsgd.md. Local DP counts an agent's own noise only; under
+secure aggregation the server gets no more than the sum of the integers, and the noise of all honest agents counts.
 """
 
 from __future__ import annotations
@@ -106,6 +106,14 @@ def decode(payload: bytes, terms: Terms, coding: Coding, seed: bytes | None, see
     update = decode_integers(payload, expected, plan.trials, plan.levels)
     values = -terms.local_lr * dequantized(update.values, plan, update.seed)
     return Update(update.round, update.dimension, update.seed, values.astype(np.float32))
+
+
+def mean(total: Integers, members: int, terms: Terms) -> Update:
+    """The mean of Δ over a cohort, of the sum of its members' numbers."""
+    plan, seed = _plan(terms), terms.mask_seed
+    assert seed is not None  # the mask is shared
+    values = -terms.local_lr * dequantized(total / members, plan, seed)
+    return Update(terms.round, terms.dimension, seed, values.astype(np.float32))
 
 
 def _plan(terms: Terms) -> BinomialPlan:

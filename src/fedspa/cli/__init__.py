@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from fedspa.cli import audit, data, doctor, failure, ledger, new, privacy, report, run, table, tradeoff, watch
+from fedspa.cli import audit, data, doctor, failure, ledger, new, privacy, report, run, site, table, tradeoff, watch
 
 app = typer.Typer(
     name="fedspa",
@@ -28,6 +28,7 @@ app.command("new")(new.new)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(site.app, name="site")
 
 
 def main() -> None:

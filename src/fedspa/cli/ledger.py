@@ -48,12 +48,14 @@ def show(
     from fedspa.agent.ledger.summary import each_agent, summary
     from fedspa.agent.policy import Policy
     from fedspa.mechanisms.base import relation
+    from fedspa.privacy.cap import Cap
 
+    limits: Policy | None = None
     if policy is not None:
         if cap is not None:
             raise ConfigError("--policy and --cap: give one of them; a policy states its own cap")
         limits = Policy.load(policy)
-        delta, neighbours, cap = limits.delta, limits.neighbours, limits.epsilon
+        delta, neighbours = limits.delta, limits.neighbours
     run = _run_beside(file)
     if delta is None:
         delta = 1e-3 if run is None else run.delta
@@ -61,10 +63,12 @@ def show(
         neighbours = "add-remove" if run is None else relation(run.neighbours, run.sampling)
     everyone = everyone and agent is None
     most = 0 if everyone else MOST_AGENTS
-    whole = summary(file, delta=delta, neighbours=neighbours, cap=cap, agent=agent, most=most)
+    held = None if cap is None else Cap(cap, delta, neighbours)
+    held = held if limits is None else limits.cap
+    whole = summary(file, delta=delta, neighbours=neighbours, cap=held, agent=agent, most=most)
     warnings, agents = _warnings(whole, run), iter(whole.agents)
     if everyone:
-        agents = each_agent(file, delta=delta, neighbours=neighbours, cap=cap)
+        agents = each_agent(file, delta=delta, neighbours=neighbours, cap=held)
     if as_json:
         _print_json(whole, agents, warnings)
     else:
@@ -173,6 +177,7 @@ def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     return {
         **fields,
         "epsilon": _finite(agent.epsilon),
+        "epsilon_floor": _finite(agent.epsilon_floor),
         "unit": agent.last_event.unit,
         "runs": [asdict(run) for run in agent.runs],
         "spent": spent,
@@ -198,7 +203,9 @@ def _cells(agent: AgentSummary) -> list[str]:
         str(sum(run.participations for run in agent.runs)),
         str(sum(run.released for run in agent.runs)),
         agent.runs[-1].last_at[:16],
-        shown(agent.epsilon) + (" SEEDED" if agent.noise.get("seeded") else ""),
+        shown(agent.epsilon)
+        + (f" (floor {shown(agent.epsilon_floor)})" if any(event.members for event in agent.spent) else "")
+        + (" SEEDED" if agent.noise.get("seeded") else ""),
         "–" if agent.epsilon_left is None else f"{agent.epsilon_left:.4g}",
         "–" if agent.participations_left is None else str(agent.participations_left),
     ]
@@ -209,6 +216,7 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     from rich.table import Table
     from rich.text import Text
 
+    from fedspa.privacy.cap import AGAINST_ALL
     from fedspa.runs.statement import shown
 
     screen = Console()
@@ -216,12 +224,14 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     events: dict[Event, None] = {}
     accountants: dict[str, None] = {}
     units: dict[str, None] = {}
+    summed = False
     table = Table(*_COLUMNS, box=None)
     listed = 0
     for agent in agents:
         first = first or agent
         accountants[agent.accountant] = None
         units[agent.last_event.unit] = None
+        summed = summed or any(event.members for event in agent.spent)
         if len(events) < MOST_AGENTS:
             events[agent.last_event] = None
         if listed < MOST_AGENTS:
@@ -247,6 +257,13 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
             f"ε for each {' or '.join(units)} at δ = {first.delta:g}, {first.neighbours}, accountant "
             f"{' or '.join(accountants)}; left and more rounds: "
             f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
+            highlight=False,
+        )
+    untrusting = first is not None and first.cap is not None and first.cap.floor is None
+    if summed:
+        screen.print(
+            "where a floor stands beside it, ε is against the server with up to the colluding agents of each run, and "
+            f"the floor {AGAINST_ALL}" + "; a cap that allows no aggregation is held against the floor" * untrusting,
             highlight=False,
         )
     for warning in warnings:

@@ -77,8 +77,9 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
     from fedspa.report.read import read_metrics
     from fedspa.running import Stopped, simulate
     from fedspa.runs.metrics import RoundMetrics, shown_score
-    from fedspa.runs.statement import shown, shown_bytes
+    from fedspa.runs.statement import shown, shown_bytes, shown_floor
 
+    summed = settings.privacy.adversary != "local"
     bar = Progress(
         TextColumn("round"),
         MofNCompleteColumn(),
@@ -95,7 +96,8 @@ def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -
         nonlocal sent
         sent += metrics.uplink_bytes
         flaw = "" if metrics.private else f" ({_not_private(settings.privacy.noise)})"
-        spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{flaw}"
+        floor = f" (floor {shown_floor(metrics.epsilon_floor)})" if summed else ""
+        spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{floor}{flaw}"
         text = f"{shown_score(metrics.headline, metrics.score)}{spent}  {shown_bytes(sent)}"
         bar.update(task, completed=metrics.round + 1, description=text)
 
@@ -135,13 +137,14 @@ def show(result: RunResult, screen: Console) -> None:
     from rich.table import Table
 
     from fedspa.runs.metrics import heading, label, shown_score
-    from fedspa.runs.statement import shown, shown_bytes, statement
+    from fedspa.runs.statement import shown, shown_bytes, shown_floor, statement
 
     name = result.summary["score"]
     table = Table(title=f"{heading(name)} by round", box=None)
     why = "" if result.summary["private"] else f" ({_not_private(result.summary['noise'])})"
     cost = f"ε so far{' per person' * (result.summary['unit'] == 'person')}{why}"
-    columns = ("round", *([] if name == "loss" else [label(name)]), "loss", cost, "uploaded")
+    floors = ["its floor"] if result.summary["members"] else []
+    columns = ("round", *([] if name == "loss" else [label(name)]), "loss", cost, *floors, "uploaded")
     for column in columns:
         table.add_column(column, justify="right")
     for metrics in _thinned(result.metrics):
@@ -151,6 +154,7 @@ def show(result: RunResult, screen: Console) -> None:
             *([] if name == "loss" else [shown_score(name, metrics.score)]),
             f"{metrics.loss:.3f}",
             spent,
+            *[shown_floor(metrics.epsilon_floor) for _ in floors],
             shown_bytes(metrics.uplink_bytes),
         )
     screen.print(table)
@@ -191,10 +195,10 @@ def _not_private(noise: str | None) -> str:
 
 
 def _upload(summary: Mapping[str, Any]) -> str:
-    from fedspa.algorithms import ALGORITHMS
+    from fedspa.algorithms import chosen
     from fedspa.mechanisms.base import upload
 
-    mechanism = ALGORITHMS[summary["algorithm"]].mechanism
+    mechanism = chosen(summary["algorithm"], summary["adversary"]).mechanism
     return upload(summary) if mechanism is None else mechanism.upload(summary)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedspa.report.progress import Snapshot
+    from fedspa.runs.metrics import RoundMetrics
 
 
 def watch(
@@ -66,7 +67,7 @@ def _follow(folder: Path, every: float) -> None:
     while True:
         now = snapshot(folder)
         for metrics in now.metrics[seen:]:
-            spent = "" if metrics.epsilon is None else f", ε {shown(metrics.epsilon)} ({terms(now)})"
+            spent = "" if metrics.epsilon is None else f", ε {shown(metrics.epsilon)} ({terms(now, metrics)})"
             score = f"{label(metrics.headline)} {shown_score(metrics.headline, metrics.score)}"
             print(
                 f"round {metrics.round + 1} of {now.config.federation.rounds}: {score}{spent}, "
@@ -79,21 +80,27 @@ def _follow(folder: Path, every: float) -> None:
         time.sleep(every)
 
 
-def terms(now: Snapshot) -> str:
-    """What ε is relative to."""
-    from fedspa.algorithms import ALGORITHMS
+def terms(now: Snapshot, metrics: RoundMetrics) -> str:
+    """What the ε of a round is relative to."""
     from fedspa.mechanisms.base import relation
-    from fedspa.runs.plans import flat
+    from fedspa.privacy.cap import AGAINST_ALL
+    from fedspa.runs.plans import algorithm_of, cohort_of, flat
+    from fedspa.runs.statement import observer, shown_floor
 
     privacy = now.config.privacy
-    mechanism = ALGORITHMS[now.config.algorithm.name].mechanism
+    mechanism = algorithm_of(now.config).mechanism
     accountant = "pld" if mechanism is None else mechanism.accountant(flat(now.config))
-    flaw = "" if now.metrics and now.metrics[-1].private else "NOT PRIVATE, "
+    flaw = "" if metrics.private else "NOT PRIVATE, "
     if privacy.noise == "seeded":
         flaw = "NOT PRIVATE: SEEDED NOISE, "
     neighbours = relation(privacy.neighbours, privacy.sampling)
     unit = "record" if now.config.data.person is None else "person"
-    return f"{flaw}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
+    of = f"{flaw}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
+    cohort = cohort_of(now.config)
+    if cohort is None:
+        return of
+    whom = observer({"members": cohort.members, "colluders": cohort.colluders})
+    return f"{of}, against {whom}; floor {shown_floor(metrics.epsilon_floor)} {AGAINST_ALL}"
 
 
 def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
@@ -126,7 +133,7 @@ def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
         table.add_row("", sparkline([metrics.score for metrics in now.metrics], 50))
         table.add_row("loss", f"{last.loss:.4f}")
         if last.epsilon is not None:
-            table.add_row("ε so far", Text(f"{shown(last.epsilon)} ({terms(now)})"))
+            table.add_row("ε so far", Text(f"{shown(last.epsilon)} ({terms(now, last)})"))
         table.add_row("uploaded", f"{shown_bytes(now.sent)} by all agents, {shown_bytes(last.uplink_bytes)} last round")
     for line in warnings(now.config, None):
         table.add_row(Text("note", style="red"), Text(line))

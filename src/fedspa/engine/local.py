@@ -5,7 +5,7 @@ Back ends that run a whole round as one piece of work have loops of their own, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Tensor
 from fedspa.engine.places import Places
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.errors import DataError, first_line
-from fedspa.examples import Tree, count, each_alone, leaves, mapped, moved
+from fedspa.examples import Examples, Tree, count, each_alone, leaves, mapped, moved
+from fedspa.mechanisms.base import CLIP_UNITS as CLIP_UNITS
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import count_not_finite
 from fedspa.mechanisms.gaussian.release import noisy_mean
@@ -25,7 +26,6 @@ from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 
 T = TypeVar("T", bound=Tensor | Parts)
-CLIP_UNITS = 2**24  # as fine as float32 is at the clip value
 # Bytes of per-example gradients at a time. On a CPU more would be slower, since they leave its caches, and a step would
 # take several times the memory of one that is not private. A GPU wants many at once.
 ROWS_BUDGET, ROWS_BUDGET_GPU = 16 * 2**20, 256 * 2**20
@@ -70,9 +70,19 @@ class ClippedSums(Protocol):
     @property
     def threads(self) -> int: ...
 
-    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
-        """The sum of the examples' clipped gradients, d whole numbers with `CLIP_UNITS` to the clip value, and how many
-        examples counted as zero. One example's numbers stay within the bound, whatever the example."""
+    def clipped_sum(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip: Clipping,
+        clip_value: float,
+        coordinates: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, int]:
+        """The sum of the examples' gradients, cut to the coordinates and clipped there: whole numbers with `CLIP_UNITS`
+        to the clip value; and how many examples counted as zero. One example's numbers stay within the bound, whatever
+        the example. `rows` are those of x and y to add up; without, all."""
         ...
 
 
@@ -97,11 +107,7 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
     local = theta.clone()  # line 6
     for _ in range(task.local_steps):  # line 7
         chosen = draw_batch(task.sampling, task.batch, task.rate, places.count, sampling)  # line 8
-        records, there = places.records(chosen)
-        if there is not None and not together:
-            chosen, records, there = chosen[there], records[there], None
-        x, y = (moved(_blanked(tree, there), theta.device) for tree in task.take(torch.from_numpy(records)))
-        x = seeded(x, gradients, chosen, places.count, forward)
+        x, y, there = taken_up(task.take, places, chosen, gradients, theta.device, forward, together=together)
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:
@@ -112,6 +118,25 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
         local[everywhere] -= (task.local_lr * task.scale * step).to(local)  # line 9
     delta = (local - theta)[everywhere]  # line 11
     return LocalResult(delta, plan.clip_value if plan is not None else 0.0, counted.zeroed)
+
+
+def taken_up(
+    take: Callable[[Tensor], Examples],
+    places: Places,
+    chosen: NDArray[np.int64],
+    gradients: Gradients,
+    device: torch.device,
+    forward: Stream,
+    *,
+    together: bool,
+) -> tuple[Tree, Tree, NDArray[np.bool_] | None]:
+    """The records at the chosen places, with seeds where a forward pass draws; and which of the places have one, for
+    back ends that take records `together`: None where all do."""
+    records, there = places.records(chosen)
+    if there is not None and not together:
+        chosen, records, there = chosen[there], records[there], None
+    x, y = (moved(_blanked(tree, there), device) for tree in take(torch.from_numpy(records)))
+    return seeded(x, gradients, chosen, places.count, forward), y, there
 
 
 def example_rows(

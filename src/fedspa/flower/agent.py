@@ -11,17 +11,21 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.participate import Invitation, Refusal, judge, message_name, participate_once, refusing
+from fedspa.agent.member import Member, played_keys
+from fedspa.agent.participate import Invitation, Refusal, agent_name, judge, participate_once, refusing
 from fedspa.agent.participate import participate as participate_all
-from fedspa.algorithms import ALGORITHMS, Agent
+from fedspa.algorithms import Agent, chosen
 from fedspa.engine.task import Engine
+from fedspa.errors import DataError
 from fedspa.examples import count
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement
 from fedspa.randomness.streams import agent_key, root_key
+from fedspa.secagg.roster import Roster
 
 
 def participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
@@ -32,17 +36,12 @@ def participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
 
 def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
     terms, number = announcement.terms, announcement.number
-    invitation = Invitation(
-        run=announcement.run,
-        message=message_name(terms.round),
-        algorithm=ALGORITHMS[announcement.algorithm],
-        terms=terms,
-        theta=theta,
-        coding=announcement.coding,
-        noise=announcement.noise,
-    )
+    invitation = _invitation(announcement, theta)
     judge(invitation, site.policy, simulated=site.simulated)
     _refuse_another_task(site, announcement)
+    member = None if announcement.adversary == "local" else member_of(site, announcement)
+    if member is not None:
+        invitation = member.joined(invitation, announcement.cohort, announcement.binding)
     held = site.held(number)
     trainer = site.trainer(announcement, held)
     dimension, records = trainer.dimension, count(held.among.y) if held.rows is None else len(held.rows)
@@ -64,6 +63,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
         key=agent_key(_root(site, announcement), terms.round, number),
         exact=announcement.noise == "exact",
         room=site.places(terms.steps.sampling, count(y)),
+        secret=None if member is None else member.secret,
     )
     invitation = replace(invitation, theta=theta.to(site.device))
     if site.simulated:
@@ -71,6 +71,43 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     assert site.ledger is not None
     assert site.policy is not None
     return participate_once(invitation, site.agent, agent, trainer.engine, site.ledger, site.policy)
+
+
+def introduced(site: Site, announcement: Announcement) -> str:
+    """The name that this agent has in the roster, where it would take part in such a run; or a Refusal. No record, no
+    ledger and no θ has a part in the answer."""
+    with refusing():
+        judge(_invitation(announcement, torch.empty(0)), site.policy, simulated=site.simulated)
+        if announcement.adversary == "local":
+            raise Refusal("terms", "the server asks for this agent's name, and its run adds nothing up")
+        member = member_of(site, announcement)
+        member.require_cohort(announcement.cohort)
+        return member.name
+
+
+def member_of(site: Site, announcement: Announcement) -> Member:
+    """Who this agent is among others; in a simulation, keys follow from the seed."""
+    if site.config is None:
+        if site.member is None:
+            raise Refusal("aggregation", "this run adds up masked updates: name key and roster in the node-config")
+        return site.member
+    keys = played_keys(root_key("seeded", site.config.run.seed), range(site.config.federation.agents))
+    name = agent_name(announcement.number)
+    if name not in keys:
+        raise DataError(f"agent {announcement.number} of a federation of {len(keys)}; the server's config is another")
+    return Member(name, keys[name], Roster({other: key.public for other, key in keys.items()}))
+
+
+def _invitation(announcement: Announcement, theta: Tensor) -> Invitation:
+    return Invitation(
+        run=announcement.run,
+        algorithm=chosen(announcement.algorithm, announcement.adversary),
+        terms=announcement.terms,
+        theta=theta,
+        coding=announcement.coding,
+        noise=announcement.noise,
+        attempt=announcement.attempt,
+    )
 
 
 def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine) -> bytes:

@@ -1,8 +1,8 @@
 """Who was asked in which round, on disk before the question leaves: the server's own bound on what each agent spent.
 
-An agent spends at most once a (run, round), however often it is asked, so its participations are at most the number of
-rounds here that name it. That is the only count the server has: agents tell it nothing. So a file that lost lines must
-not pass for a smaller spend: each checkpoint carries the counts, and `require` holds the file against them.
+An agent spends at most once an attempt at a round, however often it is asked, so its participations are at most the
+number of attempts here that name it. That is the only count the server has: agents tell it nothing. So a file that lost
+lines must not pass for a smaller spend: each checkpoint carries the counts, and `require` holds the file against them.
 """
 
 from __future__ import annotations
@@ -19,29 +19,36 @@ from fedspa.errors import FedspaError, worded
 
 
 class AskedRounds:
-    """The file asked.jsonl of a run's folder: one line a question, {"round": t, "agents": [numbers]}."""
+    """The file asked.jsonl of a run's folder: one line a question, {"round": t, "agents": [numbers]}, with "attempt"
+    where it is not the first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._pairs: set[tuple[int, int]] = set()
+        self._seen: set[tuple[int, int, int]] = set()  # round, attempt, agent
+        self._last: tuple[int, int, list[int]] | None = None
         self._counts: Counter[int] = Counter()
         with self._one_line_errors("read"):
             self._read()
 
-    def add(self, round_: int, agents: list[int]) -> list[int]:
-        """Durable on return. Gives those for whom this round is a new participation."""
+    def add(self, round_: int, agents: list[int], attempt: int = 1) -> list[int]:
+        """Durable on return. Gives those for whom this attempt is a new participation."""
+        line = {"round": round_, "agents": agents} | ({} if attempt == 1 else {"attempt": attempt})
         with self._one_line_errors("written"):
             new = not self._path.exists()
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"round": round_, "agents": agents}) + "\n")
+                file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             if new:
                 durable.force_folder(self._path.parent)
-        return self._note(round_, agents)
+        return self._note(round_, attempt, agents)
+
+    def last(self, round_: int) -> tuple[int, list[int]] | None:
+        """The last attempt at this round and whom it asked, where the last question was about it."""
+        return None if self._last is None or self._last[0] != round_ else self._last[1:]
 
     def count(self, agent: int) -> int:
-        """In how many rounds `agent` was asked."""
+        """In how many attempts `agent` was asked."""
         return self._counts[agent]
 
     @property
@@ -59,13 +66,14 @@ class AskedRounds:
                     "it is an old copy, or lines are lost; put the newest one back"
                 )
 
-    def was(self, round_: int, agent: int) -> bool:
-        return (round_, agent) in self._pairs
+    def was(self, round_: int, agent: int, attempt: int = 1) -> bool:
+        return (round_, attempt, agent) in self._seen
 
-    def _note(self, round_: int, agents: list[int]) -> list[int]:
-        fresh = [number for number in agents if (round_, number) not in self._pairs]
-        self._pairs |= {(round_, number) for number in fresh}
+    def _note(self, round_: int, attempt: int, agents: list[int]) -> list[int]:
+        fresh = [number for number in agents if (round_, attempt, number) not in self._seen]
+        self._seen |= {(round_, attempt, number) for number in fresh}
         self._counts.update(fresh)
+        self._last = round_, attempt, agents
         return fresh
 
     def _read(self) -> None:
@@ -77,8 +85,9 @@ class AskedRounds:
         for number, line in enumerate(whole.split(b"\n") if end else (), 1):
             try:
                 entry = json.loads(line)
-                self._note(_whole(entry["round"]), [_whole(agent) for agent in entry["agents"]])
-            except (ValueError, KeyError, TypeError, RecursionError):
+                agents = [_whole(agent) for agent in entry["agents"]]
+                self._note(_whole(entry["round"]), _whole(entry.get("attempt", 1)), agents)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise FedspaError(
                     f"{self._path}, line {number}: not a line that this server wrote; put the file back from a backup"
                 ) from None

@@ -1,13 +1,14 @@
 """The agent's app: `clientapp = "fedspa.flower.client_app:app"`.
 
-A reply holds one record with one value: the payload's bytes, or a refusal's code. No metric, no count and no text ever
-leaves; what went wrong is told in the agent's own log.
+A reply holds one record with one value: the payload's bytes, or a refusal's code. To a query it is the agent's name in
+its roster, or a code. No metric, no count and no other text ever leaves; what went wrong is told in its own log.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedspa.agent.participate import Refusal
-from fedspa.flower.agent import participate
+from fedspa.flower.agent import introduced, participate
 from fedspa.flower.site import read_site
 from fedspa.flower.terms import Announcement, TermsError, from_record
 
@@ -28,8 +29,18 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer a round, whatever it holds."""
+    return _answered(message, "update", "payload", lambda: _payload(message, context))
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say which member of a cohort this is, to a server that offers a run in which updates are added up."""
+    return _answered(message, "member", "name", lambda: _name(message, context))
+
+
+def _answered(message: Message, kind: str, key: str, answer: Callable[[], bytes | str]) -> Message:
     try:
-        record = ConfigRecord({"payload": _payload(message, context)})
+        record = ConfigRecord({key: answer()})
     except Refusal as refusal:
         logger.warning("refused (%s): %s", refusal.code, refusal)
         record = ConfigRecord({"refusal": refusal.code})
@@ -38,7 +49,14 @@ def train(message: Message, context: Context) -> Message:
     except BaseException:  # one that escaped, a SystemExit too, would carry its text to the server
         logger.exception("the round failed")
         record = ConfigRecord({"refusal": "internal"})
-    return Message(RecordDict({"update": record}), reply_to=message)
+    return Message(RecordDict({kind: record}), reply_to=message)
+
+
+def _name(message: Message, context: Context) -> str:
+    record = message.content.get("terms")
+    if set(message.content) != {"terms"} or not isinstance(record, ConfigRecord):
+        raise Refusal("terms", "a query holds the terms of a run and nothing else")
+    return introduced(read_site(context.node_config, context.run_config), _announced(record))
 
 
 def _payload(message: Message, context: Context) -> bytes:
@@ -60,10 +78,7 @@ def _read(content: RecordDict) -> tuple[Announcement, Tensor]:
     terms, arrays = content["terms"], content["theta"]
     if not isinstance(terms, ConfigRecord) or not isinstance(arrays, ArrayRecord) or set(arrays) != {"theta"}:
         raise Refusal("terms", "the message's records are of other kinds than a round's")
-    try:
-        announcement = from_record(terms)
-    except TermsError as error:
-        raise Refusal("terms", str(error)) from error
+    announcement = _announced(terms)
     array = arrays["theta"]
     if len(array.data) > 4 * announcement.terms.dimension + 1024:
         raise Refusal("terms", f"θ comes as {len(array.data)} bytes; 4 per parameter were expected")
@@ -74,3 +89,10 @@ def _read(content: RecordDict) -> tuple[Announcement, Tensor]:
     if theta.dtype != np.float32 or theta.shape != (announcement.terms.dimension,) or not np.isfinite(theta).all():
         raise Refusal("terms", f"θ is {theta.dtype} of shape {theta.shape}; d finite float32 values were expected")
     return announcement, torch.from_numpy(theta.copy())
+
+
+def _announced(record: ConfigRecord) -> Announcement:
+    try:
+        return from_record(record)
+    except TermsError as error:
+        raise Refusal("terms", str(error)) from error

@@ -4,10 +4,12 @@ is for."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedspa.agent.member import Member
 from fedspa.data.plugin import is_plugin
 from fedspa.engine.device import device_named
 from fedspa.errors import ConfigError
@@ -17,7 +19,8 @@ from fedspa.runs.sections import Data
 NEEDED = frozenset({"agent", "data", "classes", "policy", "ledger"})
 KEYS = (
     *sorted(NEEDED),
-    *("device", "features", "model", "person", "person-records", "room", "schema", "simulation", "task"),
+    *("device", "features", "key", "model", "person", "person-records", "room", "roster", "schema", "simulation"),
+    "task",
 )
 MOST_CLASSES = 10**6
 _MOST_ROOM = 10**9  # each step draws as many numbers
@@ -75,6 +78,20 @@ def room(node: Mapping[str, Any]) -> int | None:
             "this site will ever train on, a public number"
         )
     return given
+
+
+def member(node: Mapping[str, Any]) -> Member | None:
+    """What the site is among others, where it names a key and a roster."""
+    given = {key: node[key] for key in ("key", "roster") if key in node}
+    if not given:
+        return None
+    for key, form in (("key", "site.key"), ("roster", "roster.toml")):
+        if not isinstance(given.get(key), str) or not given[key]:
+            raise ConfigError(
+                f"node-config: {key} is {given.get(key, 'missing')!r}; key and roster stand together, and it must be a "
+                f'text, as {key}="{form}"'
+            )
+    return Member.load(str(node["agent"]), Path(given["key"]), Path(given["roster"]))
 
 
 def device(node: Mapping[str, Any]) -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 
@@ -10,11 +10,11 @@ class Roster:
     """Numbers 0 … agents − 1 for Flower's node ids, given once and kept over restarts.
 
     An authenticated node keeps its id when it comes back; one without a key comes back as a stranger, and gets a number
-    only while some are free.
+    only while some are free. Where agents are `named`, nobody gets a number before it was introduced.
     """
 
-    def __init__(self, agents: int) -> None:
-        self._agents = agents
+    def __init__(self, agents: int, *, named: bool = False) -> None:
+        self._agents, self._named = agents, named
         self._numbers: dict[int, int] = {}
         self._online: dict[int, int] = {}
         self.refused: dict[int, str] = {}
@@ -25,12 +25,25 @@ class Roster:
         """Note who is online; newcomers get the free numbers in the order of their ids. Returns how many are there."""
         online = sorted(nodes)
         for node in online:
-            if node not in self._numbers and len(self._numbers) < self._agents:
+            if not self._named and node not in self._numbers and len(self._numbers) < self._agents:
                 self._numbers[node] = len(self._numbers)
         before, self._online = self._online, {self._numbers[node]: node for node in online if node in self._numbers}
         for number in self._online.keys() - before.keys():
             self.heard(number)  # a node that comes back was started anew
         return len(self._online)
+
+    def knows(self, node: int) -> bool:
+        return node in self._numbers
+
+    def introduce(self, node: int, number: int, online: Collection[int]) -> bool:
+        """Note that `node` is agent `number`, unless another one is that is there. Whether it was noted."""
+        others = [other for other, taken in self._numbers.items() if taken == number and other != node]
+        if any(other in online for other in others):
+            return False
+        for other in others:
+            del self._numbers[other]
+        self._numbers[node] = number
+        return True
 
     @property
     def known(self) -> int:

@@ -71,6 +71,8 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
             strategy.dropped["late"] += grid.late
         summary = course.summary(strategy.guarantee, _total(strategy))
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
+        if voids := sum(times for code, times in strategy.dropped.items() if code.startswith("void-")):
+            summary["warnings"].append(f"{voids} rounds gave no sum, and everyone who was asked paid for them")
         folder.finish(summary, job.server.model.module)
     name = summary["score"]
     log(INFO, "%s %s; %s", label(name), shown_score(name, summary["score_last"]), statement(summary))
@@ -123,11 +125,13 @@ def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
 def _gather(grid: PollingGrid, strategy: FedSpa, timeout: float) -> None:
     """Wait for the agents: all of them, or a quorum when the time is over."""
     end, wanted = time.monotonic() + timeout, strategy.job.config.federation.agents
-    while (present := strategy.roster.meet(grid.get_node_ids())) < wanted and time.monotonic() < end:
+    while (present := strategy.meet(grid)) < wanted and time.monotonic() < end:
         time.sleep(0.2)
     if present < strategy.quorum:
+        refused = {} if strategy.introductions is None else strategy.introductions.refused
+        codes = f" ({len(refused)} nodes are no members: {', '.join(sorted(set(refused.values())))})" if refused else ""
         raise FedspaError(
-            f"{present} agents of this run are online after {timeout:g} s, and the quorum is {strategy.quorum}; start "
-            "SuperNodes (a resumed run knows its nodes by their keys), or raise flower.start_timeout"
+            f"{present} agents of this run are online after {timeout:g} s{codes}, and the quorum is {strategy.quorum}; "
+            "start SuperNodes (a resumed run knows its nodes by their keys), or raise flower.start_timeout"
         )
     log(INFO, "%d of %d agents are online", present, wanted)

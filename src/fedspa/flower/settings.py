@@ -31,7 +31,7 @@ class FlowerSettings(Section):
     `records` is the fewest records that an agent of a deployment holds: it sets the public sampling rate, so that the
     server's ε holds for all. Without it the run is a simulation, in which `data` is dealt out to the nodes. `quorum` is
     the number of valid updates that a round needs for θ to move (default: half of per_round). `resume` goes on from
-    `run.out`.
+    `run.out`. `roster` is the server's copy of the sites' names and public keys, for secure aggregation.
     """
 
     records: Many | None = None
@@ -40,6 +40,7 @@ class FlowerSettings(Section):
     poll: Annotated[float, Field(ge=0.01, le=60)] = 0.2
     quorum: Many | None = None
     resume: bool = False
+    roster: str | None = None
 
 
 def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:

@@ -10,6 +10,8 @@
     person-records=8               the most records of a person that count
     policy="policy.toml"           its limits (docs/ledger.md)
     ledger="ledger.sqlite"         made once, by `python -m fedspa.flower.site --create-ledger '<node-config>'`
+    key="site.key"                 its secret key for runs that add up masked updates (`fedspa site keygen`), and
+    roster="roster.toml"           the names and public keys of all who may be in a sum with it, from their operators
     model="package.module:build"   needed where the model is not one of fedspa's own
     features="orientations"        where the run names data.features: the same map, on this site's own records
     room=1000                      the most examples that this site will ever train on, a public number: under Poisson
@@ -35,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedspa.agent.member import Member
 from fedspa.agent.participate import agent_name
 from fedspa.agent.policy import Policy
 from fedspa.data.columns import is_table
@@ -71,7 +74,8 @@ class Site:
     """A node's configuration, read and checked. `config` is the simulated run's; None in a deployment.
 
     `classes` is the public number of classes where the site's task is classification, else None. `room` is the public
-    number of places of a deployed agent's examples, where its operator names one.
+    number of places of a deployed agent's examples, where its operator names one. `member` is what it is in a cohort,
+    where it has a key and a roster.
     """
 
     agent: str
@@ -84,6 +88,7 @@ class Site:
     own_classes: int | None
     room: int | None = None
     device: torch.device = CPU
+    member: Member | None = None
 
     @property
     def features(self) -> str:
@@ -230,6 +235,7 @@ def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
         own_classes=node_config.classes(node, task),
         room=node_config.room(node),
         device=node_config.device(node),
+        member=node_config.member(node),
     )
 
 

@@ -4,6 +4,9 @@ Each agent of the round's cohort that is online and willing gets θ and its term
 agent is taken once, and θ moves by the uniform mean if a quorum came. Replies that are none, or not this round's, are
 dropped and counted; who does not answer is asked more and more rarely. Masks are dealt by the server: a payload under
 any other seed is a replay or a forgery.
+
+Under secure aggregation one cohort is announced to all its members, and the sum needs each of them. A round without a
+sum leaves θ where it is; whoever spoilt it is left out while the others are enough.
 """
 
 from __future__ import annotations
@@ -26,15 +29,19 @@ from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError, PayloadError
 from fedspa.flower.asked import AskedRounds
+from fedspa.flower.members import Introductions, members_of
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
+from fedspa.flower.sums import Sums
 from fedspa.flower.terms import Announcement, to_record
 from fedspa.runs.course import Course
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.resume import noise, refuse_other_noise
 from fedspa.runs.summary import measured
+from fedspa.secagg.session import Session
 from fedspa.server.intake import Intake
+from fedspa.server.masked_intake import MaskedIntake
 
 
 class FedSpa(Strategy):
@@ -51,7 +58,8 @@ class FedSpa(Strategy):
         begun = course.begun
         extra = begun.extra if begun is not None else {}
         self.run = begun.run if begun is not None else secrets.token_hex(16)
-        self.roster = Roster(job.config.federation.agents)
+        members, deployed = members_of(job, settings), settings.records is not None
+        self.roster = Roster(job.config.federation.agents, named=members is not None and deployed)
         if "roster" in extra:
             self.roster.restore(extra["roster"])
         self.dropped: Counter[str] = Counter(extra.get("dropped", {}))
@@ -63,7 +71,15 @@ class FedSpa(Strategy):
         self._asked = AskedRounds(course.folder.path / "asked.jsonl")
         self._asked.require(extra.get("asked", {}))
         self._saved_roster = self.roster.known
-        self._round: tuple[Terms, dict[int, int]] | None = None
+        self._round: tuple[Terms, dict[int, int], Session | None] | None = None
+        # A deployed member that is asked again for an attempt sends what it sent, and so does seeded noise.
+        self._repeats = deployed or job.config.privacy.noise == "seeded"
+        self._sums: Sums | None = None
+        self.introductions: Introductions | None = None
+        if members is not None:
+            self._sums = Sums(members, self.coordinator, self.run, job.config.privacy.noise, self.quorum)
+        if members is not None and deployed:
+            self.introductions = Introductions(members, self._offer, settings.round_timeout)
         if self._asked.counts:  # the first checkpoint was saved before the first question
             if begun is None:
                 raise FedspaError(f"{course.folder.path} has asked agents and holds no checkpoint; restore one")
@@ -80,8 +96,18 @@ class FedSpa(Strategy):
 
     @property
     def quorum(self) -> int:
+        """How many updates move θ at least. A sum is of all whom it was announced to: so many they must be."""
+        if self.job.plan is not None and self.job.plan.aggregation is not None:
+            return self.job.plan.aggregation.members
         per_round = self.job.config.federation.per_round
         return self._settings.quorum or -(-per_round // 2)
+
+    def meet(self, grid: Grid) -> int:
+        """Note who is online, and who that is; returns how many agents are there."""
+        nodes = list(grid.get_node_ids())
+        if self.introductions is not None:
+            self.introductions.meet(grid, nodes, self.roster)
+        return self.roster.meet(nodes)
 
     def initial_arrays(self) -> ArrayRecord:
         return ArrayRecord({"theta": Array(self.coordinator.state.theta.cpu().numpy())})
@@ -95,22 +121,24 @@ class FedSpa(Strategy):
             codes = ", ".join(sorted(set(self.roster.refused.values())))
             raise FedspaError(
                 f"{len(self.roster.refused)} of {agents} agents refuse this run ({codes}), and the quorum is "
-                f"{self.quorum}; offer stricter terms, or lower flower.quorum"
+                f"{self.quorum}; offer stricter terms, or lower "
+                f"{'flower.quorum' if self._sums is None else 'privacy.members'}"
             )
+        if self._sums is not None:
+            self._sums.refuse_another_void()
         terms, cohort = self.coordinator.terms(), next(self._cohorts)
-        asked = self._reachable(
-            grid, terms.round, [number for number in cohort if self._may_be_asked(terms.round, number)]
-        )
-        fresh = self._asked.add(terms.round, list(asked.values()))
+        attempt, asked = self._attempt(grid, terms.round, cohort)
+        fresh = self._asked.add(terms.round, list(asked.values()), attempt)
         if self.roster.known != self._saved_roster:  # who is who must outlive a crash in this round
             self.save()
         if self.guarantee is not None:
             self.guarantee.took_part(fresh)
-        self._round = (terms, asked)
+        session = None if self._sums is None else self._sums.session(terms, attempt, asked.values())
+        self._round = (terms, asked, session)
         theta = self.initial_arrays()
         return [
             Message(
-                content=RecordDict({"theta": theta, "terms": self._record(terms, number)}),
+                content=RecordDict({"theta": theta, "terms": self._record(terms, number, session)}),
                 dst_node_id=node,
                 message_type="train",
                 ttl=self._settings.round_timeout,
@@ -124,8 +152,8 @@ class FedSpa(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take what is valid, move θ if that is a quorum, evaluate, write everything down."""
         assert self._round is not None
-        (terms, asked), self._round = self._round, None
-        intake = self.coordinator.intake(terms, len(asked))
+        (terms, asked, session), self._round = self._round, None
+        intake = self._intake(terms, session, len(asked))
         silent, dropped = dict(asked), Counter[str]()
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -134,20 +162,25 @@ class FedSpa(Strategy):
             if node not in silent:
                 dropped["duplicate-reply" if node in asked else "stranger"] += 1
                 continue
-            self.roster.heard(silent[node])
-            fault = self._take(reply, silent.pop(node), terms, intake)
+            number = silent.pop(node)
+            fault = self._take(reply, number, terms, intake)
             if fault is not None:
                 dropped[fault] += 1
+            if fault is None or session is None:
+                self.roster.heard(number)
+            else:  # whoever spoils a sum is as good as silent
+                self.roster.unheard(number)
         for number in silent.values():
             dropped["silent"] += 1
             turns = self.roster.unheard(number)
             log(WARNING, "agent %d did not answer; while the others are a quorum it misses %d turns", number, turns)
-        taken, uplink = intake.count, intake.uplink_bytes
-        if taken < self.quorum:
-            if taken:
-                dropped["below-quorum"] += taken
-            taken, uplink, intake = 0, 0, self.coordinator.intake(terms, 1)
-        self.coordinator.close_round(intake)
+        if isinstance(intake, Intake) and intake.count < self.quorum:
+            dropped += Counter({"below-quorum": intake.count})
+            intake = None
+        void = self.coordinator.close_round(intake)
+        if self._sums is not None:
+            dropped += self._sums.tally(terms.round, session, void)
+        taken, uplink = (0, 0) if intake is None or void is not None else (intake.count, intake.uplink_bytes)
         self._write(terms, taken, uplink, len(asked), dropped)
         return self.initial_arrays(), None
 
@@ -172,18 +205,30 @@ class FedSpa(Strategy):
         )
         log(INFO, "\t└──> folder %s", self.course.folder.path)
 
-    def _may_be_asked(self, t: int, number: int) -> bool:
-        """The plan's cap holds for the server too; a round asked again after a crash is no new participation."""
-        return self._asked.was(t, number) or self._asked.count(number) < self.job.cap
+    def _may_be_asked(self, t: int, number: int, attempt: int) -> bool:
+        """The plan's cap holds for the server too; what is asked again after a crash is no new participation."""
+        return self._asked.was(t, number, attempt) or self._asked.count(number) < self.job.cap
 
-    def _reachable(self, grid: Grid, t: int, cohort: list[int]) -> dict[int, int]:
-        """Wait, for a round's time at most, until a quorum of the cohort is online. Without one nobody is asked:
+    def _attempt(self, grid: Grid, t: int, cohort: list[int]) -> tuple[int, dict[int, int]]:
+        """Which attempt at round t this is, and whom it asks: agents by node. A server that died in the round goes on
+        with the attempt that it was in. Where that was a sum, it needs the same cohort, whole; with any other it is a
+        new attempt, for which everybody pays again."""
+        attempt, before = self._asked.last(t) or (1, [])
+        if self._sums is not None and before:
+            if self._repeats and len(found := self._reachable(grid, before, len(before))) == len(before):
+                return attempt, found
+            attempt += 1
+        free = [number for number in cohort if self._may_be_asked(t, number, attempt)]
+        return attempt, self._reachable(grid, free, self.quorum)
+
+    def _reachable(self, grid: Grid, cohort: list[int], wanted: int) -> dict[int, int]:
+        """Wait, for a round's time at most, until so many of the cohort are online. Without a quorum nobody is asked:
         an update that moves nothing would cost its agent all the same. Agents that rest for their silence are asked
         where the others are no quorum."""
-        wanted = min(self.quorum, len(self.roster.willing(cohort)))
+        wanted = min(wanted, len(self.roster.willing(cohort)))
         end = time.monotonic() + self._settings.round_timeout
         while True:
-            self.roster.meet(grid.get_node_ids())
+            self.meet(grid)
             found = self.roster.reachable(cohort)
             if len(found) >= wanted or time.monotonic() >= end:
                 break
@@ -195,7 +240,18 @@ class FedSpa(Strategy):
             self.roster.leave_out(found[node])
         return awake
 
-    def _record(self, terms: Terms, number: int) -> ConfigRecord:
+    def _intake(self, terms: Terms, session: Session | None, most: int) -> Intake | MaskedIntake | None:
+        """None where nobody was asked for a sum."""
+        if self._sums is None:
+            return self.coordinator.intake(terms, most)
+        return None if session is None else self.coordinator.masked_intake(terms, session)
+
+    def _offer(self) -> ConfigRecord:
+        """What every node is told before it says who it is."""
+        assert self._sums is not None
+        return self._record(self.coordinator.terms(), 0, None, self._sums.members.names)
+
+    def _record(self, terms: Terms, number: int, session: Session | None, cohort: tuple[str, ...] = ()) -> ConfigRecord:
         config = self.job.config
         return to_record(
             Announcement(
@@ -210,10 +266,13 @@ class FedSpa(Strategy):
                 mask_seed=self.coordinator.mask_seed(terms, number),
                 noise=None if terms.plan is None else config.privacy.noise,
                 terms=terms,
+                attempt=1 if session is None else session.attempt,
+                cohort=cohort if session is None else tuple(session.members),
+                binding=b"" if session is None else session.binding,
             )
         )
 
-    def _take(self, reply: Message, number: int, terms: Terms, intake: Intake) -> str | None:
+    def _take(self, reply: Message, number: int, terms: Terms, intake: Intake | MaskedIntake | None) -> str | None:
         """None where the reply's payload was added; else what it is counted as. Its text is never looked at."""
         if reply.has_error():
             return "error"
@@ -226,7 +285,10 @@ class FedSpa(Strategy):
         if found is None:
             return "malformed"
         try:
-            intake.take(found, seed=self.coordinator.mask_seed(terms, number))
+            if isinstance(intake, Intake):
+                intake.take(found, seed=self.coordinator.mask_seed(terms, number))
+            elif intake is not None and self._sums is not None:
+                intake.take(self._sums.members.names[number], found)
         except PayloadError as error:
             return f"payload-{error.code}"
         self.taken[number] += 1

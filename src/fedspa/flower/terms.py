@@ -16,20 +16,30 @@ from typing import Any, Final, cast, get_args
 from flwr.app import ConfigRecord
 from pydantic import ValidationError
 
-from fedspa.algorithms import ALGORITHMS, Terms
+from fedspa.algorithms import ALGORITHMS, Algorithm, Terms, chosen
 from fedspa.algorithms.base import require_sendable
 from fedspa.data.features import NAMES
-from fedspa.errors import FedspaError, PayloadError, PrivacyError
+from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError
 from fedspa.flower.node_config import MOST_CLASSES
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping, ClipRule, Mechanism, NoPlan, Plan
+from fedspa.mechanisms.base import (
+    LARGEST_CLIP,
+    SMALLEST_CLIP,
+    Adversary,
+    Clipping,
+    ClipRule,
+    Mechanism,
+    NoPlan,
+    Plan,
+)
 from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
 from fedspa.runs.sections import Task
+from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
-VERSION: Final = 3  # one more with every change of the keys below: else an agent of before calls them unknown
+VERSION: Final = 4  # one more with every change of the keys below: else an agent of before calls them unknown
 _LONGEST_TASK = 300_000  # its weights are as many as there are classes
 _RUN = re.compile(r"[0-9a-f]{32}")
 # Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
@@ -55,6 +65,10 @@ _KEYS: Final[dict[str, type]] = {
     "local_steps": int,
     "local_lr": float,
     "private": bool,
+    "adversary": str,
+    "attempt": int,
+    "cohort": list,
+    "binding": bytes,
 }
 # What an announcement says as it is.
 _OWN: Final = ("run", "number", "algorithm", "model", "classes", "features", "coding", "mask_seed")
@@ -70,6 +84,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "neighbours": get_args(Neighbours),
     "noise": get_args(NoiseMode),
     "unit": get_args(Unit),
+    "adversary": get_args(Adversary),
 }
 
 _MANY: Final = 2**31 - 1
@@ -92,6 +107,9 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "clip_value": (SMALLEST_CLIP, LARGEST_CLIP),
     "noise_multiplier": (1e-6, 1e6),
     "delta": (1e-30, 1.0),
+    "attempt": (1, _MANY),
+    "members": (0, MOST_MEMBERS),
+    "colluders": (0, MOST_MEMBERS),
 }
 # As many parameter tensors as a model may have where a mask is drawn layer by layer.
 MOST_LAYERS: Final = 10_000
@@ -109,6 +127,9 @@ class Announcement:
     is played; a deployed agent has a name of its own. `task` is the run's section [task], in the record as JSON;
     `classes` is how many outputs it wants of an example, 0 where that is the model's affair. `features` is the run's
     data.features, "" for none. `noise` is None where nothing is private.
+
+    Under secure aggregation, `cohort` names everybody in the sum of this `attempt` at the round, the agent itself
+    among them, and `binding` is that of the session in which the server adds up; empty where no update is asked for.
     """
 
     run: str
@@ -122,6 +143,14 @@ class Announcement:
     mask_seed: bytes
     noise: NoiseMode | None
     terms: Terms
+    attempt: int = 1
+    cohort: tuple[str, ...] = ()
+    binding: bytes = b""
+
+    @property
+    def adversary(self) -> Adversary:
+        plan = self.terms.plan
+        return "local" if plan is None or plan.aggregation is None else "secure-aggregation"
 
 
 def to_record(announcement: Announcement) -> ConfigRecord:
@@ -131,12 +160,16 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         **{key: getattr(announcement, key) for key in _OWN},
         "task": announcement.task.model_dump_json(),
         "private": plan is not None,
+        "adversary": announcement.adversary,
+        "attempt": announcement.attempt,
+        "cohort": list(announcement.cohort),
+        "binding": announcement.binding,
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
         **{key: getattr(terms, key) for key in ("round", "mask", "local_lr")},
         **{key: getattr(terms.steps, key) for key in _OF_PLAN},
     }
-    mechanism = ALGORITHMS[announcement.algorithm].mechanism
+    mechanism = chosen(announcement.algorithm, announcement.adversary).mechanism
     if plan is not None and mechanism is not None:
         values |= {key: getattr(plan, key) for key in mechanism.record}
         values["noise"] = announcement.noise
@@ -148,9 +181,7 @@ def from_record(record: ConfigRecord) -> Announcement:
     values: dict[str, Any] = dict(record)
     if values.get("version") != VERSION:
         raise TermsError(f"terms of version {values.get('version')!r}; this agent reads {VERSION}: install one fedspa")
-    algorithm = ALGORITHMS.get(str(values.get("algorithm")))
-    if algorithm is None:
-        raise TermsError(f"algorithm is {str(values.get('algorithm'))[:50]!r}; allowed: {', '.join(ALGORITHMS)}")
+    algorithm = _algorithm(values.get("algorithm"), values.get("adversary"))
     private, mechanism = values.get("private"), algorithm.mechanism
     expected = {**_KEYS, **(mechanism.record if mechanism is not None else {}), "noise": str} if private else _KEYS
     if values.keys() != expected.keys():
@@ -181,8 +212,35 @@ def from_record(record: ConfigRecord) -> Announcement:
         require_sendable(terms, values["coding"], exact=values.get("noise") == "exact")
     except (PayloadError, PrivacyError) as error:
         raise TermsError(f"terms under which no update can be written: {error}") from error
-    own = {key: values[key] for key in _OWN}
-    return Announcement(**own, task=_task(values["task"]), noise=values.get("noise"), terms=terms)
+    own = {key: values[key] for key in (*_OWN, "attempt", "binding")}
+    found = Announcement(
+        **own, cohort=tuple(values["cohort"]), task=_task(values["task"]), noise=values.get("noise"), terms=terms
+    )
+    _refuse_odd_cohort(found, values["adversary"])
+    return found
+
+
+def _algorithm(name: object, adversary: object) -> Algorithm:
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise TermsError(f"algorithm is {str(name)[:50]!r}; allowed: {', '.join(ALGORITHMS)}")
+    if adversary not in get_args(Adversary):
+        raise TermsError(f"adversary is {str(adversary)[:50]!r}; allowed: {', '.join(get_args(Adversary))}")
+    try:
+        return chosen(name, str(adversary))
+    except ConfigError as error:
+        raise TermsError(str(error)) from error
+
+
+def _refuse_odd_cohort(found: Announcement, adversary: str) -> None:
+    """Raise where a cohort stands beside a plan that wants none, or what is said of one is no cohort."""
+    if found.adversary != adversary:
+        raise TermsError(f"adversary is {adversary!r}; the plan of the same terms is for {found.adversary!r}")
+    if adversary == "local" and (found.cohort or found.binding or found.attempt != 1):
+        raise TermsError("a cohort, a binding or another attempt than the first, where nothing is added up")
+    if len(found.cohort) > MOST_MEMBERS or not all(type(name) is str and len(name) <= 64 for name in found.cohort):
+        raise TermsError(f"a cohort is a list of at most {MOST_MEMBERS} names of at most 64 letters")
+    if len(found.binding) not in (0, DIGEST_BYTES):
+        raise TermsError(f"a session's binding has {DIGEST_BYTES} bytes; this has {len(found.binding)}")
 
 
 def _task(text: str) -> Task:

@@ -11,10 +11,11 @@ from functools import lru_cache
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism, Plan
 from fedspa.mechanisms.binomial.mechanism import BINOMIAL
+from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 from fedspa.privacy.event import Event
 
-MECHANISMS: dict[str, Mechanism] = {mechanism.name: mechanism for mechanism in (GAUSSIAN, BINOMIAL)}
+MECHANISMS: dict[str, Mechanism] = {mechanism.name: mechanism for mechanism in (GAUSSIAN, BINOMIAL, DISCRETE_GAUSSIAN)}
 
 __all__ = ["MECHANISMS", "Asked", "Mechanism", "Plan", "UnknownKind", "event_of"]
 

@@ -8,14 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Event, Neighbours, Sampling, Unit
+from fedspa.privacy.event import Event, Neighbours, Sampling, Unit, check_cohort
 
 Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile", "median"]
+# Against whom a run's ε holds: everyone outside the agent, or a server that sees no more than sums.
+Adversary = Literal["local", "secure-aggregation"]
 
 # Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
 # "norm 0" would pass any clip. A malicious server would ask for such a clip.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+# Sums in whole numbers have so many to the clip value: as fine as float32 is there.
+CLIP_UNITS = 1 << 24
 
 
 def check_clip(clip: Clipping, clip_value: float) -> None:
@@ -23,6 +27,29 @@ def check_clip(clip: Clipping, clip_value: float) -> None:
         raise PrivacyError(f"clip is {clip!r}; allowed: {', '.join(get_args(Clipping))}")
     if not SMALLEST_CLIP <= clip_value <= LARGEST_CLIP:
         raise PrivacyError(f"clip value is {clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """What the server sees of a round under secure aggregation: one sum of `count` whole numbers over a cohort.
+
+    A cohort has `members` agents at least, and the ε of a plan counts the noise of `honest` of them: up to `colluders`
+    others tell the server all they know. `low` and `high` bound the sum over any cohort that the plan allows, however
+    large, where all were honest.
+    """
+
+    members: int
+    colluders: int
+    low: int
+    high: int
+    count: int
+
+    def __post_init__(self) -> None:
+        check_cohort(self.members, self.colluders)
+
+    @property
+    def honest(self) -> int:
+        return self.members - self.colluders
 
 
 class Plan(Protocol):
@@ -70,8 +97,18 @@ class Plan(Protocol):
     def sigma(self) -> float: ...
 
     @property
+    def aggregation(self) -> Aggregation | None:
+        """What the server sees, where that is a sum over agents; None where it sees each agent's upload."""
+        ...
+
+    @property
     def event(self) -> Event:
-        """What one participation does."""
+        """What one participation does, as the adversary of the plan sees it: the server with up to `colluders`."""
+        ...
+
+    @property
+    def floor_event(self) -> Event | None:
+        """The same as one sees it who colludes with all other members; None where `event` is that already."""
         ...
 
     @property
@@ -150,11 +187,21 @@ class NoPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Cohort:
+    """Whose sum the server is to see: that of `members` agents at least and `most` at most, `colluders` of whom may
+    be with it."""
+
+    members: int
+    most: int
+    colluders: int
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What a run's config asks of a mechanism. `options` are all its keys, by `section.key`: some mechanisms read more.
 
     `records` is a public number m, the fewest that an agent holds of what `unit` says; `neighbours` is None where the
-    sampling decides.
+    sampling decides. `cohort` is of a run under secure aggregation.
     """
 
     dimension: int
@@ -174,6 +221,7 @@ class Asked:
     accountant: str
     options: Mapping[str, Any]
     unit: Unit = "record"
+    cohort: Cohort | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fedspa.runs.guarantee import SEEDED
 _SAME = (
     *("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant"),
     *("unit", "private", "noise", "noise_multiplier", "participations_max", "coding", "compression", "dimension"),
-    *("rounds", "agents", "engine", "tf32"),
+    *("rounds", "agents", "engine", "tf32", "adversary", "members", "colluders", "epsilon_floor"),
 )
 
 

@@ -92,11 +92,34 @@ class Event(ABC):
     def fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
 
+    @property
+    def members(self) -> int:
+        """How many agents' sum the server saw at least, where secure aggregation was run; 0 where it was not."""
+        return 0
+
+    @property
+    def colluders(self) -> int:
+        """How many of the `members` may have told the server all they know."""
+        return 0
+
+    @property
+    def honest(self) -> int:
+        """How many members' noise counts, the agent's own among it."""
+        return self.members - self.colluders if self.members else 1
+
+    def floor(self) -> Self:
+        """The event as one sees it who colludes with all other members, or has broken the protocol: the agent's own
+        noise alone counts. Itself where nothing was aggregated."""
+        if self.members:
+            raise PrivacyError(f"{type(self).__name__} does not say what is left where all other members collude")
+        return self
+
     def with_noise(self, noise: NoiseMode | None) -> Self:
         return cast(Self, replace(cast(Any, self), noise=noise))
 
     def as_server_saw(self) -> Self:
-        """The event without its noise mode: what is paid against the server does not depend on that."""
+        """The event without its noise mode: what is paid against the server does not depend on that. Where secure
+        aggregation was run, the server saw a sum, and up to `colluders` members with it."""
         return self.with_noise(None)
 
     @abstractmethod
@@ -150,20 +173,31 @@ class Event(ABC):
 
     def _canonical(self, kind: str, *left_out: str) -> str:
         """The text of an event: its kind, and its fields but those that the kind says."""
-        # A mode that was not recorded is not in the text, nor is the first unit that there was: events of before either
-        # was recorded have the text they had.
+        # A mode that was not recorded is not in the text, nor is the first unit that there was, nor a cohort where
+        # there is none: events of before any of them was recorded have the text they had.
         hidden = {*left_out, *(["noise"] if self.noise is None else []), *(["unit"] if self.unit == "record" else [])}
+        hidden |= set() if self.members else {"members", "colluders"}
         shown = {name: value for name, value in self.fields().items() if name not in hidden}
         return json.dumps({"kind": kind, **shown}, sort_keys=True, separators=(",", ":"))
 
 
 def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
-    """These participations as the server saw them. No secure aggregation is run, so only an agent's own noise counts,
-    also for runs whose own ε was stated for secure aggregation."""
+    """These participations as the server saw them, with up to the colluders of each. Only an agent's own noise counts
+    where secure aggregation was not run, also for runs whose own ε was stated for it."""
     seen: Counter[Event] = Counter()
     for event, count in events.items():
         seen[event.as_server_saw()] += count
     return seen
+
+
+def check_cohort(members: int, colluders: int) -> None:
+    if not 2 <= members <= MOST:
+        raise PrivacyError(f"members is {told(members)}; a sum over agents that hides each is of 2 at least")
+    if not 0 <= colluders < members:
+        raise PrivacyError(
+            f"colluders is {told(colluders)}; it must be 0 or more and below the members, {told(members)}: the agent "
+            "itself is honest"
+        )
 
 
 def require_one_unit(events: Iterable[Event]) -> None:

@@ -6,12 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report import plots, tables
 from fedspa.report.figures import Figure
 from fedspa.report.promise import Promise, promise
 from fedspa.report.read import RunRecord
 from fedspa.runs.metrics import heading, label, shown_score
-from fedspa.runs.statement import NO_PROMISE, is_seeded, plain_words, protected, shown, shown_bytes, warnings
+from fedspa.runs.statement import (
+    NO_PROMISE,
+    is_seeded,
+    observer,
+    plain_words,
+    protected,
+    shown,
+    shown_bytes,
+    shown_floor,
+    warnings,
+)
 
 Cell = tuple[str, str]
 
@@ -180,6 +191,8 @@ def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
     )
     if facts["neighbours"] != "replace-one":
         terms += f"; ε = {shown(facts['epsilon_replace_one'])} under replace-one"
+    if facts["members"]:
+        terms += f"; against {observer(facts)}; floor ε = {shown_floor(facts['epsilon_floor'])} {AGAINST_ALL}"
     if is_seeded(facts):
         detail = f"THE NOISE WAS SEEDED: nothing is private. With secure noise ε = {shown(facts['epsilon'])}, {terms}"
         return Card("Guarantee", "none: a simulation", detail, True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
+from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report.figures import Figure, Line, bars, by_round, plain
 from fedspa.report.promise import Promise
 from fedspa.report.read import RunRecord
 from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, heading, shown_score
-from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
+from fedspa.runs.statement import is_seeded, observer, protected, shown, shown_bytes
 from fedspa.wire.payload import HEADER_BYTES
 
 MOST_BARS = 200  # more than that cannot be told apart, or hit with a pointer
@@ -126,6 +128,9 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
     if tallies and None not in (*lowest, *middle):
         band = (Line("Smallest over agents", lowest, ""), lines[0])
         lines.append(Line("Median agent", middle, "s1", dashed=True))
+    if promise.facts["members"]:
+        floors = [metrics.epsilon_floor for metrics in run.metrics]
+        lines.append(Line(f"Floor, {AGAINST_ALL}", floors, "s2", dashed=True))
     if any(value for value in published):
         lines.append(Line(PUBLISHED, published, "reference", dashed=True))
     facts = promise.facts
@@ -137,8 +142,8 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
         "Privacy spent: ε by round",
         f"{SIMULATED * is_seeded(facts)}"
         f"For each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, "
-        f"accountant {facts['accountant']}. The shaded range holds all {agents} agents. The cap is ε after "
-        f"{promise.cap} participations, the most that the plan allows.",
+        f"accountant {facts['accountant']}{_against(facts)}. The shaded range holds all {agents} agents. The cap is ε "
+        f"after {promise.cap} participations, the most that the plan allows.",
         lines,
         shown,
         scale="zero",
@@ -171,8 +176,8 @@ def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure
             f"agents-{number}",
             "ε by agent, at the end",
             f"{SIMULATED * is_seeded(facts)}"
-            f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}.{some} Choose an "
-            "agent to see its line in the "
+            f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}{_against(facts)}."
+            f"{some} Choose an agent to see its line in the "
             + ("ledger." if run.participations.source == "ledger" else "server's list of whom it asked."),
             values,
             ["Agent", "Participations", "ε verified", "ε published"],
@@ -182,6 +187,11 @@ def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure
         ),
         names,
     )
+
+
+def _against(facts: Mapping[str, Any]) -> str:
+    """Said where it is not everyone."""
+    return f", against {observer(facts)}" if facts["members"] else ""
 
 
 def _lines(

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedspa.algorithms import ALGORITHMS
 from fedspa.errors import FedspaError
 from fedspa.mechanisms import Plan
 from fedspa.report.read import RunRecord
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import Guarantee, promised
-from fedspa.runs.plans import cap_of, plan_of
+from fedspa.runs.plans import algorithm_of, cap_of, plan_of
 
 Price = Callable[[int], float | None]
 
@@ -28,7 +27,8 @@ class Promise:
     """`facts` has the summary's keys. `epsilon_cap` is ε of an agent that takes part as often as the plan allows.
 
     `active` is k; None where it cannot be told: what `plan` says of k, sensitivity and σ then means nothing, while ε
-    needs none of them. `verified` and `published` give ε of a number of participations; None where it cannot be told.
+    needs none of them. `verified`, `floor` and `published` give ε of a number of participations; None where it cannot
+    be told, and `floor` where nothing was aggregated.
     """
 
     facts: Mapping[str, Any]
@@ -38,6 +38,7 @@ class Promise:
     epsilon_cap: float | None
     counts: Mapping[str, int]
     verified: Price
+    floor: Price
     published: Price
     published_by: str
 
@@ -45,7 +46,7 @@ class Promise:
 def promise(run: RunRecord) -> Promise | None:
     """None where the run promises nothing, or where too little of it is left to tell."""
     config = run.config
-    mechanism = None if config is None else ALGORITHMS[config.algorithm.name].mechanism
+    mechanism = None if config is None else algorithm_of(config).mechanism
     if config is None or mechanism is None:
         return None
     cap = cap_of(config)
@@ -56,11 +57,13 @@ def promise(run: RunRecord) -> Promise | None:
         if run.summary is None or run.summary["delta"] is None:
             return None
         told = _known(run, lambda count: None)
-        return Promise(run.summary, None, None, cap, None, counts, told, lambda count: None, mechanism.published_by)
+        unknown: Price = lambda count: None  # noqa: E731
+        return Promise(run.summary, None, None, cap, None, counts, told, unknown, unknown, mechanism.published_by)
     guarantee = Guarantee(plan, config.privacy.accountant)
     for number, times in enumerate(counts.values()):
         guarantee.took_part([number], times)
-    facts = {**promised(plan, guarantee, _noise(run, config)), "epsilon_total": None, "accountant_total": None}
+    totals = dict.fromkeys(("epsilon_total", "epsilon_total_floor", "accountant_total"))
+    facts = {**promised(plan, guarantee, _noise(run, config)), **totals}
     _hold_against_summary(run, facts)
     return Promise(
         facts=facts,
@@ -70,6 +73,7 @@ def promise(run: RunRecord) -> Promise | None:
         epsilon_cap=_of(plan, config, cap).epsilon_max(plan.neighbours),
         counts=counts,
         verified=_known(run, lambda count: _of(plan, config, count).epsilon_max(plan.neighbours)),
+        floor=lambda count: _of(plan, config, count).epsilon_floor(),
         published=lambda count: _of(plan, config, count).epsilon_published(),
         published_by=mechanism.published_by,
     )
@@ -98,7 +102,7 @@ def _active(run: RunRecord) -> int | None:
     config, dimension = run.config, run.dimension
     if config is None or dimension is None:
         return None
-    if not ALGORITHMS[config.algorithm.name].sparse:
+    if not algorithm_of(config).sparse:
         return dimension
     settings, said = config.algorithm, None if run.summary is None else run.summary["compression"]
     by_layer = settings.layer_shares is not None
@@ -155,7 +159,7 @@ def _known(run: RunRecord, beyond: Price) -> Price:
 def _hold_against_summary(run: RunRecord, facts: Mapping[str, Any]) -> None:
     if run.summary is None:
         return
-    for key in ("epsilon", "epsilon_replace_one", "participations_max"):
+    for key in ("epsilon", "epsilon_floor", "epsilon_replace_one", "participations_max", "members", "colluders"):
         then, now = run.summary[key], facts[key]
         if (then is None) != (now is None) or (then is not None and not math.isclose(then, now, rel_tol=1e-6)):
             run.problems.append(f"summary.json says {key} = {then}, but the ledger gives {now}: do not rely on either")

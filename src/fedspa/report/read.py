@@ -21,7 +21,7 @@ from fedspa.agent.ledger.export import lines
 from fedspa.agent.ledger.verify import verify
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms import event_of
-from fedspa.mechanisms.binomial.plan import Adversary
+from fedspa.mechanisms.base import Adversary
 from fedspa.privacy.event import Event, Neighbours, Unit
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import SEEDED
@@ -147,7 +147,8 @@ def read_metrics(path: Path, problems: list[str]) -> list[RoundMetrics]:
 
 def _plausible(metrics: RoundMetrics) -> bool:
     """Whether these can be a round's: what is drawn must be finite, and no edited figure may pass for a run's."""
-    counts = (metrics.agents, metrics.uplink_bytes, metrics.epsilon or 0.0, metrics.clip_value or 0.0)
+    costs = (metrics.epsilon or 0.0, metrics.epsilon_floor or 0.0)
+    counts = (metrics.agents, metrics.uplink_bytes, *costs, metrics.clip_value or 0.0)
     scores = (metrics.loss, *(value or 0.0 for value in metrics.scores.values()))
     return (
         0 <= (metrics.accuracy or 0.0) <= 1
@@ -174,7 +175,8 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
         return None
     if isinstance(found, dict):
         found.setdefault("adversary", "local")  # older summaries know of no other
-        for key in ("accountant_total", "baseline", "baseline_answer"):
+        added = ("accountant_total", "baseline", "baseline_answer", "epsilon_floor", "epsilon_total_floor")
+        for key in (*added, "members", "colluders"):
             found.setdefault(key, None)
         found.setdefault("unit", "record" if found.get("neighbours") else None)
         if "not_private_because" not in found:  # the first edition called seeded noise private
@@ -193,7 +195,7 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
     kinds: dict[str, tuple[type, ...]] = {
         **dict.fromkeys(("epsilon", "epsilon_replace_one", "epsilon_published", "epsilon_total", "delta"), number),
         **dict.fromkeys(("participations_max", "dimension", "compression", "seconds", "noise_multiplier"), number),
-        "baseline": number,
+        **dict.fromkeys(("baseline", "epsilon_floor", "epsilon_total_floor", "members", "colluders"), number),
         **dict.fromkeys(("neighbours", "sampling", "accountant", "accountant_total"), text),
         **dict.fromkeys(("noise", "not_private_because", "coding", "engine", "baseline_answer"), text),
         "warnings": (list,),
@@ -203,6 +205,8 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
     if found.get("unit") not in (None, *get_args(Unit)):
         return False
     if terms not in {(None, None), (None, "local"), *product(get_args(Neighbours), get_args(Adversary))}:
+        return False
+    if found["members"] and not (found["adversary"] == "secure-aggregation" and isinstance(found["colluders"], int)):
         return False
     return all(
         key in found
@@ -264,13 +268,14 @@ def _ledger(path: Path, problems: list[str]) -> Participations:
 
 
 def _asked(path: Path, problems: list[str]) -> Participations:
-    """A deployment's server: whom it asked in which round, each at most one participation."""
-    pairs: dict[tuple[int, int], None] = {}
+    """A deployment's server: whom it asked in which attempt at a round, each at most one participation."""
+    found: dict[tuple[int, int, int], None] = {}
     try:
         for line in path.read_bytes().split(b"\n")[:-1]:
             asked = json.loads(line)
-            pairs.update(dict.fromkeys((int(asked["round"]), int(agent)) for agent in asked["agents"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            attempt = int(asked["round"]), int(asked.get("attempt", 1))
+            found.update(dict.fromkeys((*attempt, int(agent)) for agent in asked["agents"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         problems.append("asked.jsonl is damaged: agents are not listed")
         return Participations()
-    return Participations(tuple(Entry(f"agent-{agent}", round_) for round_, agent in pairs), source="asked")
+    return Participations(tuple(Entry(f"agent-{agent}", round_) for round_, _, agent in found), source="asked")

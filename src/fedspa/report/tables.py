@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report import plots
 from fedspa.report.promise import Promise
 from fedspa.report.read import Entry, RunRecord
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.plans import flat
-from fedspa.runs.statement import is_seeded, protected, shown, shown_bytes
+from fedspa.runs.statement import is_seeded, observer, protected, shown, shown_bytes, shown_floor
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
 
@@ -30,13 +31,20 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     if is_seeded(facts):
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
     terms = facts["neighbours"], facts["sampling"]
-    rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or "the guarantee"]]
+    whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
+    rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or f"the guarantee{whom}"]]
+    if facts["members"]:
+        floor = shown_floor(facts["epsilon_floor"])
+        rows.append(["floor", *terms, facts["accountant"], floor, "; ".join(filter(None, (AGAINST_ALL, flaw)))])
     if facts["neighbours"] != "replace-one":
         rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
     if facts["epsilon_total"] is not None:
         total = shown(facts["epsilon_total"])
         note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
         rows.append(["verified", *terms, facts["accountant_total"] or "–", total, note])
+        if facts["members"] or facts["epsilon_total_floor"] is not None:
+            total, note = shown_floor(facts["epsilon_total_floor"]), f"all runs in the ledger, {AGAINST_ALL}"
+            rows.append(["floor", *terms, facts["accountant_total"] or "–", total, note])
     if facts["epsilon_published"] is not None:
         published = shown(facts["epsilon_published"])
         rows.append(["published", "replace-one", "fixed", held.published_by, published, "not a guarantee"])
@@ -64,6 +72,7 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
                         f"ε verified{' (SEEDED NOISE: a simulation)' * is_seeded(held.facts)}",
                         plots.known(held.verified(len(lines))),
                     ),
+                    *_floor(held, len(lines)),
                     ("ε published (not a guarantee)", plots.known(held.published(len(lines)))),
                     ("sent", str(sent) if run.participations.source == "ledger" else "–"),
                 ],
@@ -71,6 +80,10 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
             }
         )
     return found
+
+
+def _floor(held: Promise, count: int) -> list[tuple[str, str]]:
+    return [(f"ε floor, {AGAINST_ALL}", plots.known(held.floor(count)))] if held.facts["members"] else []
 
 
 def _line(entry: Entry) -> list[str]:
@@ -107,11 +120,12 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
     plan = held.plan if held is not None else None
     if plan is None or held is None:
         return []
+    own = "" if plan.aggregation is None else ", the agent's own share"
     if held.active is None:
         kind, sigma = [("k", "–", "active coordinates, by algorithm.layer_shares: known when the run is done")], []
     else:
         kind = plan.report_rows()
-        sigma = [("σ", f"{plan.sigma:.4g}", "noise on each coordinate of the mean gradient")]
+        sigma = [("σ", f"{plan.sigma:.4g}", f"noise on each coordinate of the mean gradient{own}")]
     clip = "each coordinate to ±c" if plan.clip == "coordinate" else "norm to C"
     rule = {"given": "given", "quantile": "start of a private quantile", "median": "NOT PRIVATE: read off the data"}
     return [
@@ -123,7 +137,11 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         ("τ", f"{plan.local_steps}", "local steps in a round"),
         ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
         ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
-        ("z", f"{plan.noise_multiplier:.4g}", "noise multiplier: noise on that sum over the bound of one example"),
+        (
+            "z",
+            f"{plan.noise_multiplier:.4g}",
+            f"noise multiplier: noise on that sum over the bound of one example{own}",
+        ),
         *sigma,
         ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
         ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
@@ -171,9 +189,11 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str |
     terms = "–"
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
+        guarantee += f", floor {shown_floor(facts['epsilon_floor'])}" if facts["members"] else ""
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
         terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
         terms += f"{facts['sampling']}, {facts['accountant']}"
+        terms += f", against {observer(facts)}" if facts["members"] else ""
     (_, _, each), best = run.sent, run.best
     fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
     return [

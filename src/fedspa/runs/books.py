@@ -29,7 +29,7 @@ from fedspa.agent.participate import agent_name, message_name
 from fedspa.agent.policy import Policy
 from fedspa.errors import BudgetError, FedspaError, LedgerError, worded
 from fedspa.mechanisms import Plan
-from fedspa.privacy.cap import Cap, FirstPlan, admits, total
+from fedspa.privacy.cap import AGAINST_ALL, Cap, FirstPlan, floor_total, passed, total
 from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.guarantee import Guarantee
@@ -70,12 +70,12 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
 def _refuse_first_plan(plan: FirstPlan, cap: Cap) -> None:
     """Raise where agents that have spent nothing yet have no room for the whole run."""
     events = {plan.event: plan.participations}
-    if not admits(events, cap, plan):
-        cost, by = total(events, cap.delta, cap.neighbours, plan)
-        words = seeded_words(noise_modes(events))
-        by += "" if words is None else f"; {words}"
+    limit = passed(events, cap, plan)
+    if limit is not None:
+        cost, by = limit.total(events, plan)
+        by = "; ".join(filter(None, (by, limit.words, seeded_words(noise_modes(events)))))
         raise BudgetError(
-            f"the run costs ε = {shown(cost)} ({by}), above the policy's {cap.epsilon:.4g} (δ = {cap.delta:g}, "
+            f"the run costs ε = {shown(cost)} ({by}), above the policy's {limit.epsilon:.4g} (δ = {cap.delta:g}, "
             f"{cap.neighbours}); take more noise or fewer rounds"
         )
 
@@ -93,11 +93,13 @@ def refuse_another_event(then: Event, now: Event) -> None:
 @dataclass(frozen=True, slots=True)
 class LedgerTotal:
     """ε of all runs in a ledger and what priced it; None where none can be stated, and then `note` says why: a trained
-    run never fails."""
+    run never fails. `floor` is the same against all others together, where some of it was aggregated and there is
+    one."""
 
     epsilon: float | None
     note: str | None = None
     accountant: str | None = None
+    floor: float | None = None
 
 
 def no_total(error: FedspaError) -> LedgerTotal:
@@ -112,23 +114,32 @@ def largest_total(plan: Plan, ledger: Ledger, agents: int) -> LedgerTotal:
     # Events of fixed-size batches have no ε under add-remove; those of both kinds have one under replace-one.
     mixed = plan.neighbours == "add-remove" and any(event.sampling == "fixed" for event in held)
     relation = "replace-one" if mixed else plan.neighbours
-    totals = (total(events, plan.delta, relation, ledger.first_plan(name)) for name, events in spent.items())
-    largest, by = max(totals)
+    totals = {name: total(events, plan.delta, relation, ledger.first_plan(name)) for name, events in spent.items()}
+    largest, by = max(totals.values())
     if math.isinf(largest):
         return LedgerTotal(
             None,
             "no guarantee over all runs in the ledger: it holds participations without one against the server (in "
             "cpsgd, or with a clip value read off the data)",
         )
+    floor = max(
+        floor_total(events, plan.delta, relation, ledger.first_plan(name), totals[name]).epsilon
+        for name, events in spent.items()
+    )
+    aggregated = any(event.members for event in held)
+    beside = f", and {shown(floor)} {AGAINST_ALL}" if aggregated else ""
     words = seeded_words(noise_modes(sum(map(Counter, spent.values()), Counter[Event]())))
     by += "" if words is None else f"; {words}"
     if mixed:
         return LedgerTotal(
             None,
             "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
-            f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server ({by})",
+            f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server{beside} ({by})",
         )
-    return LedgerTotal(largest, accountant=by)
+    if math.isinf(floor):
+        note = f"no ε over all runs in the ledger {AGAINST_ALL}: one agent's noise of some of them bounds nothing"
+        return LedgerTotal(largest, note, by)
+    return LedgerTotal(largest, accountant=by, floor=floor if aggregated else None)
 
 
 def draw_run_name(folder: Path) -> str:
@@ -202,16 +213,17 @@ class Books(ExitStack[None]):
             if times:
                 self.guarantee.took_part([number], times)
 
-    def turns(self, t: int, cohort: Sequence[int]) -> tuple[str, list[int]]:
-        """The round's name in the ledger, and who takes part: after a resume, those with a turn left."""
+    def turns(self, t: int, cohort: Sequence[int]) -> tuple[int, list[int]]:
+        """Which attempt at the round this is, and who takes part: after a resume, those with a turn left."""
         if self.guarantee is None or self.ledger is None or not self._resumed_with_new_noise:
-            return message_name(t), list(cohort)
+            return 1, list(cohort)
         present = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
-        # The first name for round t under which none of them has an entry.
-        for message in (message_name(t, attempt) for attempt in count(1)):
+        # The first under whose name none of them has an entry.
+        for attempt in count(1):
+            message = message_name(t, attempt)
             if not any(self.ledger.find(agent_name(number), self.run, message) for number in present):
                 break
-        return message, present
+        return attempt, present
 
     def took_part(self, agents: Sequence[int]) -> None:
         if self.guarantee is not None:
@@ -229,7 +241,8 @@ class Books(ExitStack[None]):
             durable.force_folder(log.parent)
 
     def total(self) -> LedgerTotal | None:
-        """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server."""
+        """What all runs cost in a ledger that outlives this one (`run.ledger`), against the server with up to the
+        colluders of each."""
         if self._job.plan is None or self.ledger is None or self._job.config.run.ledger is None:
             return None
         try:

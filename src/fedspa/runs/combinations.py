@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedspa.algorithms import ALGORITHMS
 from fedspa.data.columns import is_table
+from fedspa.errors import ConfigError
 from fedspa.learning.options import OF
-from fedspa.runs.plans import flat
+from fedspa.runs.plans import algorithm_of, flat
 
 if TYPE_CHECKING:
     from fedspa.runs.config import Config
-    from fedspa.runs.sections import Data, Run, Task
+    from fedspa.runs.sections import Data, Federation, Privacy, Run, Task
 
 # What only a table has.
 TABLE_KEYS = ("columns", "agent", "split", "test")
@@ -31,11 +31,15 @@ def check(config: Config) -> None:
     _refuse_foreign_options(config.task)
     _refuse_foreign_data(config.data)
     _refuse_lone_workers(config.run)
-    known = ALGORITHMS[algorithm.name]
+    try:
+        known = algorithm_of(config)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    _refuse_lone_members(federation, privacy)
     mechanism = known.mechanism
     reads = () if mechanism is None else mechanism.options
-    if "privacy.trials" not in reads and (privacy.trials is not None or privacy.adversary != "local"):
-        raise ValueError(f"privacy.trials and privacy.adversary belong to cpsgd; {algorithm.name} takes neither")
+    if "privacy.trials" not in reads and privacy.trials is not None:
+        raise ValueError(f"privacy.trials is {privacy.trials}; it belongs to cpsgd: {algorithm.name} takes none")
     if not known.sparse and "algorithm.compression" not in reads and algorithm.compression != 1:
         raise ValueError(
             f"algorithm.compression is {algorithm.compression}; {algorithm.name} uploads every coordinate: only 1.0"
@@ -69,6 +73,33 @@ def _refuse_foreign_options(task: Task) -> None:
             raise ValueError(f"task.{key} is for {', '.join(names)}; task.name is {task.name!r}: leave it out")
     if task.huber != 1 and task.loss != "huber":
         raise ValueError(f"task.huber is {task.huber:g}, which is for task.loss = 'huber'; task.loss is {task.loss!r}")
+
+
+def _refuse_lone_members(federation: Federation, privacy: Privacy) -> None:
+    """Raise a ValueError where sums over a round's agents would hide none of them, or nobody sees sums."""
+    if privacy.adversary == "local":
+        for key, unset in (("members", None), ("colluders", 0)):
+            if getattr(privacy, key) != unset:
+                raise ValueError(
+                    f"privacy.{key} is {getattr(privacy, key)}, which is for privacy.adversary 'secure-aggregation'; "
+                    "it is 'local': leave it out"
+                )
+        return
+    if federation.per_round < 2:
+        raise ValueError(
+            f"federation.per_round is {federation.per_round}; privacy.adversary 'secure-aggregation' hides an agent in "
+            "a sum over 2 or more"
+        )
+    if privacy.members is not None and privacy.members > federation.per_round:
+        raise ValueError(
+            f"privacy.members is {privacy.members}; it must not exceed federation.per_round = {federation.per_round}"
+        )
+    members = federation.per_round if privacy.members is None else privacy.members
+    if privacy.colluders >= members:
+        raise ValueError(
+            f"privacy.colluders is {privacy.colluders}; it must be below the fewest agents that are added up, "
+            f"{members} (privacy.members, or federation.per_round): the noise of the others is what counts"
+        )
 
 
 def _refuse_lone_workers(run: Run) -> None:

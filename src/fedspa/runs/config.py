@@ -15,11 +15,11 @@ import tomli_w
 from pydantic import ValidationError, model_validator
 
 from fedspa import toml
-from fedspa.algorithms import ALGORITHMS
 from fedspa.data import columns as tables
 from fedspa.data.columns import Schema
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import combinations
+from fedspa.runs.plans import algorithm_of
 from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Section, Task
 
 
@@ -37,7 +37,7 @@ class Config(Section):
     @property
     def private(self) -> bool:
         """Whether the algorithm has an ε at all."""
-        return ALGORITHMS[self.algorithm.name].private
+        return algorithm_of(self).private
 
     @model_validator(mode="before")
     @classmethod

@@ -41,6 +41,16 @@ class Guarantee:
         asked, spent = self.accountant_for(neighbours), {event: self.participations_max}
         return epsilon(spent, self._plan.delta, neighbours=neighbours, accountant=asked)
 
+    def epsilon_floor(self) -> float | None:
+        """The largest ε over agents against one who colludes with all others, under the plan's relation: never less
+        than against the server, and infinite where one agent's noise has none. None where nothing is aggregated."""
+        plan, event = self._plan, self._plan.floor_event
+        if event is None:
+            return None
+        asked, spent = self.accountant_for(plan.neighbours), {event: self.participations_max}
+        alone = epsilon(spent, plan.delta, neighbours=plan.neighbours, accountant=asked)
+        return max(alone, self.epsilon_max(plan.neighbours) or 0.0)
+
     def epsilon_published(self) -> float | None:
         """What was published for the mechanism says of the same events: a theorem that is not a guarantee here."""
         return self._plan.published_epsilon(self.participations_max) if self.participations_max else 0.0
@@ -61,6 +71,11 @@ class Guarantee:
 
 
 SEEDED = "seeded noise"
+
+
+def finite(cost: float | None) -> float | None:
+    """For JSON, which has no infinity: there a floor that is null beside `members` is infinite."""
+    return None if cost is None or math.isinf(cost) else cost
 
 
 def refuse_unpriced(plan: Plan, accountant: str) -> None:
@@ -93,6 +108,7 @@ def promised(plan: Plan | None, guarantee: Guarantee | None, noise: str) -> dict
     keys = (
         "unit",
         "epsilon",
+        "epsilon_floor",
         "epsilon_replace_one",
         "epsilon_published",
         "delta",
@@ -101,13 +117,15 @@ def promised(plan: Plan | None, guarantee: Guarantee | None, noise: str) -> dict
         "accountant",
     )
     if plan is None or guarantee is None:
-        others = ("noise_multiplier", "participations_max", "noise", "adversary", "bits", "trials")
+        others = ("noise_multiplier", "participations_max", "noise", "adversary", "members", "colluders")
         why = not_private_because(None, noise)
-        return {**dict.fromkeys((*keys, *others)), "private": False, "not_private_because": why}
+        return {**dict.fromkeys((*keys, *others, "bits", "trials")), "private": False, "not_private_because": why}
     why = not_private_because(plan, noise)
+    summed = plan.aggregation
     return {
         "unit": plan.unit,
         "epsilon": guarantee.epsilon_max(plan.neighbours),
+        "epsilon_floor": finite(guarantee.epsilon_floor()),
         "epsilon_replace_one": guarantee.epsilon_max("replace-one"),
         "epsilon_published": guarantee.epsilon_published(),
         "delta": plan.delta,
@@ -119,7 +137,9 @@ def promised(plan: Plan | None, guarantee: Guarantee | None, noise: str) -> dict
         "private": why is None,
         "not_private_because": why,
         "noise": noise,
-        "adversary": "local",
+        "adversary": "local" if summed is None else "secure-aggregation",
+        "members": None if summed is None else summed.members,
+        "colluders": None if summed is None else summed.colluders,
         "bits": None,
         "trials": None,
         **plan.summary(),

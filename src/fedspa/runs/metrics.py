@@ -15,6 +15,8 @@ _CALLED = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "f1": "F1", "auc": "AUC"}
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
     """What is known after a round. `epsilon` is the largest over agents so far, verified; None without privacy.
+    `epsilon_floor` is the same against one who colludes with all others, where agents' uploads are aggregated; None
+    where they are not, or where it is infinite.
 
     `scores` are the task's and the user's own, by name; `accuracy` is a classifier's among them, else None.
     `private` is False where there is no ε, and where it does not count: a clip value read off the data, seeded noise.
@@ -29,6 +31,7 @@ class RoundMetrics:
     private: bool
     clip_value: float | None
     scores: dict[str, float | None] = field(default_factory=dict)
+    epsilon_floor: float | None = None
 
     @property
     def headline(self) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedspa.algorithms import ALGORITHMS
+from fedspa.algorithms import Algorithm, chosen
 from fedspa.data.participation import cap_for
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import Asked, Mechanism, Plan
+from fedspa.mechanisms.base import Cohort
 from fedspa.privacy.event import Event, Unit
 
 if TYPE_CHECKING:
@@ -19,6 +20,19 @@ def cap_of(config: Config) -> int:
     """The most rounds that an agent takes part in."""
     federation = config.federation
     return cap_for(federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap)
+
+
+def algorithm_of(config: Config) -> Algorithm:
+    """By its name and its adversary."""
+    return chosen(config.algorithm.name, config.privacy.adversary)
+
+
+def cohort_of(config: Config) -> Cohort | None:
+    """Whose sums the server is to see; None where it sees each agent's upload."""
+    privacy, most = config.privacy, config.federation.per_round
+    if privacy.adversary == "local":
+        return None
+    return Cohort(most if privacy.members is None else privacy.members, most, privacy.colluders)
 
 
 def plan_of(config: Config, event: Event, dimension: int, active: int) -> Plan:
@@ -50,7 +64,7 @@ def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _mechanism(config: Config) -> Mechanism:
-    mechanism = ALGORITHMS[config.algorithm.name].mechanism
+    mechanism = algorithm_of(config).mechanism
     assert mechanism is not None  # nobody asks for the plan of an algorithm without one
     return mechanism
 
@@ -75,4 +89,5 @@ def _asked(config: Config, dimension: int, active: int, records: int, unit: Unit
         accountant=privacy.accountant,
         options=flat(config),
         unit=unit,
+        cohort=cohort_of(config),
     )

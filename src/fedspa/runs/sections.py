@@ -291,8 +291,19 @@ class Privacy(Section):
     )
     adversary: Literal["local", "secure-aggregation"] = Field(
         "local",
-        description="For `cpsgd`: ε holds against the server (`local`), or only against one that sees no more than the "
-        "sum over all agents (`secure-aggregation`, which is flagged: it is not run here).",
+        description="Against whom ε holds: everyone outside the agent (`local`), or a server that sees no more than "
+        "sums over a round's agents, with up to `colluders` of them (`secure-aggregation`, which is run). The agents "
+        "then share the noise, and a floor is stated beside ε: what an agent's own share is worth.",
+    )
+    colluders: Annotated[int, Field(ge=0, le=10**7)] = Field(
+        0,
+        description="For `secure-aggregation`: how many of a round's agents may be with the server. ε counts the noise "
+        "of the others.",
+    )
+    members: Annotated[int, Field(ge=2, le=10**7)] | None = Field(
+        None,
+        description="For `secure-aggregation`: the fewest agents that are ever added up. ε counts the noise of so "
+        "many, less `colluders`. Unset, `federation.per_round`.",
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedspa.algorithms import ALGORITHMS, Terms
+from fedspa.algorithms import Terms
 from fedspa.data.dataset import Dataset
 from fedspa.data.participation import schedule
 from fedspa.data.persons import blank_person
@@ -41,7 +41,7 @@ from fedspa.runs.config import Config
 from fedspa.runs.frozen import Frozen, frozen_body
 from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.initial_clip import median_clip
-from fedspa.runs.plans import calibrated_plan, cap_of
+from fedspa.runs.plans import algorithm_of, calibrated_plan, cap_of
 from fedspa.runs.records import dealt, records_of, trained_on, unit_of
 from fedspa.server.job import Metric, ServerJob
 from fedspa.server.optimizers import ServerOptimizer
@@ -183,7 +183,7 @@ def prepare_server(
     model = FlatModel(module, learned)
     require_fit(model, like, what)
     require_known(model, *test, f"data {data.name!r}: test")
-    algorithm = ALGORITHMS[settings.name]
+    algorithm = algorithm_of(config)
     # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(settings.layer_shares, model.sizes)
     active = _active(settings.compression, model.dimension) if algorithm.sparse else model.dimension

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedspa.agent.member import played_key
 from fedspa.agent.participate import Invitation, agent_name, participate
 from fedspa.algorithms import Agent, Terms
 from fedspa.engine.task import ReadsRows
@@ -28,7 +29,10 @@ from fedspa.runs.setup import Simulated
 from fedspa.runs.summary import measured
 from fedspa.runs.workers.crew import Crew
 from fedspa.runs.workers.hired import hired
+from fedspa.secagg.keys import SecretKey
 from fedspa.server.coordinator import Coordinator, Diverged
+from fedspa.server.intake import Intake
+from fedspa.server.masked_intake import MaskedIntake
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class Simulation:
         # Every round's records are copied to one place: fresh pages cost more than the copying.
         self._room: list[Tensor] | None = None
         self._private = root_key(job.config.privacy.noise, job.config.run.seed)
+        self._secrets: dict[int, SecretKey] = {}
         self._crew: Crew | None = None
 
     @contextmanager
@@ -58,27 +63,51 @@ class Simulation:
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
         job, terms = self.job.server, self.server.terms()
-        intake = self.server.intake(terms, len(cohort))
-        message, present = books.turns(terms.round, cohort)
+        attempt, present = books.turns(terms.round, cohort)
         if len(present) < len(cohort):
             log.warning(
                 "round %d: %d of %d agents sit out: %s",
                 *(terms.round + 1, len(cohort) - len(present), len(cohort), USED_UP),
             )
         noise, theta = self.job.config.privacy.noise, self.server.state.theta
-        invitation = Invitation(books.run, message, job.algorithm, terms, theta, job.coding, noise)
+        session = None
+        if terms.plan is not None and terms.plan.aggregation is not None:
+            if len(present) < (fewest := terms.plan.aggregation.members):
+                log.warning(
+                    "round %d: no sum, %d agents are left and it takes %d", terms.round + 1, len(present), fewest
+                )
+                self.server.close_round(None)
+                return measured(self.job, self.server, books.guarantee, 0, 0)
+            members = {agent_name(number): self._secret(number).public for number in present}
+            session = self.server.session(books.run, attempt, members, terms, noise)
+        intake: Intake | MaskedIntake = (
+            self.server.intake(terms, len(present)) if session is None else self.server.masked_intake(terms, session)
+        )
+        invitation = Invitation(books.run, job.algorithm, terms, theta, job.coding, noise, attempt, session)
         agents = {agent_name(agent.number): agent for agent in self._agents(present, terms)}
+        elsewhere = None if self._crew is None else self._crew.train
         try:
-            elsewhere = None if self._crew is None else self._crew.train
             payloads = participate(invitation, agents, self.job.engine, books.ledger, books.cap, elsewhere)
             for name, agent in agents.items():
-                intake.take(payloads[name], seed=agent.mask_seed)
+                if isinstance(intake, MaskedIntake):
+                    intake.take(name, payloads[name])
+                else:
+                    intake.take(payloads[name], seed=agent.mask_seed)
         except PayloadError as error:
             # Nobody lies in a simulation: an update that no server would take is what a diverged model gives.
             raise Diverged(terms.round, f"an update would be refused ({error})") from error
         books.took_part(present)
-        self.server.close_round(intake)
+        void = self.server.close_round(intake)
+        if void is not None:  # as rare as the plan's bound on an honest sum says
+            log.warning("round %d gave no sum: %s", terms.round + 1, void)
+            return measured(self.job, self.server, books.guarantee, 0, 0)
         return measured(self.job, self.server, books.guarantee, intake.count, intake.uplink_bytes)
+
+    def _secret(self, number: int) -> SecretKey:
+        """An agent's key under secure aggregation: with seeded noise the same in every process of the run."""
+        if number not in self._secrets:
+            self._secrets[number] = played_key(self._private, number)
+        return self._secrets[number]
 
     def _agents(self, cohort: list[int], terms: Terms) -> list[Agent]:
         """The agents of a round, with their records: valid until the next round's are asked for."""
@@ -109,4 +138,5 @@ class Simulation:
             key=agent_key(self._private, terms.round, number),
             exact=self.job.config.privacy.noise == "exact",
             rows=rows,
+            secret=self._secret(number) if terms.plan is not None and terms.plan.aggregation is not None else None,
         )

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedspa.algorithms import ALGORITHMS
 from fedspa.mechanisms import MECHANISMS
-from fedspa.runs.plans import flat
+from fedspa.privacy.cap import AGAINST_ALL
+from fedspa.runs.plans import algorithm_of, flat
 
 if TYPE_CHECKING:
     from fedspa.mechanisms import Plan
@@ -29,6 +29,21 @@ def shown_bytes(count: float) -> str:
     return f"{count:.4g} GB"
 
 
+def shown_floor(epsilon: float | None) -> str:
+    """The floor of a run whose uploads were aggregated: where it has no number, one agent's noise bounds nothing."""
+    return shown(math.inf if epsilon is None else epsilon)
+
+
+def observer(summary: Mapping[str, Any]) -> str:
+    """Against whom ε holds."""
+    members = summary.get("members")
+    if not members:
+        return "the server and all others"
+    if not summary["colluders"]:
+        return f"the server, which sees sums over {members} agents or more"
+    return f"the server with up to {summary['colluders']} of the {members} agents or more whose sums it sees"
+
+
 def statement(summary: Mapping[str, Any]) -> str:
     if summary["epsilon"] is None and summary["delta"] is None:
         return "none: this algorithm has no differential privacy"
@@ -37,18 +52,22 @@ def statement(summary: Mapping[str, Any]) -> str:
     other = ""
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
+    if summary.get("members"):
+        other += f"; FLOOR ε = {shown_floor(summary['epsilon_floor'])} {AGAINST_ALL}, {summary['neighbours']}"
     if summary["epsilon_total"] is not None:
         by = summary.get("accountant_total") or "accountant not recorded"  # older summaries do not say
         other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger ({by})"
-    flaw, observer = "", "the server and all others"
+        if _sums_in_ledger(summary):
+            other += f", and {shown_floor(summary['epsilon_total_floor'])} {AGAINST_ALL}"
+    flaw, whom = "", observer(summary)
     for caveat in caveats(summary):
-        whom = "" if caveat.observer is None else " against the server"
-        flaw, observer = f"NOT PRIVATE{whom} (see the notes); {caveat.condition}, ", caveat.observer or observer
+        against = "" if caveat.observer is None else " against the server"
+        flaw, whom = f"NOT PRIVATE{against} (see the notes); {caveat.condition}, ", caveat.observer or whom
     if is_seeded(summary):
         flaw = f"NOT PRIVATE: THE NOISE WAS SEEDED, a simulation; with secure noise: {flaw}"
     return (
         f"{flaw}(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each {protected(summary)} of each "
-        f"agent, against {observer}: {summary['neighbours']}, {summary['sampling']} sampling, "
+        f"agent, against {whom}: {summary['neighbours']}, {summary['sampling']} sampling, "
         f"accountant {summary['accountant']}, at most {summary['participations_max']} participations{other}"
     )
 
@@ -94,8 +113,9 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
         else ""
     )
     total = (
-        f" With all earlier runs in the same ledger, against the server, ε = {shown(summary['epsilon_total'])} "
-        f"({summary.get('accountant_total') or 'accountant not recorded'})."
+        f" With all earlier runs in the same ledger, against the server{_with_colluders(summary)}, "
+        f"ε = {shown(summary['epsilon_total'])} ({summary.get('accountant_total') or 'accountant not recorded'})"
+        f"{_total_floor(summary)}."
         if summary["epsilon_total"] is not None
         else ""
     )
@@ -110,10 +130,7 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
         ),
         (
             "Against whom.",
-            "Everyone outside that agent: the server, the other agents, and whoever sees the uploads or the model. "
-            "Each agent adds its own noise before anything leaves it, so nobody else has to be honest."
-            if not met
-            else f"ONLY {met[0].observer}.",
+            f"ONLY {met[0].observer}." if met else _against_whom(summary),
         ),
         (
             "What would be promised." if met or is_seeded(summary) else "What is promised.",
@@ -122,6 +139,7 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
             f"{summary['delta']:g}. Here ε = {shown(epsilon)}, for the agent that spent most, with "
             f"{summary['participations_max']} participations ({terms}).{other}{total}",
         ),
+        *([("The floor.", _floor_words(summary))] if summary.get("members") else []),
         (
             "What is not covered.",
             "What the records teach together, which is what training is for; that an agent takes part, when, and with "
@@ -130,6 +148,44 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
             "the model is scored; and the time that a participation takes.",
         ),
     ]
+
+
+def _sums_in_ledger(summary: Mapping[str, Any]) -> bool:
+    """Whether some of the runs that a total is of were aggregated."""
+    return bool(summary.get("members") or summary.get("epsilon_total_floor") is not None)
+
+
+def _with_colluders(summary: Mapping[str, Any]) -> str:
+    return " with up to the colluding agents that each run reckoned with" if _sums_in_ledger(summary) else ""
+
+
+def _total_floor(summary: Mapping[str, Any]) -> str:
+    if not _sums_in_ledger(summary):
+        return ""
+    return f", and ε = {shown_floor(summary['epsilon_total_floor'])} {AGAINST_ALL}"
+
+
+def _against_whom(summary: Mapping[str, Any]) -> str:
+    members, colluders = summary.get("members"), summary.get("colluders")
+    if not members:
+        return (
+            "Everyone outside that agent: the server, the other agents, and whoever sees the uploads or the model. "
+            "Each agent adds its own noise before anything leaves it, so nobody else has to be honest."
+        )
+    counted = members - (colluders or 0)
+    with_them = f", also where up to {colluders} of these agents tell it all they know" if colluders else ""
+    return (
+        f"The server, and whoever sees the uploads or the model{with_them}. Uploads leave masked, and only their sum "
+        f"over {members} agents or more can be read. That sum holds the noise of {counted} honest agents at least, the "
+        "agent's own among it: they have to add it and keep their keys to themselves."
+    )
+
+
+def _floor_words(summary: Mapping[str, Any]) -> str:
+    case = "Should all other agents be with the server, or the masks be broken, only the agent's own noise is left: "
+    if summary["epsilon_floor"] is None:
+        return f"{case}that alone has no ε, and nothing is promised then."
+    return f"{case}ε = {shown(summary['epsilon_floor'])} at the same δ, by the same accountant."
 
 
 _PERSON_WITH_SEVERAL = (
@@ -152,7 +208,7 @@ NO_PROMISE = (
 
 def warnings(config: Config, plan: Plan | None) -> list[str]:
     """What a reader of ε must know before believing it. `plan` is the run's; None where it has none, or it is lost."""
-    mechanism = ALGORITHMS[config.algorithm.name].mechanism
+    mechanism = algorithm_of(config).mechanism
     if mechanism is None:
         return [f"{config.algorithm.name} promises no privacy"]
     found = [*(() if plan is None else plan.notes), *mechanism.notes(flat(config))]

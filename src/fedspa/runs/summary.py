@@ -10,7 +10,7 @@ from typing import Any
 from fedspa.engine.local import Together
 from fedspa.learning.tasks import Baseline, Task
 from fedspa.runs.books import LedgerTotal
-from fedspa.runs.guarantee import Guarantee, not_private_because, promised
+from fedspa.runs.guarantee import Guarantee, finite, not_private_because, promised
 from fedspa.runs.metrics import RoundMetrics, better, label, shown_score
 from fedspa.runs.setup import Job, Simulated
 from fedspa.runs.statement import warnings
@@ -47,6 +47,7 @@ def measured(
         private=not_private_because(plan, job.config.privacy.noise) is None,
         clip_value=server.clip_value,
         scores=scores,
+        epsilon_floor=None if guarantee is None else finite(guarantee.epsilon_floor()),
     )
 
 
@@ -61,8 +62,10 @@ def summarise(
     """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 
     `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
-    earlier runs of a ledger that outlives it, against a server that saw every update, by `accountant_total`. `epsilon`
-    is None, too, where cpSGD has no guarantee. `uplink_bytes` is what an agent sent in the whole run (mean over all
+    earlier runs of a ledger that outlives it, against a server that saw every upload, by `accountant_total`. `epsilon`
+    is None, too, where cpSGD has no guarantee. Where `members` says that at least so many uploads were aggregated, both
+    are against the server with up to `colluders` of them, `epsilon_floor` and `epsilon_total_floor` against all others
+    together, and null there is infinite. `uplink_bytes` is what an agent sent in the whole run (mean over all
     agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out
     records. `baseline` is what `baseline_answer`, which looks at no input, scores on the held-out records that it was
     chosen by: the server's own, so that nothing of an agent is in it. `adversary` says against whom ε holds; `bits` and
@@ -84,6 +87,7 @@ def summarise(
         "baseline_answer": None if baseline is None else baseline.answer,
         **promised(job.plan, guarantee, config.privacy.noise),
         "epsilon_total": None if total is None else total.epsilon,
+        "epsilon_total_floor": None if total is None else total.floor,
         "accountant_total": None if total is None else total.accountant,
         "uplink_bytes": sent / config.federation.agents,
         "payload_bytes": sent / max(1, uploads),

@@ -7,6 +7,7 @@ same object.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,15 @@ import numpy as np
 import torch
 
 from fedspa.algorithms import Terms
-from fedspa.errors import DataError, FedspaError, first_line
-from fedspa.randomness.streams import mask_seed
+from fedspa.algorithms.session import session_of
+from fedspa.errors import DataError, FedspaError, PrivacyError, first_line
+from fedspa.randomness.streams import NoiseMode, mask_seed
+from fedspa.secagg.session import Session
+from fedspa.secagg.total import Void
 from fedspa.server.evaluation import Closing, Evaluated, Evaluation
 from fedspa.server.intake import Intake
 from fedspa.server.job import ServerJob
+from fedspa.server.masked_intake import MaskedIntake
 from fedspa.server.optimizers import ServerState, decayed
 from fedspa.wire.payload import FLOAT32_MAX
 
@@ -74,18 +79,32 @@ class Coordinator:
         """The mask that agent `number` is dealt: everybody's, or its own."""
         return terms.mask_seed or mask_seed(self.job.public_key, terms.round, number)
 
+    def session(self, run: str, attempt: int, members: Mapping[str, bytes], terms: Terms, noise: NoiseMode) -> Session:
+        """Where members, by name and public key, add up their updates to this round's terms."""
+        job = self.job
+        return session_of(run, attempt, members, job.algorithm, terms, self.state.theta, job.coding, noise)
+
     def intake(self, terms: Terms, most: int) -> Intake:
-        """A fresh round's intake, for at most that many payloads."""
-        if not terms.update_bound * max(1, most) <= FLOAT32_MAX:
-            raise Diverged(terms.round, "its updates have no bound within float32")
+        """A fresh round's intake, for at most that many payloads, of which each is read."""
+        self._refuse_unbounded(terms, most)
+        if terms.plan is not None and terms.plan.aggregation is not None:
+            raise PrivacyError("the plan's ε is of sums; no update of a single agent may be taken in")
         return Intake(terms, self.job.algorithm, self.job.coding, most)
 
-    def close_round(self, intake: Intake) -> None:
-        """Move θ by what came in; a round in which nothing came leaves it where it is."""
-        if intake.count == 0:
-            self.state = replace(self.state, round=self.state.round + 1)
-            return
-        mean = torch.from_numpy(intake.total.mean()).to(self.state.theta)
+    def masked_intake(self, terms: Terms, session: Session) -> MaskedIntake:
+        """A fresh round's intake where only the sum over a cohort is read."""
+        self._refuse_unbounded(terms, len(session.members))
+        return MaskedIntake(terms, self.job.algorithm, session)
+
+    def close_round(self, intake: Intake | MaskedIntake | None) -> Void | None:
+        """Move θ by what came in. A round in which nothing came leaves it where it is, and so does a sum that is none:
+        then this says why."""
+        if intake is None or (isinstance(intake, Intake) and intake.count == 0):
+            return self._stay()
+        try:
+            mean = torch.from_numpy(intake.mean()).to(self.state.theta)
+        except Void as void:
+            return self._stay(void)
         moved = self.job.optimizer.apply(self.state, mean)
         if not all(_finite(tensor) for tensor in moved.tensors.values()):
             raise Diverged(self.state.round, "its parameters are no longer finite")
@@ -93,6 +112,15 @@ class Coordinator:
         if self.job.plan is not None and self.job.plan.clip_rule == "quantile":
             # The next round starts from the geometric mean of where the agents' private quantiles ended.
             self.clip_value = math.exp(intake.log_clips / intake.count)
+        return None
+
+    def _stay(self, void: Void | None = None) -> Void | None:
+        self.state = replace(self.state, round=self.state.round + 1)
+        return void
+
+    def _refuse_unbounded(self, terms: Terms, most: int) -> None:
+        if not terms.update_bound * max(1, most) <= FLOAT32_MAX:
+            raise Diverged(terms.round, "its updates have no bound within float32")
 
     def evaluate(self) -> Evaluated:
         """Scores and mean loss on the held-out examples, which belong to the server."""

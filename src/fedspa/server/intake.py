@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedspa.algorithms import Algorithm, Terms
 from fedspa.server.aggregate import Aggregator
 from fedspa.wire.payload import Coding
@@ -34,6 +37,10 @@ class Intake:
         self.total.add(update, self._terms.coordinates(update.mask_seed))
         self.log_clips += math.log(self._plausible(update.clip_value))
         self.uplink_bytes += len(payload)
+
+    def mean(self) -> NDArray[np.float64]:
+        """The uniform average over what was taken."""
+        return self.total.mean()
 
     def _plausible(self, clip_value: float) -> float:
         """A private clip, held to where its steps can lead: one agent's word must not move all others'."""

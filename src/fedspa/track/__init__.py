@@ -77,7 +77,7 @@ class Tracking:
 def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What of a round's metrics is a number to be drawn, its scores beside the rest. An ε that is no guarantee has a
     name that says so."""
-    names = {} if metrics["private"] else {"epsilon": "epsilon_not_private"}
+    names = {} if metrics["private"] else {key: f"{key}_not_private" for key in ("epsilon", "epsilon_floor")}
     return {
         names.get(key, key): float(value)
         for key, value in {**metrics.get("scores", {}), **metrics}.items()

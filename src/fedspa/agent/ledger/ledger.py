@@ -24,7 +24,7 @@ from fedspa.agent.ledger.errors import explained
 from fedspa.agent.ledger.schema import entry_hash
 from fedspa.agent.ledger.witness import Witness
 from fedspa.errors import BudgetError, LedgerError
-from fedspa.privacy.cap import Cap, FirstPlan, Total, admits, total
+from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, floor_total, passed, total
 from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, same_event, seeded_words, told
 
 
@@ -232,8 +232,14 @@ class Ledger:
             return content.first_plan(self.path, self._connection, agent)
 
     def total(self, agent: str, delta: float, neighbours: Neighbours) -> Total:
-        """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`, and what shows it."""
+        """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`, and what shows it: against the
+        server with up to the colluders of each run."""
         return total(self.spent(agent), delta, neighbours, self.first_plan(agent))
+
+    def floor_total(self, agent: str, delta: float, neighbours: Neighbours) -> Total:
+        """`total` against one who colludes with all other members of every run."""
+        own = self.total(agent, delta, neighbours)
+        return floor_total(self.spent(agent), delta, neighbours, self.first_plan(agent), own)
 
     def epsilon(self, agent: str, delta: float, neighbours: Neighbours) -> float:
         """`total`, the number alone."""
@@ -246,24 +252,32 @@ class Ledger:
 
         An agent without entries has `announced` of them as its first plan (if that is not given: `participations`).
         """
+        return self._passed(agent, event, cap, participations, announced) is not None
+
+    def _passed(
+        self, agent: str, event: Event, cap: Cap, participations: int, announced: int | None
+    ) -> tuple[Limit, Mapping[Event, int], FirstPlan | None] | None:
+        """The limit that this would pass, with the events and the first plan by which it would."""
         after = self._after(agent, event, participations)
-        return not admits(after, cap, self._plan(agent, event, announced or participations))
+        plan = self._plan(agent, event, announced or participations)
+        limit = passed(after, cap, plan)
+        return None if limit is None else (limit, after, plan)
 
     def require(
         self, agent: str, event: Event, cap: Cap, *, participations: int = 1, announced: int | None = None
     ) -> None:
         """Raise a BudgetError, with the budget that remains, where `would_exceed` is true."""
-        if not self.would_exceed(agent, event, cap, participations=participations, announced=announced):
+        found = self._passed(agent, event, cap, participations, announced)
+        if found is None:
             return
-        spent = self.epsilon(agent, cap.delta, cap.neighbours)
-        plan = self._plan(agent, event, announced or participations)
-        events = self._after(agent, event, participations)
-        after = total(events, cap.delta, cap.neighbours, plan)
+        limit, events, plan = found
+        spent = limit.total(self.spent(agent), self.first_plan(agent)).epsilon
+        after = limit.total(events, plan)
         words = seeded_words(noise_modes(events))
-        by = after.by if words is None else f"{after.by}; {words}"
+        by = "; ".join(filter(None, (after.by, limit.words, words)))
         raise BudgetError(
-            f"agent {agent!r} has ε = {max(0.0, cap.epsilon - spent):.4g} left: {spent:.4g} of its cap "
-            f"{cap.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
+            f"agent {agent!r} has ε = {max(0.0, limit.epsilon - spent):.4g} left: {spent:.4g} of its cap "
+            f"{limit.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
             f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {by}); "
             "ask for fewer or noisier participations"
         )

@@ -18,7 +18,7 @@ from fedspa.agent.ledger.errors import damaged
 from fedspa.agent.ledger.loss import Loss, losses
 from fedspa.agent.ledger.schema import knows_plans
 from fedspa.errors import LedgerError
-from fedspa.privacy.cap import Cap, FirstPlan, participations_within, total
+from fedspa.privacy.cap import Cap, FirstPlan, Total, floor_total, participations_within, total
 from fedspa.privacy.event import Event, Neighbours, noise_modes
 
 
@@ -37,9 +37,11 @@ class RunSummary:
 class AgentSummary:
     """What one agent spent over all runs. The last two are None without a cap.
 
-    `epsilon` is that of a cap which would have admitted all of it, `accountant` what shows that (`cap.total`). `noise`
-    counts its participations by where the noise came from: ε is a guarantee only where all of it was `secure` or
-    `exact`. `epsilon_left` is the cap less ε. As ε grows more slowly than in proportion, plan with
+    `epsilon` is that of a cap which would have admitted all of it, `accountant` what shows that (`cap.total`): against
+    the server with up to the colluders of each run. `epsilon_floor` is the same against one who colludes with all other
+    members; without secure aggregation the two are one. `noise` counts its participations by where the noise came from:
+    ε is a guarantee only where all of it was `secure` or `exact`. `epsilon_left` is the cap less ε as the cap counts,
+    which is the floor where it trusts no aggregation. As ε grows more slowly than in proportion, plan with
     `participations_left` (of `last_event`) instead.
     """
 
@@ -48,6 +50,7 @@ class AgentSummary:
     spent: Mapping[Event, int]
     last_event: Event
     epsilon: float
+    epsilon_floor: float
     delta: float
     neighbours: Neighbours
     accountant: str
@@ -80,11 +83,11 @@ def summary(
     *,
     delta: float,
     neighbours: Neighbours,
-    cap: float | None = None,
+    cap: Cap | None = None,
     agent: str | None = None,
     most: int | None = None,
 ) -> LedgerSummary:
-    """Who spent what, when, in which runs; ε so far, what is left of `cap` (an ε), how many more like the last fit.
+    """Who spent what, when, in which runs; ε so far, what is left of `cap`, how many more like the last fit.
 
     It tells of one `agent`, of the `most` that spent most, or of all, by name. Each distinct total is priced once,
     however many agents have it.
@@ -117,7 +120,7 @@ def summary(
 
 
 def each_agent(
-    path: str | Path, *, delta: float, neighbours: Neighbours, cap: float | None = None
+    path: str | Path, *, delta: float, neighbours: Neighbours, cap: Cap | None = None
 ) -> Iterator[AgentSummary]:
     """All of `summary`'s agents, by name, one at a time: a ledger may have more than anyone wants in memory."""
     with reading(path) as (path, connection):
@@ -156,17 +159,18 @@ class _Price(NamedTuple):
     events: Mapping[Event, int]
     first: FirstPlan | None
     epsilon: float
+    floor: float
     accountant: str
+    left: float | None
 
 
 class _Prices:
     """ε of what agents spent: many spent the same, and pricing takes milliseconds."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, delta: float, neighbours: Neighbours, cap: float | None
+        self, path: Path, connection: sqlite3.Connection, delta: float, neighbours: Neighbours, cap: Cap | None
     ) -> None:
-        self.delta, self.neighbours = delta, neighbours
-        self.cap = None if cap is None else Cap(cap, delta, neighbours)
+        self.delta, self.neighbours, self.cap = delta, neighbours, cap
         self._events = {number: parsed(path, text) for number, text in connection.execute("SELECT id, text FROM event")}
         self._path = path
         self._known: dict[_Spent, _Price] = {}
@@ -181,9 +185,17 @@ class _Prices:
                     first = announced_plan(self._path, self._events[spent.first[0]], spent.first[1])
             except KeyError as error:
                 raise LedgerError(damaged(self._path, f"a total counts event {error}, which is missing")) from None
-            cost, by = total(events, self.delta, self.neighbours, first)
-            self._known[spent] = _Price(events, first, cost, by)
+            own = total(events, self.delta, self.neighbours, first)
+            floor = floor_total(events, self.delta, self.neighbours, first, own)
+            left = None if self.cap is None else self._left_of(self.cap, events, first, own)
+            self._known[spent] = _Price(events, first, own.epsilon, floor.epsilon, own.by, left)
         return self._known[spent]
+
+    def _left_of(self, cap: Cap, events: Counter[Event], first: FirstPlan | None, own: Total) -> float:
+        """Of the cap's ε, as the cap counts."""
+        if any(event.members for event in events):
+            own = cap.limits[0].total(events, first)
+        return max(0.0, cap.epsilon - own.epsilon)
 
     def left(self, spent: _Spent, event: Event) -> int | None:
         """How many more of `event` fit under the cap."""
@@ -218,12 +230,13 @@ def _agent(path: Path, connection: sqlite3.Connection, agent: str, spent: _Spent
         spent=price.events,
         last_event=last_event,
         epsilon=price.epsilon,
+        epsilon_floor=price.floor,
         delta=prices.delta,
         neighbours=prices.neighbours,
         accountant=price.accountant,
         noise=noise_modes(price.events),
         cap=cap,
-        epsilon_left=None if cap is None else max(0.0, cap.epsilon - price.epsilon),
+        epsilon_left=price.left,
         participations_left=prices.left(spent, last_event),
     )
 

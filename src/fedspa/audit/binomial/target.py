@@ -63,8 +63,8 @@ def synthetic() -> Target:
 
 
 def of_plan(plan: BinomialPlan) -> Target:
-    """The mechanism of a run."""
-    return Target((plan,))
+    """The mechanism of a run. Under secure aggregation an agent's own share is attacked, and the floor is the claim."""
+    return Target((replace(plan, adversary="local", members=0, colluders=0) if plan.members else plan,))
 
 
 def _half(plan: BinomialPlan, delta: float) -> Sensitivity:

@@ -64,25 +64,40 @@ class NativeEngine:
         self._nets: dict[tuple[tuple[int, ...], bool], int] = {}
         self._building = Lock()
 
-    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
-        """The sum of the examples' clipped gradients in whole numbers (cpSGD)."""
-        start, (x, y) = self._start(theta), _records(x, y)
+    def clipped_sum(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip: Clipping,
+        clip_value: float,
+        coordinates: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, int]:
+        """The sum of the examples' clipped gradients in whole numbers (cpSGD, shares of a sum)."""
+        start, (x, y, numbers) = self._start(theta), _held(x, y, rows)
+        records = len(y) if numbers is None else len(numbers)
+        mask = None if coordinates is None else coordinates.to("cpu", torch.int64).contiguous()
+        active = self._dimension if mask is None else len(mask)
         order = library.Task(
             x=x.data_ptr(),
             y=y.data_ptr(),
-            records=len(y),
-            batch=len(y),
-            active=self._dimension,
+            numbers=None if numbers is None else numbers.data_ptr(),
+            records=records,
+            held=len(y),
+            batch=records,
+            coordinates=None if mask is None else mask.data_ptr(),
+            active=active,
             clip=library.CLIPPINGS[clip],
             clip_value=clip_value,
             clip_margin=CLIP_MARGIN,
         )
-        total, zeroed = torch.empty(self._dimension, dtype=torch.int64), c_int64(0)
+        total, zeroed = torch.empty(active, dtype=torch.int64), c_int64(0)
         net = self._net(tuple(x.shape[1:]))
         code = self._library.fedspa_sum(
             net, self._level, start.data_ptr(), order, total.data_ptr(), ctypes.byref(zeroed)
         )
-        _check(code)
+        _check(code, len(y), self._dimension)
         return total, zeroed.value
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -151,7 +166,7 @@ class NativeEngine:
             raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
         if task.sampling == "fixed" and task.batch > task.records:
             raise PrivacyError(f"{task.batch} of {task.records} cannot be drawn without replacement; lower the batch")
-        x, y, numbers = _held(task)
+        x, y, numbers = _held(*task.tensors, task.rows)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
         active = self._dimension if coordinates is None else coordinates.numel()
         if plan is not None and plan.active != active:
@@ -208,26 +223,25 @@ def _records(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x.detach().to("cpu", torch.float32).contiguous(), y.to("cpu", torch.int64).contiguous()
 
 
-def _held(task: LocalTask) -> tuple[Tensor, Tensor, Tensor | None]:
+def _held(x: Tensor, y: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Records as the library reads them, and the numbers of the agent's among them, or None: all."""
-    x, y = task.tensors
-    if task.rows is None:
+    if rows is None:
         return *_records(x, y), None
-    if task.rows.dtype != torch.int64 or task.rows.ndim != 1:
+    if rows.dtype != torch.int64 or rows.ndim != 1:
         raise DataError("an agent's records are given by their numbers, as one line of int64")
-    numbers = task.rows.to("cpu").contiguous()
-    if _readable(task):
+    numbers = rows.to("cpu").contiguous()
+    if _readable(x, y):
         return *_records(x, y), numbers
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(y):
         raise _strange_numbers(len(y))
     return *_records(x[numbers], y[numbers]), None
 
 
-def _readable(task: LocalTask) -> bool:
+def _readable(x: Tensor, y: Tensor) -> bool:
     """Whether the library reads all records as they are: else only the agent's own are converted."""
     return all(
         records.device.type == "cpu" and records.dtype == dtype and records.is_contiguous()
-        for records, dtype in zip(task.tensors, (torch.float32, torch.int64))
+        for records, dtype in zip((x, y), (torch.float32, torch.int64))
     )
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from fedspa.engine.obstacle import Obstacle
 
-_ABI = 7
+_ABI = 8
 LEVELS = ("plain", "avx2", "avx512")
 Level = Literal["plain", "avx2", "avx512"]
 

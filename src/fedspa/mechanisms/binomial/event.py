@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, told
+from fedspa.privacy.event import (
+    Accountant,
+    Event,
+    Neighbours,
+    NoiseMode,
+    Sampling,
+    Step,
+    Unit,
+    check_cohort,
+    told,
+)
 
 KIND = "binomial"
 MOST_TRIALS = 2**31 - 1
@@ -22,8 +32,10 @@ class BinomialEvent(Event):
 
     The mean of `batch` clipped gradients of `dimension` coordinates, rounded at random onto 2^`bits` levels that span
     ±the clip bound (with `rotation`: of the rotated, padded vector, ± what a rotated coordinate hardly ever passes),
-    plus Binomial(`trials`, ½) in each coordinate. `aggregated` is 1 where the adversary sees this agent's numbers;
-    where it sees only their sum over so many agents (secure aggregation), the noise of all of them counts.
+    plus Binomial(`trials`, ½) in each coordinate. `aggregated` is of how many agents the noise counts: 1 where the
+    adversary sees this agent's numbers. Where secure aggregation was run, it sees their sum over `members` at least, up
+    to `colluders` of whom it knows. Without `members`, more than 1 was only a price: the first editions stated one for
+    an aggregation that nobody ran.
     """
 
     batch: int
@@ -36,10 +48,13 @@ class BinomialEvent(Event):
     aggregated: int
     noise: NoiseMode | None = None
     unit: Unit = "record"
+    members: int = 0
+    colluders: int = 0
 
     def __post_init__(self) -> None:
         try:
             self._make_whole("batch", "records", "steps", "dimension", "bits", "trials", "aggregated")
+            self._make_whole("members", "colluders")
         except TypeError as error:
             raise PrivacyError(f"a Binomial event takes whole numbers: {error}") from None
         self._check_sampled()
@@ -48,6 +63,13 @@ class BinomialEvent(Event):
         for name, most in (("dimension", 2**31 - 1), ("bits", 16), ("trials", MOST_TRIALS), ("aggregated", 2**31 - 1)):
             if not 1 <= getattr(self, name) <= most:
                 raise PrivacyError(f"{name} is {told(getattr(self, name))}; it must lie between 1 and {most}")
+        if self.members or self.colluders:
+            check_cohort(self.members, self.colluders)
+            if self.aggregated != self.honest:
+                raise PrivacyError(
+                    f"aggregated is {self.aggregated}; of {self.members} members with {self.colluders} colluders the "
+                    f"noise of {self.honest} counts"
+                )
 
     @property
     def sampling(self) -> Sampling:
@@ -62,8 +84,10 @@ class BinomialEvent(Event):
         return self._canonical(KIND)
 
     def as_server_saw(self) -> Self:
-        """Without secure aggregation, which fedspa does not run."""
-        return replace(self, aggregated=1, noise=None)
+        return (self if self.members else self.floor()).with_noise(None)
+
+    def floor(self) -> Self:
+        return replace(self, aggregated=1, members=0, colluders=0)
 
     def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
         """`pld`, or with rotation `binomial`, whatever was asked for."""
@@ -84,6 +108,8 @@ class BinomialEvent(Event):
 
     def __str__(self) -> str:
         seen = "" if self.aggregated == 1 else f", ONLY under secure aggregation of {self.aggregated} agents"
+        if self.members:
+            seen = f", in sums over {self.members} members with up to {self.colluders} colluding"
         return (
             f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}{self._shown_unit}, {2**self.bits} levels, "
             f"Binomial({self.trials}, 1/2) noise{self._shown_mode}{seen}"

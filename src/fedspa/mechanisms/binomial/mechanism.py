@@ -24,6 +24,8 @@ _RECORD: dict[str, type] = {
     "agents": int,
     "delta": float,
     "unit": str,
+    "members": int,
+    "colluders": int,
 }
 
 
@@ -62,7 +64,7 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def calibrated(asked: Asked) -> BinomialPlan:
-    options = asked.options
+    options, cohort = asked.options, asked.cohort
     trials = options["privacy.trials"] or 1
     if options["algorithm.compression"] < 1:
         trials = trials_for_compression(options["algorithm.compression"], options["algorithm.bits"])
@@ -74,8 +76,10 @@ def calibrated(asked: Asked) -> BinomialPlan:
         bits=options["algorithm.bits"],
         trials=trials,
         rotation=options["algorithm.rotation"],
-        aggregated=1,  # the plan's adversary decides
+        aggregated=1 if cohort is None else cohort.members - cohort.colluders,
         unit=asked.unit,
+        members=0 if cohort is None else cohort.members,
+        colluders=0 if cohort is None else cohort.colluders,
     )
     plan = of_event(drawn, asked)
     return plan if asked.epsilon is None else with_least_trials(plan, asked.epsilon)
@@ -84,6 +88,12 @@ def calibrated(asked: Asked) -> BinomialPlan:
 def of_event(event: Event, asked: Asked) -> BinomialPlan:
     if not isinstance(event, BinomialEvent):
         raise PrivacyError(f"the ledger holds events that are not of Binomial noise: {event}")
+    adversary = asked.options["privacy.adversary"]
+    if event.members and adversary == "local":
+        raise PrivacyError(
+            f"the ledger says that sums over {event.members} members were sent, the config privacy.adversary = "
+            f"{adversary!r}: rely on no ε of this page"
+        )
     return BinomialPlan(
         dimension=event.dimension,
         clip=asked.clip,
@@ -91,13 +101,15 @@ def of_event(event: Event, asked: Asked) -> BinomialPlan:
         bits=event.bits,
         trials=event.trials,
         rotation=event.rotation,
-        adversary=asked.options["privacy.adversary"],
+        adversary=adversary,
         agents=asked.agents,
         batch=event.batch,
         records=event.records,
         participations=asked.participations,
         delta=asked.delta,
         unit=event.unit,
+        members=event.members,
+        colluders=event.colluders,
     )
 
 
@@ -120,9 +132,9 @@ BINOMIAL = Mechanism(
     of_record=of_record,
     options=(
         *("algorithm.compression", "algorithm.bits", "algorithm.rotation"),
-        *("privacy.trials", "privacy.adversary"),
+        "privacy.trials",
     ),
-    limits={"bits": (1, 16), "trials": (1, MOST_TRIALS)},
+    limits={"bits": (1, 16), "trials": (1, MOST_TRIALS), "members": (0, MOST_TRIALS), "colluders": (0, MOST_TRIALS)},
     caveats=(NOT_AGGREGATED,),
     upload=upload,
     published_by="cpSGD's, printed",

@@ -10,23 +10,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Caveat, Clipping, ClipRule, check_clip
+from fedspa.mechanisms.base import Adversary, Aggregation, Caveat, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
 from fedspa.mechanisms.binomial.event import MOST_TRIALS, BinomialEvent
 from fedspa.mechanisms.binomial.grid import reach
 from fedspa.privacy import accounting
 from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
-Adversary = Literal["local", "secure-aggregation"]
+# Of the first editions, which stated ε for an aggregation that nobody ran.
 NOT_AGGREGATED = Caveat(
     short="no secure aggregation",
     why="the server of this run saw each agent's update, and against it there is no guarantee. Secure aggregation "
     "would have hidden them and was not run; what follows holds only under it.",
     condition="under secure aggregation, which was not run",
-    met=lambda summary: summary["adversary"] not in (None, "local"),
+    met=lambda summary: summary["adversary"] not in (None, "local") and not summary.get("members"),
     observer="someone who sees nothing but the sum over all agents",
 )
 
@@ -35,8 +35,9 @@ NOT_AGGREGATED = Caveat(
 class BinomialPlan:
     """The terms of every agent. `clip_value` is X = G/√d (`coordinate`) or G (`l2`, with rotation), of an example.
 
-    `agents` is n, all of whom take part in every round; under `secure-aggregation` their noise adds up before anyone
-    sees it. `records` is a public number m, the fewest that an agent holds.
+    `agents` is n, who take part in every round. Under `secure-aggregation` the server sees no more than sums over
+    `members` of them at least, and the noise of all but `colluders` counts. Without members that is only a price, of an
+    aggregation that nobody runs. `records` is a public number m, the fewest that an agent holds.
     """
 
     audited: ClassVar[str] = "cpsgd"
@@ -54,6 +55,8 @@ class BinomialPlan:
     participations: int
     delta: float
     unit: Unit = "record"
+    members: int = 0
+    colluders: int = 0
 
     def __post_init__(self) -> None:
         check_clip(self.clip, self.clip_value)
@@ -66,7 +69,11 @@ class BinomialPlan:
                 f"agents is {told(self.agents)}, participations {told(self.participations)}; both must lie between 1 "
                 f"and {MOST:g}"
             )
-        _ = self.event  # checks batch, records, dimension, bits and trials
+        if self.adversary == "local" and (self.members or self.colluders):
+            raise PrivacyError("members and colluders belong to adversary 'secure-aggregation'; it is 'local'")
+        if self.members > self.agents:
+            raise PrivacyError(f"members is {told(self.members)}; it must not exceed the agents, {self.agents}")
+        _ = self.event  # checks batch, records, dimension, bits, trials, members and colluders
         if not 0 < self.delta < 1 / self.records:
             raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records")
 
@@ -133,9 +140,18 @@ class BinomialPlan:
         return self.sigma * self.batch / self.clip_norm
 
     @property
+    def aggregation(self) -> Aggregation | None:
+        if not self.members:
+            return None
+        most = self.agents * (self.trials + self.levels - 1)
+        return Aggregation(self.members, self.colluders, 0, most, self.coordinates)
+
+    @property
     def event(self) -> BinomialEvent:
         """What one participation does."""
         aggregated = 1 if self.adversary == "local" else self.agents
+        if self.members:
+            aggregated = self.members - self.colluders
         return BinomialEvent(
             self.batch,
             self.records,
@@ -146,7 +162,13 @@ class BinomialPlan:
             self.rotation,
             aggregated,
             unit=self.unit,
+            members=self.members,
+            colluders=self.colluders,
         )
+
+    @property
+    def floor_event(self) -> BinomialEvent | None:
+        return self.event.floor() if self.members else None
 
     @property
     def has_guarantee(self) -> bool:
@@ -159,8 +181,8 @@ class BinomialPlan:
 
     @property
     def is_private(self) -> bool:
-        """False without a guarantee, and where it needs secure aggregation: the server sees each agent's update."""
-        return self.adversary == "local" and self.has_guarantee
+        """False without a guarantee, and where it needs a secure aggregation that is not run."""
+        return self.breach is None and self.has_guarantee
 
     @property
     def flaw(self) -> str | None:
@@ -175,22 +197,24 @@ class BinomialPlan:
             )
             noise = f"Binomial({self.trials}, 1/2) noise"
             return f"no guarantee: {noise} has no ε at δ = {self.delta:g}; {way_out}"
-        if self.adversary != "local":
+        if self.breach is not None:
             return (
                 f"not private against the server: ε counts the noise of all {self.agents} agents and holds only if "
-                "secure aggregation, which fedspa does not run, hides each agent's update"
+                "secure aggregation, which was not run, hides each agent's update"
             )
         return None
 
     @property
     def breach(self) -> str | None:
-        return None if self.adversary == "local" else "secure aggregation, on which the plan's ε counts, is not run"
+        if self.adversary == "local" or self.members:
+            return None
+        return "secure aggregation, on which the plan's ε counts, is not run"
 
     @property
     def flaw_in_short(self) -> str | None:
         if not self.has_guarantee:
             return "too little noise for any ε"
-        return None if self.adversary == "local" else NOT_AGGREGATED.short
+        return None if self.breach is None else NOT_AGGREGATED.short
 
     @property
     def notes(self) -> list[str]:
@@ -230,10 +254,12 @@ class BinomialPlan:
         return {"adversary": self.adversary, "bits": self.bits, "trials": self.trials}
 
     def report_rows(self) -> list[tuple[str, str, str]]:
+        cohort = f"added up at least, of whom up to {self.colluders} may collude"
         return [
             ("2^b", f"{self.levels:,}", f"levels over ±{self.reach:.4g}{', of the rotated gradient' * self.rotation}"),
             ("trials", f"{self.trials:,}", "of the Binomial noise on each value"),
             ("adversary", self.adversary, "against whom ε holds"),
+            *([("members", f"{self.members:,}", cohort)] if self.members else []),
         ]
 
 

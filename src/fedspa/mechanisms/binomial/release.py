@@ -63,8 +63,8 @@ def quantized(total: Integers, plan: BinomialPlan, seed: bytes, rounding: Stream
     return levels
 
 
-def dequantized(numbers: Integers, plan: BinomialPlan, seed: bytes) -> NDArray[np.float64]:
-    """The server's unbiased estimate of the mean gradient: −X + s·(Y − m/2), rotated back."""
+def dequantized(numbers: Integers | NDArray[np.float64], plan: BinomialPlan, seed: bytes) -> NDArray[np.float64]:
+    """The server's unbiased estimate of the mean gradient: −X + s·(Y − m/2), rotated back; Y may be a mean of some."""
     values: NDArray[np.float64] = (numbers.astype(np.float64) - plan.trials / 2) * plan.step - plan.reach
     return unrotate(values, plan.dimension, seed) if plan.rotation else values
 

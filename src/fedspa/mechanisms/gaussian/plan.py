@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Caveat, Clipping, ClipRule, check_clip
+from fedspa.mechanisms.base import Aggregation, Caveat, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.published import published_epsilon
-from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
+from fedspa.privacy.event import MOST, Event, Neighbours, Sampling, Unit, told
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
 # clipped examples fits into the same accounted release.
@@ -67,6 +67,8 @@ class GaussianPlan:
     """
 
     audited: ClassVar[str] = "fedspa"
+    aggregation: ClassVar[Aggregation | None] = None
+    floor_event: ClassVar[Event | None] = None
 
     dimension: int
     active: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedspa.examples import Examples
+from fedspa.secagg.keys import SecretKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Turn:
     mask_seed: bytes
     key: bytes
     exact: bool
+    secret: SecretKey | None
 
 
 @dataclass(frozen=True, slots=True)

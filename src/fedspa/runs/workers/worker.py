@@ -61,7 +61,7 @@ class Worker:
             self._held.pop(name, None)
         self._held |= records
         agents = {
-            name: Agent(turn.number, *self._held[name], turn.mask_seed, turn.key, turn.exact)
+            name: Agent(turn.number, *self._held[name], turn.mask_seed, turn.key, turn.exact, secret=turn.secret)
             for name, turn in share.turns.items()
         }
         with _listening() as said:

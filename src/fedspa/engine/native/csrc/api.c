@@ -1,5 +1,6 @@
 /* The C interface: picks the level. */
 #include "levels.h"
+#include "net.h"
 #include "stream.h"
 
 #include <stdlib.h>
@@ -36,7 +37,8 @@ const struct level *fedspa_level(int64_t level) {
 
 int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
                    int64_t *sum, int64_t *zeroed) {
-    return fedspa_level(level)->sum(net, theta, task, sum, zeroed);
+    const int64_t code = task_fault(net, task);
+    return code == FEDSPA_OK ? fedspa_level(level)->sum(net, theta, task, sum, zeroed) : code;
 }
 
 void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words) {

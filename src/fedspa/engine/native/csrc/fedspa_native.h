@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 7
+#define FEDSPA_ABI 8
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -73,8 +73,8 @@ int64_t fedspa_classes(const struct fedspa_net *net);
 void fedspa_train(struct fedspa_agent *agents, int64_t count, int64_t level, const float *theta, int64_t threads,
                   int32_t *stop);
 
-/* sum: the clipped gradients of all records of a task, d whole numbers with 2^24 to the clip value. Of the task it reads
- * records, clip and clip value. */
+/* sum: the clipped gradients of all records of a task on its coordinates, k whole numbers with 2^24 to the clip value. Of
+ * the task it reads records, mask, clip and clip value. */
 int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *theta, const struct fedspa_task *task,
                    int64_t *sum, int64_t *zeroed);
 

@@ -209,3 +209,13 @@ void fedspa_net_free(struct fedspa_net *net) {
     free(net->place);
     free(net);
 }
+
+int64_t task_fault(const struct fedspa_net *net, const struct fedspa_task *task) {
+    for (int64_t j = 0; task->coordinates && j < task->active; j++) {
+        if (task->coordinates[j] < 0 || task->coordinates[j] >= net->dimension) return FEDSPA_MASK;
+        if (j && task->coordinates[j] <= task->coordinates[j - 1]) return FEDSPA_ORDER;
+    }
+    for (int64_t i = 0; task->numbers && i < task->records; i++)
+        if (task->numbers[i] < 0 || task->numbers[i] >= task->held) return FEDSPA_RECORD;
+    return FEDSPA_OK;
+}

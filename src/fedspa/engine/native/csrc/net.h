@@ -55,4 +55,7 @@ struct fedspa_net {
     struct memory_pool *pool;
 };
 
+/* What in a task would lead outside of its memory, or move a coordinate twice: a code, FEDSPA_OK where nothing does. */
+int64_t task_fault(const struct fedspa_net *net, const struct fedspa_task *task);
+
 #endif

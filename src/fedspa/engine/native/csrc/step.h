@@ -190,11 +190,11 @@ static int64_t sum_clipped(const struct fedspa_net *net, const float *theta, con
     struct work w;
     const int made = work_new(&w, net, task) && place_parameters(&w, task, theta);
     if (made) {
-        for (int64_t i = 0; i < task->records; i++) w.chosen[i] = i;
+        for (int64_t i = 0; i < task->records; i++) w.chosen[i] = task->numbers ? task->numbers[i] : i;
         add_batch(&w, task, task->records, task->clip_value);
-        for (int64_t i = 0; i < net->dimension; i++) {
-            const int32_t at = net->place[i];
-            sum[i] = w.units[at] + (w.folded ? (int64_t)w.total[at] : 0);
+        for (int64_t j = 0; j < task->active; j++) {
+            const int32_t at = w.place[j];
+            sum[j] = w.units[at] + (w.folded ? (int64_t)w.total[at] : 0);
         }
         *zeroed = w.zeroed;
     }

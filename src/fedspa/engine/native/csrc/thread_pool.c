@@ -32,23 +32,11 @@ struct round {
     int32_t *stop;
 };
 
-/* What would lead outside of the agent's memory, or move a coordinate twice. */
-static int64_t fault(const struct fedspa_agent *agent) {
-    const struct fedspa_task *task = &agent->task;
-    for (int64_t j = 0; task->coordinates && j < task->active; j++) {
-        if (task->coordinates[j] < 0 || task->coordinates[j] >= agent->net->dimension) return FEDSPA_MASK;
-        if (j && task->coordinates[j] <= task->coordinates[j - 1]) return FEDSPA_ORDER;
-    }
-    for (int64_t i = 0; task->numbers && i < task->records; i++)
-        if (task->numbers[i] < 0 || task->numbers[i] >= task->held) return FEDSPA_RECORD;
-    return FEDSPA_OK;
-}
-
 static void *train_agents(void *shared) {
     struct round *round = shared;
     for (int64_t i; (i = next_of(&round->taken)) < round->count;) {
         struct fedspa_agent *agent = round->agents + i;
-        agent->code = fault(agent);
+        agent->code = task_fault(agent->net, &agent->task);
         if (agent->code == FEDSPA_OK)
             agent->code = round->level->train(agent->net, round->theta, &agent->task, agent->delta, &agent->clip,
                                               &agent->zeroed, round->stop);

@@ -1,0 +1,199 @@
+"""The plan of a sum over agents with discrete Gaussian shares of the noise: what decides an agent's guarantee.
+
+One step on all of an agent's records: sampling, steps and the way of clipping cannot be chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, get_args
+
+from fedspa.errors import PrivacyError
+from fedspa.mechanisms.base import CLIP_UNITS, Adversary, Aggregation, Clipping, ClipRule, check_clip
+from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
+
+# A coordinate of an agent's sum is held within a part of what it would be if all records pulled it with all their
+# weight. Of many coordinates, gradients agree in none (docs/shares.md has the largest sums seen). Of few, none
+# are held.
+_LEAST_REACH, _ALL_UP_TO = 1 / 8, 64
+# Standard deviations of a sum's noise that its bounds leave room for.
+_TAIL = 14
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteGaussianPlan:
+    """The terms of every agent. `bound` is `clip_value` in steps of the grid: noise is fixed there, so that it alone
+    says how much there is.
+
+    The server sees sums over `members` agents at least and `most` at most, and up to `colluders` of them are with it.
+    `records` is a public number m, the fewest that an agent holds: gradients are divided by it.
+    """
+
+    audited: ClassVar[str] = "shares"
+
+    dimension: int
+    active: int
+    clip_value: float
+    records: int
+    participations: int
+    bound: int
+    neighbours: Neighbours
+    delta: float
+    members: int
+    colluders: int
+    most: int
+    unit: Unit = "record"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.dimension <= MOST:
+            raise PrivacyError(
+                f"k is {told(self.active)}; it must lie between 1 and d = {told(self.dimension)}, at most {MOST:g}"
+            )
+        check_clip("l2", self.clip_value)
+        if self.neighbours not in get_args(Neighbours):
+            raise PrivacyError(f"neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
+        if not 1 <= self.participations <= MOST:
+            raise PrivacyError(f"participations is {told(self.participations)}; it must lie between 1 and {MOST:g}")
+        if self.members < 2:
+            raise PrivacyError(f"members is {told(self.members)}; a sum that hides its agents is over 2 at least")
+        if not self.members <= self.most <= MOST:
+            raise PrivacyError(
+                f"most is {told(self.most)}; a cohort has members = {told(self.members)} at least, and {MOST:g} at most"
+            )
+        _ = self.event  # checks records, bound, members and colluders
+        if not 0 < self.delta < 1 / self.records:
+            raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records = {1 / self.records:.3g}")
+
+    @property
+    def adversary(self) -> Adversary:
+        return "secure-aggregation"
+
+    @property
+    def compression(self) -> float:
+        """p = k/d."""
+        return self.active / self.dimension
+
+    @property
+    def sampling(self) -> Sampling:
+        """Every record in every step: a Poisson sample at rate 1."""
+        return "poisson"
+
+    @property
+    def batch(self) -> int:
+        return self.records
+
+    @property
+    def local_steps(self) -> int:
+        return 1
+
+    @property
+    def clip(self) -> Clipping:
+        return "l2"
+
+    @property
+    def clip_rule(self) -> ClipRule:
+        return "given"
+
+    @property
+    def clip_norm(self) -> float:
+        return self.clip_value
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the agent's own share: the sum that the server sees has those of all members."""
+        return SIGMA * FINE / self.bound
+
+    @property
+    def sigma(self) -> float:
+        """Noise of the agent's own share on each coordinate of its mean gradient, before the 1/p scaling."""
+        return self.noise_multiplier * self.clip_value / self.batch
+
+    @property
+    def reach(self) -> int:
+        """What a coordinate of an agent's sum is held to, with `CLIP_UNITS` to the clip value."""
+        part = min(1.0, max(_LEAST_REACH, _ALL_UP_TO / self.active))
+        return math.ceil(part * self.batch * CLIP_UNITS)
+
+    @property
+    def aggregation(self) -> Aggregation:
+        signal = self.most * (self.reach * self.bound // (FINE * CLIP_UNITS) + 1)
+        high = signal + math.ceil(_TAIL * SIGMA * math.sqrt(self.most))
+        return Aggregation(self.members, self.colluders, -high, high, self.active)
+
+    @property
+    def event(self) -> DiscreteGaussianEvent:
+        return DiscreteGaussianEvent(
+            self.records, self.active, self.bound, self.members, self.colluders, unit=self.unit
+        )
+
+    @property
+    def floor_event(self) -> DiscreteGaussianEvent:
+        return self.event.floor()
+
+    @property
+    def stated_event(self) -> DiscreteGaussianEvent:
+        return self.event
+
+    @property
+    def breach(self) -> str | None:
+        return None
+
+    @property
+    def flaw(self) -> str | None:
+        return None
+
+    @property
+    def flaw_in_short(self) -> str | None:
+        return None
+
+    @property
+    def notes(self) -> list[str]:
+        return []
+
+    def published_epsilon(self, participations: int) -> float | None:
+        """The paper's theorem is of an agent's own noise."""
+        return None
+
+    def with_clip_value(self, clip_value: float) -> DiscreteGaussianPlan:
+        return replace(self, clip_value=clip_value)
+
+    @property
+    def clip_growth(self) -> float:
+        return 1.0
+
+    def update_noise(self, local_lr: float, scale: float) -> float:
+        """Of one agent's share; that of a mean over n members is √n times less."""
+        return local_lr * scale * self.sigma
+
+    def update_bound(self, local_lr: float, scale: float) -> float:
+        largest = self.clip_value * (self.reach / CLIP_UNITS) / self.batch
+        return (local_lr * scale * largest + _TAIL * self.update_noise(local_lr, scale)) * (1 + 1e-6)
+
+    def require_sendable(self, *, exact: bool) -> None:
+        if self.reach * self.bound >= 2**62 or self.aggregation.high >= 2**61:
+            raise PrivacyError(
+                f"sums over {self.records} records with a bound of {self.bound} steps each pass 64-bit integers; take "
+                "more noise, or fewer records"
+            )
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "adversary": self.adversary,
+            "members": self.members,
+            "colluders": self.colluders,
+            "bound": self.bound,
+        }
+
+    def report_rows(self) -> list[tuple[str, str, str]]:
+        return [
+            ("k", f"{self.active:,}", "active coordinates: what an upload holds"),
+            ("p", f"{self.compression:.4g}", "compression, k/d"),
+            (
+                "shares",
+                f"{SIGMA}",
+                f"standard deviation of each agent's noise, where the clip value is {self.bound / FINE:.4g}",
+            ),
+            ("members", f"{self.members:,}", f"added up at least, of whom up to {self.colluders} may collude"),
+        ]
