@@ -171,9 +171,9 @@ class Crash(KeyboardInterrupt):
 POINTS = ("before reserve", "after reserve", "train", "before put", "after put", "before release", "after release")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("runs", [40, pytest.param(300, marks=pytest.mark.long)])
 def test_thousands_of_crashes_find_no_keystream_for_two_messages(
-    clinic: Clinic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clinic: Clinic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int
 ) -> None:
     """A server that asks for any round, attempt, cohort and θ again and again, and a process that dies anywhere."""
     chance, fatal = Random(20), [""]
@@ -214,7 +214,7 @@ def test_thousands_of_crashes_find_no_keystream_for_two_messages(
     thetas = [clinic.server.state.theta, clinic.server.state.theta + 1]
     cohorts = [NAMES, NAMES[1:], ("east", "north", "west")]
     crashes, left, codes = 0, defaultdict[bytes, set[bytes]](set), Counter[str]()
-    for number in range(300):
+    for number in range(runs):
         run, at = f"run-{number}", (0, 1)
         clinic.ledger = tmp_path / f"{run}.sqlite"
         Ledger.open(clinic.ledger).close()
@@ -238,9 +238,9 @@ def test_thousands_of_crashes_find_no_keystream_for_two_messages(
     assert all(len(payloads) == 1 for payloads in made.values())
     assert set(trained.values()) == {1}  # one entry, one training, one session
     assert all(payloads == made[binding] for binding, payloads in left.items())
-    assert len(made) > 1000
-    assert len(left) > 300
-    assert crashes > 2000
+    assert len(made) > 3 * runs
+    assert len(left) > runs
+    assert crashes > 7 * runs
     assert codes.keys() == {"spent", "stale"}
 
 
