@@ -27,14 +27,14 @@ from fedspa.data.filters import blurred, directions, filtered, gaussian, unit
 
 SIDE = leaves.SIDE
 PATTERNS = 64
-PICTURES = 2000
+PICTURES = 1000
 # Of each picture so many patches, for the patterns and the patches' own whitening.
 SAMPLED = 16
 THRESHOLD = 0.5
 # A patch's contrast, and the strength of all edges around a place, below which both count as none.
 FAINT, FAINT_EDGES = 0.2, 0.08
 # Constants are rounded to this, far coarser than float64: the same on machines that round otherwise.
-GRAIN = 2.0**-12
+GRAIN = 2.0**-18
 
 
 @dataclass(frozen=True)
