@@ -60,4 +60,3 @@ def edges(image: Array) -> Array:
     maps = directions(0.299 * red + 0.587 * green + 0.114 * blue)
     around = np.sqrt(smooth((maps**2).sum(axis=0), 2.0))
     return np.stack([np.sqrt(smooth(each / (around + 0.08), 0.9)[1::2, 1::2]) for each in maps])
-

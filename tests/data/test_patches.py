@@ -119,7 +119,8 @@ def test_the_pictures_are_always_the_same():
     """What agents upload means something only if all of them map by the same constants."""
     drawn = leaves.pictures(3)
     assert drawn.shape == (3, 3, 32, 32)
-    assert hashlib.sha256(drawn.tobytes()).hexdigest() == "3ce73f5f0f7bf3215083490affc793f61cfb390e3e71ad3c0e6a418cce60466f"
+    digest = hashlib.sha256(drawn.tobytes()).hexdigest()
+    assert digest == "3ce73f5f0f7bf3215083490affc793f61cfb390e3e71ad3c0e6a418cce60466f"
 
 
 def test_the_pictures_have_the_scale_of_photographs():
