@@ -109,20 +109,14 @@ def _compared(bank: Bank, patterns: Tensor, offsets: Tensor, images: Tensor) -> 
 
 
 def _pooled(bank: Bank, maps: Tensor) -> Tensor:
-    """Gaussian averages around the middles of the cells, product by product (see `filtered`)."""
-    for axis in (2, 3):
-        side = maps.shape[axis]
-        middles = (side - 1) / 2 + (torch.arange(bank.cells) - (bank.cells - 1) / 2) * bank.step
-        apart = torch.arange(side).view(-1, 1) - middles
-        near = torch.exp(-((apart / (0.45 * bank.step)) ** 2) / 2)
-        sums = []
-        for weights in (near / near.sum(dim=0)).T.tolist():
-            total = maps.select(axis, 0) * weights[0]
-            for place in range(1, side):
-                total.add_(maps.select(axis, place), alpha=weights[place])
-            sums.append(total)
-        maps = torch.stack(sums, dim=axis)
-    return maps
+    """Gaussian averages around the middles of the cells. One product a record, each of the same shape."""
+    count, channels, side, _ = maps.shape
+    middles = (side - 1) / 2 + (torch.arange(bank.cells) - (bank.cells - 1) / 2) * bank.step
+    near = torch.exp(-(((torch.arange(side).view(-1, 1) - middles) / (0.45 * bank.step)) ** 2) / 2).to(maps)
+    near = near / near.sum(dim=0)
+    weights = torch.einsum("yp,xq->yxpq", near, near).reshape(side * side, -1)
+    pooled = torch.bmm(maps.flatten(2), weights.expand(count, *weights.shape))
+    return pooled.view(count, channels, bank.cells, bank.cells)
 
 
 @functools.cache
