@@ -9,21 +9,23 @@ noise of a private gradient grows with the number of coordinates, and good featu
     aligned               an image moved, sized and sheared to a standard by its own first and second moments
     orientations          histograms of the direction of the gradient over a grid (HOG, Dalal and Triggs 2005)
     aligned-orientations  both: for handwriting (Liu et al. 2003 compare such features for digits)
+    patches               which small patterns lie where, whitened: for colour photographs (fedspa.data.patches)
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedspa.data import patches
+from fedspa.data.filters import DIRECTIONS, blurred, directions, filtered, gaussian, unit
 from fedspa.errors import DataError
 
-Features = Literal["aligned", "orientations", "aligned-orientations"]
+Features = Literal["aligned", "orientations", "aligned-orientations", "patches"]
 NAMES: tuple[Features, ...] = get_args(Features)
 
 # Images are mapped this many at a time: few enough for a processor's cache, which is where the time goes. A multiple of
@@ -32,7 +34,6 @@ CHUNK = 64
 # The standard: spread (standard deviation of the ink) over an image's side, and how far scale and slant may be moved.
 SPREAD_X, SPREAD_Y = 0.20, 0.22
 LEAST_SCALE, LARGEST_SCALE, LARGEST_SLANT = 0.5, 1.8, 1.0
-DIRECTIONS = 8
 SMALLEST_SIDE = 8
 # A linear model's bias sees a constant 1. Beside features of norm 1 it would take half of a clipped gradient.
 NORM = 3.0
@@ -64,6 +65,11 @@ def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
         raise DataError(
             f"data.features = {name!r} needs one channel, ink on a background; the records of data.name have "
             f"{images.shape[1]}: use 'orientations'"
+        )
+    if name == "patches" and images.shape[1:] != (3, patches.SIDE, patches.SIDE):
+        raise DataError(
+            f"data.features = 'patches' needs colour images of 32 by 32, (3, 32, 32); the records of data.name have "
+            f"shape {tuple(images.shape[1:])}: use 'orientations'"
         )
     each, size = _MAPS[name], 1 if alone else CHUNK
     with torch.no_grad():
@@ -105,11 +111,11 @@ def orientations(images: Tensor) -> Tensor:
     """One vector of norm 3 an image. For one channel: 8 directions over cells of 4 by 4 pixels. For three: the parts
     that BLOCKS names, averaged over the image and its mirror image."""
     if images.shape[1] == 1:
-        return NORM * _histograms(_directions(images), 4)
+        return NORM * _histograms(directions(images), 4)
     if images.shape[1] != 3:
         raise DataError(f"data.features = 'orientations' needs 1 or 3 channels; the records have {images.shape[1]}")
     maps = _colour_maps(images)
-    return NORM * _unit((_colour_blocks(maps) + _colour_blocks(_mirrored(maps))) / 2)
+    return NORM * unit((_colour_blocks(maps) + _colour_blocks(_mirrored(maps))) / 2)
 
 
 def _colour_blocks(maps: dict[str, Tensor]) -> Tensor:
@@ -118,7 +124,7 @@ def _colour_blocks(maps: dict[str, Tensor]) -> Tensor:
 
 def _block(name: str, maps: Tensor, cell: int) -> Tensor:
     if name == "colours":
-        return _unit(_centred(_pooled(maps, cell)))
+        return unit(_centred(_pooled(maps, cell)))
     if name == "contrast":
         # A dark edge on a light ground or the other way round: which of the two hardly matters for a small cell.
         maps = maps[:, : DIRECTIONS // 2] + maps[:, DIRECTIONS // 2 :]
@@ -131,9 +137,9 @@ def _colour_maps(images: Tensor) -> dict[str, Tensor]:
     opponents = torch.cat((red - green, blue - (red + green) / 2), dim=1)
     contrast = _local_contrast(torch.cat((brightness, opponents), dim=1))
     return {
-        "brightness": _directions(brightness),
-        "contrast": _directions(contrast[:, 0:1]),
-        "colour contrast": torch.cat((_directions(contrast[:, 1:2]), _directions(contrast[:, 2:3])), dim=1),
+        "brightness": directions(brightness),
+        "contrast": directions(contrast[:, 0:1]),
+        "colour contrast": torch.cat((directions(contrast[:, 1:2]), directions(contrast[:, 2:3])), dim=1),
         "colours": torch.cat((brightness, opponents), dim=1),
     }
 
@@ -150,62 +156,21 @@ def _mirrored(maps: dict[str, Tensor]) -> dict[str, Tensor]:
     return mirrored
 
 
-def _directions(image: Tensor) -> Tensor:
-    """The gradient's length, shared out between the two nearest of 8 directions, in 8 channels (Sobel's filter)."""
-    padded = functional.pad(image, (1, 1, 1, 1), mode="replicate")
-    across, along = padded[..., 2:] - padded[..., :-2], padded[..., 2:, :] - padded[..., :-2, :]
-    right = (across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :]) / 8
-    down = (along[..., :-2] + 2 * along[..., 1:-1] + along[..., 2:]) / 8
-    length = torch.sqrt(right**2 + down**2 + 1e-12)
-    turn = torch.atan2(down, right) * (DIRECTIONS / (2 * math.pi))
-    numbers = torch.arange(DIRECTIONS, device=image.device, dtype=image.dtype).view(1, -1, 1, 1)
-    apart = (turn - torch.where(numbers > DIRECTIONS // 2, numbers - DIRECTIONS, numbers)).abs()
-    return length * (1 - torch.minimum(apart, DIRECTIONS - apart)).clamp_min(0)
-
-
 def _histograms(directions: Tensor, cell: int) -> Tensor:
     """Pooled, the square root (which evens out strong and weak edges), centred, norm 1."""
-    return _unit(_centred(_pooled(directions, cell).clamp_min(0).sqrt()))
+    return unit(_centred(_pooled(directions, cell).clamp_min(0).sqrt()))
 
 
 def _pooled(maps: Tensor, cell: int) -> Tensor:
     """Gaussian averages at the centres of a grid of cells, their standard deviation just under half a cell."""
-    kernel = _gaussian(0.45 * cell)
-    return _filtered(_filtered(maps, kernel, 2, cell // 2, cell), kernel, 3, cell // 2, cell).flatten(2)
+    kernel = gaussian(0.45 * cell)
+    return filtered(filtered(maps, kernel, 2, cell // 2, cell), kernel, 3, cell // 2, cell).flatten(2)
 
 
 def _local_contrast(image: Tensor) -> Tensor:
     """The image less its surroundings' mean, over their standard deviation."""
-    rest = image - _blurred(image)
-    return rest / (_blurred(rest**2).clamp_min(0).sqrt() + 0.12)
-
-
-def _blurred(image: Tensor) -> Tensor:
-    kernel = _gaussian(3.0)
-    return _filtered(_filtered(image, kernel, 2), kernel, 3)
-
-
-def _filtered(maps: Tensor, kernel: Sequence[float], axis: Literal[2, 3], first: int = 0, step: int = 1) -> Tensor:
-    """The kernel's weighted sums along an axis, zeros beyond its ends, at every `step`-th place from `first` on.
-
-    Product by product: torch's convolutions of one channel take six times as long, and may round a place otherwise than
-    its neighbour, which a product and a sum do not.
-    """
-    reach, side = len(kernel) // 2, maps.shape[axis]
-    padded = functional.pad(maps, (0, 0, reach, reach) if axis == 2 else (reach, reach))
-    parts = (padded.narrow(axis, first + tap, side - first) for tap in range(len(kernel)))
-    total: Tensor | None = None
-    for part, weight in zip(parts, kernel):
-        weighted = (part[:, :, ::step] if axis == 2 else part[..., ::step]) * weight
-        total = weighted if total is None else total.add_(weighted)
-    assert total is not None
-    return total
-
-
-def _gaussian(deviation: float) -> list[float]:
-    reach = math.ceil(3 * deviation)
-    weights = [math.exp(-(at**2) / (2 * deviation**2)) for at in range(-reach, reach + 1)]
-    return [weight / sum(weights) for weight in weights]
+    rest = image - blurred(image, 3.0)
+    return rest / (blurred(rest**2, 3.0).clamp_min(0).sqrt() + 0.12)
 
 
 def _axis(side: int, like: Tensor) -> Tensor:
@@ -217,13 +182,9 @@ def _centred(maps: Tensor) -> Tensor:
     return flat - flat.mean(dim=1, keepdim=True)
 
 
-def _unit(flat: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
-    return flat / length.clamp_min(1e-6)
-
-
 _MAPS: dict[Features, Callable[[Tensor], Tensor]] = {
     "aligned": aligned,
     "orientations": orientations,
     "aligned-orientations": lambda images: orientations(aligned(images)),
+    "patches": lambda images: NORM * patches.patches(images),
 }

@@ -97,11 +97,12 @@ class Data(Section):
     agent: ColumnName | None = _of_a_schema("agent")
     split: ColumnName | None = _of_a_schema("split")
     test: Word = _of_a_schema("test", Schema.model_fields["test"].default)
-    features: Literal["aligned", "orientations", "aligned-orientations"] | None = Field(
+    features: Literal["aligned", "orientations", "aligned-orientations", "patches"] | None = Field(
         None,
         description="Each image as features that no data was needed for: `aligned` (moved, sized and sheared to a "
         "standard by its own moments; one channel), `orientations` (histograms of gradient directions), or both, "
-        "`aligned-orientations`, for handwriting.",
+        "`aligned-orientations`, for handwriting; `patches` (which small patterns lie where) for colour photographs "
+        "of 32 by 32.",
     )
     holdout: Share = Field(
         0.0,

@@ -1,0 +1,169 @@
+"""Features of colour photographs: how much of which small pattern lies where (after Coates, Lee and Ng 2011).
+
+Two banks of 64 patterns: patches of 6 by 6 pixels, and of 4 by 4 places of maps of the gradient's direction. Every
+patch of an image, less its mean and over its contrast, is compared with each pattern; likeness and unlikeness beyond a
+threshold are pooled over a few cells, the square root taken, the image and its mirror image averaged. What comes out is
+then whitened: directions in which features of pictures vary most anyway are made smaller. That is what a linear model
+needs under noise, since the noise is the same in every direction, and few steps have to do.
+
+Patterns, means and whitening come from pictures of nothing (fedspa.data.leaves): no record of anyone has a part in
+them. Records are taken to be photographs of mean about 0 and standard deviation about 1 a channel, as CIFAR-10's are
+here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedspa.data import leaves
+from fedspa.data.filters import blurred, directions, filtered, gaussian, unit
+
+SIDE = leaves.SIDE
+PATTERNS = 64
+PICTURES = 1000
+# Of each picture so many patches, for the patterns and the patches' own whitening.
+SAMPLED = 16
+THRESHOLD = 0.5
+# A patch's contrast, and the strength of all edges around a place, below which both count as none.
+FAINT, FAINT_EDGES = 0.2, 0.08
+# Constants are rounded to this, far coarser than float64: the same on machines that round otherwise.
+GRAIN = 2.0**-18
+
+
+@dataclass(frozen=True)
+class Bank:
+    """`source` makes the maps, `size` is a patch's side. `cells` by `cells` cells, `step` places from middle to middle.
+
+    `flatness` and `ridge` are added to the variances of patches and of features, as parts of their mean, before these
+    are divided out: the larger, the less is whitened. `share` is the bank's part of a record's features.
+    """
+
+    source: Callable[[Tensor], Tensor]
+    size: int
+    cells: int
+    step: float
+    flatness: float
+    ridge: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Constants:
+    patterns: Tensor
+    offsets: Tensor
+    means: Tensor
+    whitening: Tensor
+
+
+def edges(images: Tensor) -> Tensor:
+    """Directions of the brightness' gradient against the edges around, at every second place."""
+    red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
+    maps = directions(0.299 * red + 0.587 * green + 0.114 * blue)
+    around = blurred((maps**2).sum(dim=1, keepdim=True), 2.0).clamp_min(0).sqrt()
+    maps = maps / (around + FAINT_EDGES)
+    kernel = gaussian(0.9)
+    return filtered(filtered(maps, kernel, 2, 1, 2), kernel, 3, 1, 2).clamp_min(0).sqrt()
+
+
+def colours(images: Tensor) -> Tensor:
+    return images
+
+
+BANKS = (Bank(colours, 6, 3, 8.0, 0.3, 1.0, 1.0), Bank(edges, 4, 2, 6.0, 0.1, 3.0, 0.7))
+
+
+def patches(images: Tensor) -> Tensor:
+    """(records, 1664), norm 1."""
+    parts = [bank.share * _features(bank, images) for bank in BANKS]
+    return unit(torch.cat(parts, dim=1))
+
+
+def _features(bank: Bank, images: Tensor) -> Tensor:
+    made = constants(bank)
+    flat = (_likeness(bank, made.patterns, made.offsets, images) - made.means).flatten(1)
+    # A product of matrices would round a record by its place among the others.
+    return unit(torch.stack([made.whitening.mv(each) for each in flat]))
+
+
+def _likeness(bank: Bank, patterns: Tensor, offsets: Tensor, images: Tensor) -> Tensor:
+    """(records, 2 · PATTERNS, cells, cells)."""
+    once, mirrored = (_pooled(bank, _compared(bank, patterns, offsets, each)) for each in (images, images.flip(3)))
+    return (once.sqrt() + mirrored.sqrt()) / 2
+
+
+def _compared(bank: Bank, patterns: Tensor, offsets: Tensor, images: Tensor) -> Tensor:
+    maps = bank.source(images)
+    mean = functional.avg_pool2d(maps.mean(dim=1, keepdim=True), bank.size, 1)
+    square = functional.avg_pool2d((maps**2).mean(dim=1, keepdim=True), bank.size, 1)
+    contrast = (square - mean**2).clamp_min(0).sqrt() + FAINT
+    # The patterns' own means are 0, so a patch's mean needs no subtraction.
+    found = functional.conv2d(maps, patterns) / contrast + offsets.view(1, -1, 1, 1)
+    return torch.cat(((found - THRESHOLD).clamp_min_(0), (-THRESHOLD - found).clamp_min_(0)), dim=1)
+
+
+def _pooled(bank: Bank, maps: Tensor) -> Tensor:
+    """Gaussian averages around the middles of the cells. One product a record, each of the same shape."""
+    count, channels, side, _ = maps.shape
+    middles = (side - 1) / 2 + (torch.arange(bank.cells) - (bank.cells - 1) / 2) * bank.step
+    near = torch.exp(-(((torch.arange(side).view(-1, 1) - middles) / (0.45 * bank.step)) ** 2) / 2).to(maps)
+    near = near / near.sum(dim=0)
+    weights = torch.einsum("yp,xq->yxpq", near, near).reshape(side * side, -1)
+    pooled = torch.bmm(maps.flatten(2), weights.expand(count, *weights.shape))
+    return pooled.view(count, channels, bank.cells, bank.cells)
+
+
+@functools.cache
+def constants(bank: Bank) -> Constants:
+    pictures = _pictures()
+    patterns, offsets = _patterns(bank, pictures)
+    parts = torch.cat([_likeness(bank, patterns, offsets, part) for part in torch.split(pictures, 100)])
+    means = parts.mean(dim=0)
+    parts = parts - means
+    spread = (parts**2).mean(dim=(0, 2, 3), keepdim=True).sqrt() + 1e-3
+    scaled = (parts / spread).flatten(1)
+    covariance = scaled.T @ scaled / len(scaled)
+    ridge = bank.ridge * covariance.diagonal().mean()
+    # Any root of the inverse serves: they differ by a rotation, which neither clipping nor noise can see.
+    lower = torch.linalg.cholesky(covariance + ridge * torch.eye(len(covariance), dtype=torch.float64))
+    inverse = torch.linalg.inv(lower) / spread.expand(1, *parts.shape[1:]).flatten()
+    return Constants(*(_rounded(each) for each in (patterns, offsets, means, inverse)))
+
+
+def _patterns(bank: Bank, pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """Patches of the pictures, whitened, and what to add for the patches' mean."""
+    random = np.random.Generator(np.random.PCG64(leaves.SEED))
+    maps = torch.cat([bank.source(part) for part in torch.split(pictures, 100)])
+    count, reach = SAMPLED * len(maps), maps.shape[2] - bank.size + 1
+    which = torch.arange(len(maps)).repeat_interleave(SAMPLED).view(-1, 1, 1)
+    top, left = (torch.from_numpy(random.integers(reach, size=count)).view(-1, 1) for _ in range(2))
+    at = torch.arange(bank.size)
+    seen = maps.movedim(1, 3)[which, (top + at)[:, :, None], (left + at)[:, None, :]].movedim(3, 1).flatten(1)
+    seen = seen - seen.mean(dim=1, keepdim=True)
+    seen = seen / ((seen**2).mean(dim=1, keepdim=True).sqrt() + FAINT)
+    middle = seen.mean(dim=0)
+    seen = seen - middle
+    values, vectors = torch.linalg.eigh(seen.T @ seen / count)
+    white = (vectors * (values.clamp_min(0) + bank.flatness * values.mean()).rsqrt()) @ vectors.T
+    whitened = seen @ white
+    chosen = unit(whitened[torch.from_numpy(random.permutation(count)[:PATTERNS])])
+    patterns = chosen @ white / (whitened**2).mean().sqrt()
+    offsets = -(patterns @ middle)
+    patterns = patterns - patterns.mean(dim=1, keepdim=True)
+    return patterns.view(PATTERNS, maps.shape[1], bank.size, bank.size), offsets
+
+
+@functools.cache
+def _pictures() -> Tensor:
+    """To the scale of records: mean about 0, standard deviation about 1."""
+    return (torch.from_numpy(leaves.pictures(PICTURES)).to(torch.float64) / 255 - 0.5) * 4
+
+
+def _rounded(values: Tensor) -> Tensor:
+    return (torch.round(values / GRAIN) * GRAIN).to(torch.float32)
