@@ -46,6 +46,7 @@ def _an_address(text: str) -> str:
 
 # Every number has bounds, far beyond any use and well within what the code behind it can count, store or invert.
 MOST_THREADS = 1024
+MOST_CANDIDATES = 64
 _LONGEST_NAME = 255  # of a file, in bytes, on every usual file system
 Many = Annotated[int, Field(ge=1, le=10**7)]  # agents, records
 Times = Annotated[int, Field(ge=1, le=10**6)]  # rounds, steps
@@ -293,6 +294,23 @@ class Privacy(Section):
         "local",
         description="For `cpsgd`: ε holds against the server (`local`), or only against one that sees no more than the "
         "sum over all agents (`secure-aggregation`, which is flagged: it is not run here).",
+    )
+
+
+class Tuning(Section):
+    """Trials within the run: its first rounds try settings, and the best of them go on. `fedspa tune` fills it in."""
+
+    candidates: (
+        Annotated[list[dict[str, bool | int | float | str]], Field(min_length=1, max_length=MOST_CANDIDATES)] | None
+    ) = Field(
+        None,
+        description='Settings to try, as in `[{ "algorithm.server_lr" = 30.0 }, { "algorithm.server_lr" = 90.0 }]`: '
+        "keys that leave the cost of a participation as it is. Unset, the run has no trials.",
+    )
+    rounds: Times | None = Field(
+        None,
+        description="The most of `federation.rounds` that are for trials; unset, the fewest that halving the "
+        "candidates takes.",
     )
 
 
