@@ -312,6 +312,11 @@ class Tuning(Section):
         description="The most of `federation.rounds` that are for trials; unset, the fewest that halving the "
         "candidates takes.",
     )
+    ahead: Annotated[list[list[float]], Field(max_length=MOST_CANDIDATES)] | None = Field(
+        None,
+        description="For each candidate, what its score is expected to gain from its first, second, … round to the "
+        "end. Trials are compared by their score plus that: what learns slowly at first is not held against it.",
+    )
 
 
 class Run(Section):

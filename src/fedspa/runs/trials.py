@@ -64,13 +64,15 @@ def settled(config: Config, settings: Settings) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """`candidates` in the order of what is expected of them; each rung gives all that are left `each` rounds."""
+    """`candidates` in the order of what is expected of them; each rung gives all that are left `each` rounds. `ahead`
+    is what each candidate's score is expected to gain after its first, second, … round; empty where nobody knows."""
 
     candidates: int
     each: int
+    ahead: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
-    def within(cls, candidates: int, rounds: int | None) -> Halving:
+    def within(cls, candidates: int, rounds: int | None, ahead: Sequence[Sequence[float]] | None = None) -> Halving:
         """As many rounds each as fit; a ConfigError where not even one does."""
         cost = sum(_rungs(candidates))
         if rounds is not None and rounds < cost:
@@ -78,7 +80,18 @@ class Halving:
                 f"tuning.rounds is {rounds}; halving {candidates} candidates takes at least {cost} rounds: allow more, "
                 "or name fewer candidates"
             )
-        return cls(candidates, 1 if rounds is None or cost == 0 else rounds // cost)
+        found = cls(candidates, 1 if rounds is None or cost == 0 else rounds // cost, tuple(map(tuple, ahead or ())))
+        if ahead is not None and [len(each) >= found.longest for each in ahead] != [True] * candidates:
+            raise ConfigError(
+                f"tuning.ahead must have a list for each of the {candidates} candidates, of what its score gains after "
+                f"each of its first {found.longest} rounds; leave it out where that is not known"
+            )
+        return found
+
+    @property
+    def longest(self) -> int:
+        """The rounds of the trial that gets most."""
+        return self.each * len(_rungs(self.candidates))
 
     @property
     def rounds(self) -> int:
@@ -88,13 +101,14 @@ class Halving:
     def trial(self, scores: Sequence[float], name: str) -> int:
         """Whose turn it is after rounds with these scores, called `name`; the winner's, once the search is over."""
         left, done = list(range(self.candidates)), 0
-        for _ in _rungs(self.candidates):
+        for rung in range(len(_rungs(self.candidates))):
             last: dict[int, float] = {}
             for trial in left:
                 if len(scores) < done + self.each:
                     return trial
                 done += self.each
-                last[trial] = scores[done - 1]
+                gain = self.ahead[trial][(rung + 1) * self.each - 1] if self.ahead else 0.0
+                last[trial] = scores[done - 1] + gain
             # A tie is the earlier candidate's; what has no score is the last.
             sign = 1 if better(name) is min else -1
             left.sort(key=lambda trial: math.inf if math.isnan(last[trial]) else sign * last[trial])
@@ -230,10 +244,10 @@ def server_of(
     """The server of a simulation, with the trials that its config asks for."""
     tuning = job.config.tuning
     if tuning.candidates is None:
-        if tuning.rounds is not None:
-            raise ConfigError(f"tuning.rounds is {tuning.rounds} and there are no tuning.candidates: name some")
+        if tuning.rounds is not None or tuning.ahead is not None:
+            raise ConfigError("tuning.rounds and tuning.ahead are of tuning.candidates, and there are none: name some")
         return Coordinator(job.server)
-    halving = Halving.within(len(tuning.candidates), tuning.rounds)
+    halving = Halving.within(len(tuning.candidates), tuning.rounds, tuning.ahead)
     _refuse(job, halving)
     sizes = {len(held) for held in job.holdings}
     jobs = []

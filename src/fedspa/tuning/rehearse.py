@@ -31,7 +31,7 @@ from fedspa.mechanisms import Plan
 from fedspa.runs import digest
 from fedspa.runs.books import Books
 from fedspa.runs.config import Config, load
-from fedspa.runs.metrics import LOWER
+from fedspa.runs.metrics import LOWER, RoundMetrics
 from fedspa.runs.provenance import digests_of
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import prepare
@@ -41,8 +41,8 @@ from fedspa.server.coordinator import Diverged
 from fedspa.server.job import Metric
 
 OWN = "holdout"  # the records that the server holds out
-REPEATS = 2
-_SCORED = 1 / 3
+# More records to rehearse with tell little more under the run's noise; with fewer it is repeated on other ones.
+_MOST, _TRAINED, _REPEATS = 2000, 2 / 3, 6
 
 
 class _Unpaid(Books):
@@ -54,16 +54,27 @@ class _Unpaid(Books):
 
 
 @dataclass(frozen=True)
-class Score:
-    """After the last round, mean over the repeats; larger is better. Minus infinity where the model diverged."""
+class Curves:
+    """The score called `name` after each round, for each repeat; none at all where a model diverged."""
 
-    value: float
+    repeats: tuple[tuple[float, ...], ...]
     name: str
 
     @property
-    def shown(self) -> float | None:
-        """As the task has it."""
-        return None if math.isinf(self.value) else -self.value if self.name in LOWER else self.value
+    def last(self) -> float | None:
+        """Mean over the repeats, after the last round."""
+        return fmean(curve[-1] for curve in self.repeats) if self.repeats else None
+
+    @property
+    def values(self) -> list[float]:
+        """After the last round; larger is better."""
+        return [(-1 if self.name in LOWER else 1) * curve[-1] for curve in self.repeats]
+
+    @property
+    def ahead(self) -> list[float]:
+        """What the mean score gained after each round, to the end."""
+        means = list(map(fmean, zip(*self.repeats)))
+        return [means[-1] - score for score in means]
 
 
 class Rehearsal:
@@ -83,7 +94,7 @@ class Rehearsal:
     ) -> None:
         self._given = (module, task, metrics)
         self._studies = studies
-        self._parts = _split(_stand_in(config, records, public), REPEATS)
+        self._parts = _split(_stand_in(config, records, public))
         self._config = _rehearsed(config, plan, count(self._parts[0].train_y))
         self._known = json.dumps(
             [
@@ -93,41 +104,31 @@ class Rehearsal:
                 None if task is None else digest.of_function(task),
             ]
         )
-        self.taken_from_studies = 0
 
-    @property
-    def records(self) -> int:
-        return count(self._parts[0].train_y) + count(self._parts[0].test_y)
-
-    def score(self, settings: Settings) -> Score:
+    def curves(self, settings: Settings) -> Curves:
         config = settled(self._config, settings)
         path = self._path(config)
         if path is not None and (found := _read(path)) is not None:
-            self.taken_from_studies += 1
             return found
-        scores = [self._run(config, part, seed) for seed, part in enumerate(self._parts)]
-        name = scores[0].name
-        score = Score(fmean(each.value for each in scores), name)
+        runs = [self._run(config, part, seed) for seed, part in enumerate(self._parts)]
+        repeats = tuple(tuple(metrics.score for metrics in run) for run in runs)
+        whole = all(repeats) and all(math.isfinite(score) for curve in repeats for score in curve)
+        curves = Curves(repeats if whole else (), runs[0][-1].headline if runs[0] else "")
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = {"settings": dict(settings), "score": score.shown, "name": name}
-            durable.replace_text(path, json.dumps(kept, ensure_ascii=False) + "\n")
-        return score
+            kept = {"settings": dict(settings), "name": curves.name, "repeats": curves.repeats}
+            durable.replace_text(path, json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
+        return curves
 
-    def _run(self, config: Config, part: Dataset, seed: int) -> Score:
+    def _run(self, config: Config, part: Dataset, seed: int) -> list[RoundMetrics]:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})})
         module, task, metrics = self._given
-        simulation = Simulation(prepare(config, part, module, task, metrics))
-        headline = simulation.job.server.model.task.headline
-        books = _Unpaid()
+        simulation, books = Simulation(prepare(config, part, module, task, metrics)), _Unpaid()
         try:
             with torch_threads(1):
-                for cohort in simulation.job.cohorts():
-                    last = simulation.round(cohort, books)
+                return [simulation.round(cohort, books) for cohort in simulation.job.cohorts()]
         except Diverged:
-            return Score(-math.inf, headline)
-        value = -last.score if last.headline in LOWER else last.score
-        return Score(-math.inf if math.isnan(value) else value, last.headline)
+            return []
 
     def _path(self, config: Config) -> Path | None:
         if self._studies is None:
@@ -152,18 +153,19 @@ def _stand_in(config: Config, records: Dataset, public: str) -> Dataset:
     return replace(found, train_x=x, train_y=y, owners=None, persons=None)
 
 
-def _split(data: Dataset, repeats: int) -> Sequence[Dataset]:
+def _split(data: Dataset) -> Sequence[Dataset]:
     """The heap dealt into records to rehearse with and records to score by, anew for each repeat."""
     records = count(data.train_y)
-    scored = round(_SCORED * records)
-    if scored < 1 or records - scored < 1:
+    trained = min(_MOST, round(_TRAINED * records))
+    if not 0 < trained < records:
         raise ConfigError(
-            f"the stand-in {data.name!r} has {records} records; a rehearsal needs some to train and score"
+            f"the stand-in {data.name!r} has {records} records: a rehearsal trains on some and scores by others"
         )
+    repeats = min(_REPEATS, max(1, 2 * _MOST // trained))
     parts = []
     for seed in range(repeats):
         order = torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).permutation(records))
-        train, test = order[scored:], order[:scored]
+        train, test = order[:trained], order[trained:]
         parts.append(
             replace(
                 data,
@@ -201,11 +203,9 @@ def _rehearsed(config: Config, plan: Plan, records: int) -> Config:
     return load(given)
 
 
-def _read(path: Path) -> Score | None:
+def _read(path: Path) -> Curves | None:
     try:
         kept = json.loads(path.read_bytes())
-        name, shown = str(kept["name"]), kept["score"]
-        value = -math.inf if shown is None else float(shown)
+        return Curves(tuple(tuple(map(float, curve)) for curve in kept["repeats"]), str(kept["name"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # it is made anew
-    return Score(-value if name in LOWER and shown is not None else value, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
 
 from fedspa.runs.trials import Settings
 
@@ -20,29 +21,36 @@ _FARTHEST = 8
 
 
 class Search:
-    """`score` is larger for better settings; `told` hears of each that was scored."""
+    """`score` has a number for each repeat of a rehearsal, larger for better settings, and none where one diverged."""
 
-    def __init__(
-        self, score: Callable[[Settings], float], told: Callable[[Settings, float], None] = lambda settings, score: None
-    ) -> None:
-        self._score, self._told = score, told
-        self.found: dict[tuple[tuple[str, Value], ...], float] = {}
+    def __init__(self, score: Callable[[Settings], Sequence[float]]) -> None:
+        self._score = score
+        self.found: dict[tuple[tuple[str, Value], ...], Sequence[float]] = {}
 
-    def of(self, settings: Settings) -> float:
+    def of(self, settings: Settings) -> Sequence[float]:
         key = tuple(sorted(settings.items()))
         if key not in self.found:
             self.found[key] = self._score(settings)
-            self._told(settings, self.found[key])
         return self.found[key]
 
-    def best(self, *candidates: Settings) -> Settings:
-        """The earliest of the best."""
-        return max(candidates, key=self.of)
+    def beats(self, one: Settings, other: Settings) -> bool:
+        """By more than the standard error of their difference over the repeats: what may be chance moves nothing."""
+        new, old = self.of(one), self.of(other)
+        if not new or not old:
+            return bool(new)
+        gains = [a - b for a, b in zip(new, old)]
+        return fmean(gains) > (stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0)
+
+    def best(self, at: Settings, *others: Settings) -> Settings:
+        for other in others:
+            at = other if self.beats(other, at) else at
+        return at
 
     @property
     def ranking(self) -> list[Settings]:
-        """All that were scored, the best first."""
-        return [dict(key) for key in sorted(self.found, key=lambda key: -self.found[key])]
+        """All that were scored and did not diverge, the best mean first."""
+        scored = [key for key in self.found if self.found[key]]
+        return [dict(key) for key in sorted(scored, key=lambda key: -fmean(self.found[key]))]
 
     def walk(self, at: Settings, move: Callable[[Settings, float], Settings], factor: float) -> Settings:
         """On in one direction while that is better; else in the other."""
@@ -50,7 +58,7 @@ class Search:
             start = at
             for _ in range(_FARTHEST):
                 ahead = move(at, step)
-                if self.of(ahead) <= self.of(at):
+                if not self.beats(ahead, at):
                     break
                 at = ahead
             if at != start:

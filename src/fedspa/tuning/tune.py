@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,10 @@ def tune(
     records = records_of(settings, data, module)
     job = prepare(settings, records, module, task, metrics)
     _refuse(job)
-    candidates, rehearsed = _candidates(
+    tuning, rehearsed = _plan_trials(
         job, records, share, public, space or {}, None if studies is None else Path(studies), on_rehearsed, **given
     )
-    found = settings.model_copy(update={"tuning": _tuning(candidates, settings, share)})
+    found = settings.model_copy(update={"tuning": tuning})
 
     def started(job: Simulated, folder: Path) -> None:
         kept = {"public": public, "found": [{"settings": dict(r.settings), "score": r.score} for r in rehearsed]}
@@ -136,7 +136,7 @@ def _refuse(job: Job) -> None:
         )
 
 
-def _candidates(
+def _plan_trials(
     job: Simulated,
     records: Dataset,
     share: float,
@@ -148,33 +148,36 @@ def _candidates(
     module: nn.Module | None,
     task: Loss | None,
     metrics: Mapping[str, Metric] | None,
-) -> tuple[list[Settings], list[Rehearsed]]:
+) -> tuple[Tuning, list[Rehearsed]]:
     """What is worth a trial, the best first, and all that was rehearsed for it."""
     config, plan = job.config, job.plan
     assert plan is not None
     algorithm, rounds = config.algorithm, config.federation.rounds
-    most = _most_trials(int(share * rounds))
+    within = int(share * rounds)
     start = first_settings(rounds, algorithm.local_steps, algorithm.local_lr, plan.compression, plan.clip, plan.active)
     if algorithm.local_steps > 1:
         start = {**start, "algorithm.local_lr": algorithm.local_lr}
     if public == NONE:
         declared: list[Settings] = [{**start, key: value} for key, values in space.items() for value in values]
         rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _UNREHEARSED]
-        return (declared or rates)[:most], []
+        return _tuning((declared or rates)[: _most_trials(within)], within, None), []
     rehearsal = Rehearsal(config, plan, records, public, module, task, metrics, studies)
     found: list[Rehearsed] = []
 
-    def score(settings: Settings) -> float:
-        scored = rehearsal.score(settings)
-        found.append(Rehearsed(settings, scored.shown))
+    def score(settings: Settings) -> list[float]:
+        curves = rehearsal.curves(settings)
+        found.append(Rehearsed(settings, curves.last))
         if on_rehearsed is not None:
             on_rehearsed(found[-1])
-        return scored.value
+        return curves.values
 
     search = Search(score)
-    search.of({})  # the config's own settings are a candidate, too
-    search.run(start, space, local=algorithm.local_steps > 1)
-    return apart(search.ranking, most), found
+    winner = search.run(start, space, local=algorithm.local_steps > 1)
+    winner = search.best(winner, {})  # the config's own settings are a candidate, too
+    if not search.of(winner):
+        raise ConfigError("every model diverged in rehearsals; look at how large records and targets are")
+    best = apart([winner, *search.ranking], _most_trials(within))
+    return _tuning(best, within, [rehearsal.curves(settings).ahead for settings in best]), found
 
 
 def _most_trials(rounds: int) -> int:
@@ -183,10 +186,13 @@ def _most_trials(rounds: int) -> int:
     return max(fitting, default=1)
 
 
-def _tuning(candidates: list[Settings], config: Config, share: float) -> Tuning:
-    cost = Halving(len(candidates), 1).rounds
-    rounds = max(cost, int(share * config.federation.rounds))
-    return Tuning(candidates=[dict(settings) for settings in candidates], rounds=max(1, rounds))
+def _tuning(candidates: Sequence[Settings], within: int, ahead: list[list[float]] | None) -> Tuning:
+    longest = Halving.within(len(candidates), max(1, within)).longest
+    return Tuning(
+        candidates=[dict(settings) for settings in candidates],
+        rounds=max(1, within),
+        ahead=None if ahead is None else [each[:longest] for each in ahead],
+    )
 
 
 def _judged(
