@@ -75,6 +75,7 @@ def tune(
         settings = load(resume / "config.toml")
     else:
         given = [] if out is None else [f"run.out={json.dumps(str(out))}"]
+        given += [] if epsilon is None else [f"privacy.epsilon={epsilon}", "privacy.noise_multiplier=none"]
         settings = load(None if config is None else shipped.config(config), [*(overrides or ()), *given])
 
     from rich.console import Console
@@ -112,7 +113,6 @@ def tune(
             else:
                 result = tune(
                     settings,
-                    epsilon=epsilon,
                     share=share,
                     public=public,
                     space=_space(space or ()),

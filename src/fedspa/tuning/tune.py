@@ -81,15 +81,16 @@ def tune(
 
     The summary's `tuning` has the trials, the choice, and the scores on the test records, which chose nothing.
     """
-    if isinstance(task, str):
-        config = configs.with_task(config if isinstance(config, Config) else configs.load(config), task)
-        task = None
-    given: dict[str, Any] = {"data": data, "module": module, "task": task, "metrics": metrics}
     calls: dict[str, Any] = {"on_round": on_round, "stop": stop}
     if resume is not None:
-        result = simulate(config, resume=resume, on_start=on_start, **given, **calls)
-        return _judged(result, **given)
-    settings = _with_budget(config if isinstance(config, Config) else configs.load(config), epsilon)
+        result = simulate(
+            config, resume=resume, data=data, module=module, task=task, metrics=metrics, on_start=on_start, **calls
+        )
+        return _judged(result, data, module, None if isinstance(task, str) else task, metrics)
+    settings = _with_budget(config, epsilon)
+    if isinstance(task, str):
+        settings, task = configs.with_task(settings, task), None
+    given: dict[str, Any] = {"data": data, "module": module, "task": task, "metrics": metrics}
     if not (isinstance(share, int | float) and 0 <= share < 1):
         raise ConfigError(f"share is {quoted(share)}; it must be a number from 0 up to, and below, 1")
     if settings.tuning.candidates is not None:
@@ -112,13 +113,11 @@ def tune(
     return _judged(result, **given)
 
 
-def _with_budget(config: Config, epsilon: float | None) -> Config:
+def _with_budget(config: Config | Mapping[str, Any] | Path | str | None, epsilon: float | None) -> Config:
     if epsilon is None:
-        return config
-    dumped = config.model_dump(exclude_none=True)
-    dumped["privacy"].pop("noise_multiplier", None)
-    dumped["privacy"]["epsilon"] = float(epsilon)
-    return configs.load(dumped)
+        return config if isinstance(config, Config) else configs.load(config)
+    source = config.model_dump(exclude_none=True) if isinstance(config, Config) else config
+    return configs.load(source, ["privacy.noise_multiplier=none", f"privacy.epsilon={float(epsilon)!r}"])
 
 
 def _refuse(job: Job) -> None:
