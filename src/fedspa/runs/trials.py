@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedspa.algorithms import Terms
@@ -29,6 +30,7 @@ from fedspa.runs.config import Config
 from fedspa.runs.metrics import RoundMetrics, better
 from fedspa.runs.setup import Job, Simulated, prepare_server
 from fedspa.server.coordinator import Coordinator, Diverged
+from fedspa.server.evaluation import Evaluated
 from fedspa.server.intake import Intake
 from fedspa.server.job import Metric, ServerJob
 from fedspa.server.optimizers import ServerState
@@ -129,8 +131,8 @@ class Trials(Coordinator):
     """The server of a run with trials. `history` is the run's, a line for each round that is done.
 
     One candidate is at work at a time and its state is this coordinator's; those of the others wait, and are kept in
-    checkpoints beside it until the search is over. A trial whose model diverges starts again from the first model, and
-    its score says so.
+    checkpoints beside it until the search is over. A trial whose model diverges goes back to the first model, and has
+    no score.
     """
 
     def __init__(self, jobs: Sequence[ServerJob], candidates: Sequence[Settings], halving: Halving) -> None:
@@ -212,6 +214,14 @@ class Trials(Coordinator):
                 raise
             assert self._at_work is not None  # since the round's terms
             self.state = replace(self._starts[self._at_work], round=t + 1)
+
+    def evaluate(self) -> Evaluated:
+        """Without scores after a trial's round that left the first model as it was: it diverged, or nothing came."""
+        found = super().evaluate()
+        tried = 0 < self._round <= self.halving.rounds
+        if tried and torch.equal(self._own.theta, self._starts[0].theta):
+            return Evaluated(dict.fromkeys(found.scores), found.loss)
+        return found
 
     def told(self) -> dict[str, Any]:
         """For the summary: what was tried, in which rounds, with which scores, and what was chosen."""
