@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,27 @@ def scale_out() -> str:
 
 
 # Name → the page that has it, and what it holds.
+def tuned(name: str) -> Callable[[], str]:
+    """Mean and standard deviation of each arm over the seeds that it was measured with."""
+
+    def made() -> str:
+        result = kept(name)
+        arms = list(dict.fromkeys(arm for found in result["accuracies"].values() for arm in found))
+        rows = [
+            [data, *(_over_seeds(list(found.get(arm, {}).values())) for arm in arms)]
+            for data, found in result["accuracies"].items()
+        ]
+        return origin(result["provenance"]) + markdown(["accuracy, %", *arms], rows)
+
+    return made
+
+
+def _over_seeds(values: list[float]) -> str:
+    if len(values) < 2:
+        return "–" if not values else f"{values[0]:.1f}"
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} ({len(values)})"
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "engine-time": ("docs/engine.md", engine_time),
     "engine-ratios": ("docs/engine.md", engine_ratios),
@@ -297,6 +319,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "models-gpu-memory": ("docs/engine-gpu.md", lambda: by_case(models("models-gpu"), memory)),
     "scale": ("docs/engine.md", scale),
     "peers": ("docs/engine.md", peers),
+    "tuning-images": ("docs/tuning.md", tuned("tuning")),
+    "tuning-tables": ("docs/tuning.md", tuned("tuning-tables")),
     "choosing-origin": ("docs/choosing.md", lambda: origin(kept("choosing")["provenance"])),
     "choosing-epsilon": ("docs/choosing.md", choosing("privacy.epsilon", "noise_multiplier")),
     "choosing-clip": ("docs/choosing.md", choosing("privacy.clip_value")),

@@ -28,6 +28,9 @@ Sections = dict[str, dict[str, Any]]
 # A table, whose every column is named.
 _FILE = str(Path(__file__).with_name("clinics.csv"))
 TABLE: dict[str, Any] = {
+    "tuning.candidates": [[{"algorithm.server_lr": 0.5}, {"algorithm.ema": 0.5}]],
+    "tuning.rounds": [3],
+    "tuning.ahead": [[[0.1], [0.0]]],
     "clinic": {"kind": "ignore"},
     "part": {"kind": "ignore"},
     "age": {"kind": "number", "range": [0, 110], "missing": 50},
@@ -97,6 +100,10 @@ VALUES: dict[str, list[Any]] = {
 _CPSGD, _IMAGES = ALGORITHMS["cpsgd"], {"data": {"name": "small_records:mnist"}}
 _TOKENS = {"data": {"name": "small_records:tokens"}, "model": {"name": "small_records:Tagger"}}
 _PARITY = {"data": {"name": "small_records:parity"}}
+_TRIALS: dict[str, Any] = {
+    "data": {"holdout": 0.2},
+    "tuning": {"candidates": [{"algorithm.server_lr": 0.5}, {"algorithm.ema": 0.5}]},
+}
 COMPANIONS: dict[str, Sections] = {
     "task.name=binary": _PARITY,
     "task.name=multi-label": {"data": {"name": "small_records:bits"}},
@@ -129,6 +136,9 @@ COMPANIONS: dict[str, Sections] = {
     "privacy.accountant=theorem-1": {"privacy": {"sampling": "fixed", "noise_multiplier": None, "epsilon": 3.0}},
     "privacy.trials": _CPSGD,
     "privacy.adversary": _CPSGD,
+    "tuning.candidates": {"data": {"holdout": 0.2}},
+    "tuning.rounds": _TRIALS,
+    "tuning.ahead": _TRIALS,
     "run.threads": {"run": {"engine": "native"}},
     **{f"algorithm.name={name}": sections for name, sections in ALGORITHMS.items()},
 }
