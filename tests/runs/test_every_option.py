@@ -28,9 +28,6 @@ Sections = dict[str, dict[str, Any]]
 # A table, whose every column is named.
 _FILE = str(Path(__file__).with_name("clinics.csv"))
 TABLE: dict[str, Any] = {
-    "tuning.candidates": [[{"algorithm.server_lr": 0.5}, {"algorithm.ema": 0.5}]],
-    "tuning.rounds": [3],
-    "tuning.ahead": [[[0.1], [0.0]]],
     "clinic": {"kind": "ignore"},
     "part": {"kind": "ignore"},
     "age": {"kind": "number", "range": [0, 110], "missing": 50},
@@ -48,6 +45,9 @@ def table(**keys: Any) -> Sections:
 
 # Other values than the default of the keys whose types do not list them.
 VALUES: dict[str, list[Any]] = {
+    "tuning.candidates": [[{"algorithm.server_lr": 0.5}, {"algorithm.ema": 0.5}]],
+    "tuning.rounds": [3],
+    "tuning.ahead": [[[0.1], [0.0]]],
     "federation.agents": [7],
     "federation.rounds": [5],
     "federation.per_round": [2],
