@@ -6,8 +6,7 @@
 Each arm has the same total ε and δ, and is judged by test records that chose nothing. `free` are the shipped settings,
 chosen on held-out training records without paying; `default` are the library's own; `suggest` those of
 `fedspa suggest`; `tuned` is `fedspa tune` from the defaults, with the search inside ε; `trials`, of tables, the same
-without rehearsals. Seeds 1000 to 1004 were used for nothing else. Several calls may share the seeds: `--out` is read
-before it is written.
+without rehearsals. Seeds 1000 to 1004 were used for nothing else. What `--out` has already is not measured again.
 """
 
 from __future__ import annotations
@@ -143,14 +142,21 @@ def main() -> None:
         arms = images if name in IMAGES else tables
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for arm, measure in arms(name, options.data, seed).items():
+                if options.out is not None and known(options.out, name, arm, seed):
+                    continue
                 with tempfile.TemporaryDirectory() as folder:
                     accuracy = 100 * measure(Path(folder) / "run")
                 found.setdefault(name, {}).setdefault(arm, {})[str(seed)] = accuracy
                 print(f"{name} {seed} {arm} {accuracy:.2f}", flush=True)
-            if options.out is not None:
-                keep(options.out, found)
-        for arm, values in found[name].items():
+                if options.out is not None:
+                    keep(options.out, found)
+        for arm, values in found.get(name, {}).items():
             print(f"{name} {arm}: {statistics.mean(values.values()):.2f}", flush=True)
+
+
+def known(path: Path, name: str, arm: str, seed: int) -> bool:
+    kept = json.loads(path.read_text("utf-8"))["accuracies"] if path.exists() else {}
+    return str(seed) in kept.get(name, {}).get(arm, {})
 
 
 def keep(path: Path, found: dict[str, dict[str, dict[str, float]]]) -> None:

@@ -93,6 +93,19 @@ def test_an_earlier_study_is_looked_up_and_a_damaged_one_made_anew(
     assert runs
 
 
+def test_what_has_no_gaussian_noise_is_told_what_is_left(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "federation": {"agents": 4, "per_round": 4, "rounds": 4},
+        "data": {"holdout": 0.2},
+        "algorithm": {"name": "cpsgd", "local_steps": 1, "batch": 20},
+        "privacy": {"epsilon": 50.0, "sampling": "fixed", "clip": "coordinate", "noise": "seeded"},
+        "run": {"out": str(tmp_path / "run")},
+    }
+    with pytest.raises(fedspa.FedspaError, match=r"cannot be rehearsed .* public 'none'"):
+        fedspa.tune(given, data=made_up())
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_public_data_set_stands_in(tmp_path: Path) -> None:
     job, records = job_of(tmp_path)
     assert job.plan is not None

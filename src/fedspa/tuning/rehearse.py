@@ -200,7 +200,12 @@ def _rehearsed(config: Config, plan: Plan, records: int) -> Config:
     }
     given["run"]["workers"] = 1
     given["tuning"] = {}
-    return load(given)
+    try:
+        return load(given)
+    except ConfigError as error:
+        raise ConfigError(
+            f"this run cannot be rehearsed ({error}); try settings in its own rounds: public 'none'"
+        ) from None
 
 
 def _read(path: Path) -> Curves | None:
