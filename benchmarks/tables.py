@@ -287,18 +287,25 @@ def scale_out() -> str:
 
 # Name → the page that has it, and what it holds.
 def tuned(name: str) -> Callable[[], str]:
-    """Mean and standard deviation of each arm over the seeds that it was measured with."""
+    """Mean and standard deviation of each arm over the seeds that all arms of a data set were measured with."""
 
     def made() -> str:
         result = kept(name)
         arms = list(dict.fromkeys(arm for found in result["accuracies"].values() for arm in found))
         rows = [
-            [data, *(_over_seeds(list(found.get(arm, {}).values())) for arm in arms)]
+            [
+                data,
+                *(_over_seeds([found[arm][seed] for seed in _shared(found)]) if arm in found else "–" for arm in arms),
+            ]
             for data, found in result["accuracies"].items()
         ]
         return origin(result["provenance"]) + markdown(["accuracy, %", *arms], rows)
 
     return made
+
+
+def _shared(found: dict[str, dict[str, float]]) -> list[str]:
+    return sorted(set.intersection(*map(set, found.values())))
 
 
 def _over_seeds(values: list[float]) -> str:
