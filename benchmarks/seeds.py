@@ -1,6 +1,6 @@
 """A config over several seeds: accuracy after the last round on its held-out records, mean ± standard deviation.
 
-    python benchmarks/seeds.py mnist-best --seeds 5 --data DIR --json mnist-best.json
+    python benchmarks/seeds.py mnist-best --seeds 5 --first-seed 3000 --data DIR --json mnist-best.json
 
 The JSON holds the command, the commit, the hardware and every run's summary.
 """
@@ -23,10 +23,10 @@ from fedspa.runs.config import load
 ROOT = Path(__file__).parents[1]
 
 
-def over_seeds(config: Path, seeds: int, overrides: list[str]) -> dict[str, Any]:
-    """The summaries of seeds 0, 1, … and what they say together."""
+def over_seeds(config: Path, first: int, seeds: int, overrides: list[str]) -> dict[str, Any]:
+    """The summaries of so many seeds from the first on, and what they say together."""
     runs = []
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         with tempfile.TemporaryDirectory() as folder:
             out = [f"run.seed={seed}", f"run.out={json.dumps(folder + '/run')}", "run.checkpoint_every=1000"]
             runs.append(fedspa.run(load(config, [*overrides, *out])).summary)
@@ -55,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="as for fedspa run")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0, help="one that no trial used")
     parser.add_argument("--data", type=Path, help="folder with the files of the data that the config names")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for fedspa run")
     parser.add_argument("--json", type=Path)
@@ -64,11 +65,12 @@ def main() -> None:
     if arguments.data is not None:
         overrides.append(f"data.dir={json.dumps(str(arguments.data))}")
     before = commit()
-    found = over_seeds(shipped.config(arguments.config), arguments.seeds, overrides)
+    found = over_seeds(shipped.config(arguments.config), arguments.first_seed, arguments.seeds, overrides)
     print(f"{found['accuracy']:.2f} ± {found['accuracy_std']:.2f} %, ε = {found['epsilon']:.4f}")
     if arguments.json is not None:
         sets = "".join(f" --set {text}" for text in arguments.set)
-        command = f"python benchmarks/seeds.py {arguments.config} --seeds {arguments.seeds} --data DIR{sets}"
+        first = f" --first-seed {arguments.first_seed}" if arguments.first_seed else ""
+        command = f"python benchmarks/seeds.py {arguments.config} --seeds {arguments.seeds}{first} --data DIR{sets}"
         notes = {
             "command": command,
             "commit": before,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedspa.running import RunResult
     from fedspa.running import simulate as run
     from fedspa.runs.config import Config, load
+    from fedspa.tuning.tune import tune
 
 # Name → where it lives. Looked up on first use: torch takes seconds to import, and `fedspa --help` does not need it.
 _PUBLIC = {
@@ -42,6 +43,7 @@ _PUBLIC = {
     "from_table": ("fedspa.data.given", "from_table"),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.running", "simulate"),
+    "tune": ("fedspa.tuning.tune", "tune"),
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "from_table",
     "load",
     "run",
+    "tune",
 ]
 __version__ = "0.1.0"
 

@@ -45,6 +45,9 @@ def table(**keys: Any) -> Sections:
 
 # Other values than the default of the keys whose types do not list them.
 VALUES: dict[str, list[Any]] = {
+    "tuning.candidates": [[{"algorithm.server_lr": 0.5}, {"algorithm.ema": 0.5}]],
+    "tuning.rounds": [3],
+    "tuning.ahead": [[[0.1], [0.0]]],
     "federation.agents": [7],
     "federation.rounds": [5],
     "federation.per_round": [2],
@@ -100,6 +103,10 @@ _CPSGD, _IMAGES = ALGORITHMS["cpsgd"], {"data": {"name": "small_records:mnist"}}
 _SUMS = {**_CPSGD, "privacy": {**_CPSGD["privacy"], "adversary": "secure-aggregation"}}
 _TOKENS = {"data": {"name": "small_records:tokens"}, "model": {"name": "small_records:Tagger"}}
 _PARITY = {"data": {"name": "small_records:parity"}}
+_TRIALS: dict[str, Any] = {
+    "data": {"holdout": 0.2},
+    "tuning": {"candidates": [{"algorithm.server_lr": 0.5}, {"algorithm.ema": 0.5}]},
+}
 COMPANIONS: dict[str, Sections] = {
     "task.name=binary": _PARITY,
     "task.name=multi-label": {"data": {"name": "small_records:bits"}},
@@ -134,6 +141,9 @@ COMPANIONS: dict[str, Sections] = {
     "privacy.adversary": _CPSGD,
     "privacy.colluders": _SUMS,
     "privacy.members": _SUMS,
+    "tuning.candidates": {"data": {"holdout": 0.2}},
+    "tuning.rounds": _TRIALS,
+    "tuning.ahead": _TRIALS,
     "run.threads": {"run": {"engine": "native"}},
     **{f"algorithm.name={name}": sections for name, sections in ALGORITHMS.items()},
 }

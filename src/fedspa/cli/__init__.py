@@ -7,7 +7,23 @@ import sys
 
 import typer
 
-from fedspa.cli import audit, data, doctor, failure, ledger, new, privacy, report, run, site, table, tradeoff, watch
+from fedspa.cli import (
+    audit,
+    data,
+    doctor,
+    failure,
+    ledger,
+    new,
+    privacy,
+    report,
+    run,
+    site,
+    suggest,
+    table,
+    tradeoff,
+    tune,
+    watch,
+)
 
 app = typer.Typer(
     name="fedspa",
@@ -18,6 +34,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+app.command("tune")(tune.tune)
+app.command("suggest")(suggest.suggest)
 app.command("privacy")(privacy.privacy)
 app.command("audit")(audit.audit)
 app.command("table")(table.table)

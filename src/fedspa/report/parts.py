@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedspa.privacy.cap import AGAINST_ALL
-from fedspa.report import plots, tables
+from fedspa.report import plots, tables, trials
 from fedspa.report.figures import Figure
 from fedspa.report.promise import Promise, promise
 from fedspa.report.read import RunRecord
@@ -51,6 +51,7 @@ class RunParts:
     ledger: list[dict[str, Any]]
     ledger_note: str
     by_class: tuple[list[str], list[list[str]]] | None
+    search: trials.Search | None
     plan: list[tuple[str, str, str]]
     trained: list[Cell]
     config: list[tuple[str, list[Cell]]]
@@ -69,6 +70,7 @@ class PageParts:
 
 def page(runs: Sequence[RunRecord]) -> PageParts:
     """The report of one run, or of several beside each other."""
+    runs = [replace(run, config=trials.chosen(run.config, run.summary)) for run in runs]
     promises = [promise(run) for run in runs]
     names = _distinct([run.name for run in runs])
     views = [_run(run, held, name, i) for i, (run, held, name) in enumerate(zip(runs, promises, names))]
@@ -105,6 +107,7 @@ def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunPar
         ledger=tables.ledger(run, held, agents),
         ledger_note=tables.ledger_note(run),
         by_class=tables.by_class(run),
+        search=trials.search(run),
         plan=tables.plan_table(run, held),
         trained=tables.trained(run),
         config=[]

@@ -20,7 +20,7 @@ from fedspa.data.columns import Schema
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import combinations
 from fedspa.runs.plans import algorithm_of
-from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Section, Task
+from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Section, Task, Tuning
 
 
 class Config(Section):
@@ -32,6 +32,7 @@ class Config(Section):
     task: Task = Task()
     algorithm: Algorithm = Algorithm()
     privacy: Privacy = Privacy()
+    tuning: Tuning = Tuning()
     run: Run = Run()
 
     @property

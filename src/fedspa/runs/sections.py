@@ -46,6 +46,7 @@ def _an_address(text: str) -> str:
 
 # Every number has bounds, far beyond any use and well within what the code behind it can count, store or invert.
 MOST_THREADS = 1024
+MOST_CANDIDATES = 64
 _LONGEST_NAME = 255  # of a file, in bytes, on every usual file system
 Many = Annotated[int, Field(ge=1, le=10**7)]  # agents, records
 Times = Annotated[int, Field(ge=1, le=10**6)]  # rounds, steps
@@ -305,6 +306,28 @@ class Privacy(Section):
         None,
         description="For `secure-aggregation`: the fewest agents that are ever added up. ε counts the noise of so "
         "many, less `colluders`. Unset, `federation.per_round`.",
+    )
+
+
+class Tuning(Section):
+    """Trials within the run: its first rounds try settings, and the best of them go on. `fedspa tune` fills it in."""
+
+    candidates: (
+        Annotated[list[dict[str, bool | int | float | str]], Field(min_length=1, max_length=MOST_CANDIDATES)] | None
+    ) = Field(
+        None,
+        description='Settings to try, as in `[{ "algorithm.server_lr" = 30.0 }, { "algorithm.server_lr" = 90.0 }]`: '
+        "keys that leave the cost of a participation as it is. Unset, the run has no trials.",
+    )
+    rounds: Times | None = Field(
+        None,
+        description="The most of `federation.rounds` that are for trials; unset, the fewest that halving the "
+        "candidates takes.",
+    )
+    ahead: Annotated[list[list[float]], Field(max_length=MOST_CANDIDATES)] | None = Field(
+        None,
+        description="For each candidate, what its score is expected to gain from its first, second, … round to the "
+        "end. Trials are compared by their score plus that: what learns slowly at first is not held against it.",
     )
 
 

@@ -42,9 +42,9 @@ USED_UP = "rounds that were interrupted and drawn anew, with other noise, used u
 class Simulation:
     """Every agent of a federation, and the server that coordinates them."""
 
-    def __init__(self, job: Simulated) -> None:
+    def __init__(self, job: Simulated, server: Coordinator | None = None) -> None:
         self.job = job
-        self.server = Coordinator(job.server)
+        self.server = server if server is not None else Coordinator(job.server)
         # Every round's records are copied to one place: fresh pages cost more than the copying.
         self._room: list[Tensor] | None = None
         self._private = root_key(job.config.privacy.noise, job.config.run.seed)

@@ -1,0 +1,171 @@
+"""What tuning inside the budget reaches: beside settings that were tuned for free, and beside no tuning at all.
+
+    python benchmarks/tuning.py mnist cifar10 --data DIR --out benchmarks/results/tuning.json
+    python benchmarks/tuning.py breast-cancer wine rings --out benchmarks/results/tuning-tables.json
+
+Each arm has the same total ε and δ, and is judged by test records that chose nothing. `free` are the shipped settings,
+chosen on held-out training records without paying; `default` are the library's own; `suggest` those of
+`fedspa suggest`; `tuned` is `fedspa tune` from the defaults, with the search inside ε; `trials`, of tables, the same
+without rehearsals. Seeds 1000 to 1004 were used for nothing else. What `--out` has already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn.datasets
+
+import fedspa
+from fedspa.data.dataset import Dataset
+from fedspa.paper import shipped
+from fedspa.tuning.suggest import first_settings
+from provenance import stamp
+
+FIRST_SEED = 1000
+IMAGES = {"mnist": ("mnist-best", 600, 3930), "cifar10": ("cifar10-best", 500, 12010)}
+HOLDOUT = 0.1
+TABLES = {
+    # Agents and ε, such that something can be learned and not everything.
+    "breast-cancer": (5, 1.0),
+    "wine": (3, 4.0),
+    "rings": (20, 1.0),
+}
+TABLE_HOLDOUT = 0.2
+# What the searched settings are where nobody sets them.
+DEFAULTS = ["algorithm.server=none", "algorithm.server_lr=none", "algorithm.ema=none", "privacy.clip_value=none"]
+DEFAULTS += ["algorithm.local_lr=none"]
+
+
+def images(name: str, folder: str, seed: int) -> dict[str, Callable[[Path], float]]:
+    source, batch, dimension = IMAGES[name]
+    path = shipped.config(source)
+    fixed = [f"data.dir={json.dumps(folder)}", f"run.seed={seed}", "run.threads=1", "run.checkpoint_every=1000"]
+    config = fedspa.load(path)
+    federation, p = config.federation, config.algorithm.compression
+    start = first_settings(federation.rounds, 1, 1.0, p, "l2", round(p * dimension))
+    suggested = [f"{key}={json.dumps(value)}" for key, value in start.items()]
+    searched = [f"data.holdout={HOLDOUT}", f"algorithm.batch={round(batch * (1 - HOLDOUT))}"]
+    return {
+        "free": lambda out: run(fedspa.load(path, [*fixed, *at(out)])),
+        "default": lambda out: run(fedspa.load(path, [*fixed, *DEFAULTS, *at(out)])),
+        "suggest": lambda out: run(fedspa.load(path, [*fixed, *suggested, *at(out)])),
+        "tuned": lambda out: tune(fedspa.load(path, [*fixed, *DEFAULTS, *searched, *at(out)]), "holdout"),
+    }
+
+
+def tables(name: str, folder: str, seed: int) -> dict[str, Callable[[Path], float]]:
+    agents, epsilon = TABLES[name]
+    data = table(name, seed)
+    records = len(data.train_y)
+    held, left = records // agents, (records - round(TABLE_HOLDOUT * records)) // agents
+    rounds = 40
+
+    def config(out: Path, batch: int, *more: str) -> fedspa.Config:
+        given: dict[str, Any] = {
+            "federation": {"agents": agents, "per_round": agents, "rounds": rounds},
+            "algorithm": {"local_steps": 1, "batch": batch},
+            "privacy": {"epsilon": epsilon, "delta": 1e-3, "noise": "seeded"},
+            "run": {"seed": seed, "threads": 1, "checkpoint_every": 1000},
+        }
+        return fedspa.load(given, [*more, *at(out)])
+
+    start = first_settings(rounds, 1, 0.1, 1.0, "l2", 1)
+    suggested = [f"{key}={json.dumps(value)}" for key, value in start.items()]
+    searched = f"data.holdout={TABLE_HOLDOUT}"
+    return {
+        "default": lambda out: run(config(out, held), data),
+        "suggest": lambda out: run(config(out, held, *suggested), data),
+        "tuned": lambda out: tune(config(out, left, searched), "holdout", data),
+        "trials": lambda out: tune(config(out, left, searched), "none", data),
+    }
+
+
+def table(name: str, seed: int) -> Dataset:
+    """Standardised columns, a quarter of the records for testing; the split is the seed's."""
+    if name == "rings":
+        x, y = _rings(4000, seed)
+    else:
+        x, y = {"breast-cancer": sklearn.datasets.load_breast_cancer, "wine": sklearn.datasets.load_wine}[name](
+            return_X_y=True
+        )
+        x = (x - x.mean(axis=0)) / x.std(axis=0)
+    order = np.random.default_rng(seed).permutation(len(y))
+    test, train = order[: len(y) // 4], order[len(y) // 4 :]
+    x = x.astype(np.float32)
+    return fedspa.from_arrays(x[train], y[train], x[test], y[test], name=name)
+
+
+def _rings(records: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Made up: four classes by distance from the middle of a plane, with the squares and eight columns of noise."""
+    rng = np.random.default_rng(seed)
+    plane = rng.normal(size=(records, 2))
+    squares = plane**2
+    distance = squares.sum(axis=1)
+    y = np.searchsorted(np.quantile(distance, [0.25, 0.5, 0.75]), distance)
+    return np.hstack([squares, plane, rng.normal(size=(records, 8))]), y.astype(np.int64)
+
+
+def at(out: Path) -> list[str]:
+    return [f"run.out={json.dumps(str(out))}"]
+
+
+def run(config: fedspa.Config, data: Dataset | None = None) -> float:
+    return float(fedspa.run(config, data=data).summary["accuracy_last"])
+
+
+def tune(config: fedspa.Config, public: str, data: Dataset | None = None) -> float:
+    summary = fedspa.tune(config, public=public, data=data).summary
+    assert config.privacy.epsilon is not None
+    assert summary["epsilon"] <= config.privacy.epsilon
+    return float(summary["tuning"]["test"]["accuracy"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=[*IMAGES, *TABLES])
+    parser.add_argument("--data", default="data")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", fedspa.SeededNoiseWarning)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name in options.names:
+        arms = images if name in IMAGES else tables
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            for arm, measure in arms(name, options.data, seed).items():
+                if options.out is not None and known(options.out, name, arm, seed):
+                    continue
+                with tempfile.TemporaryDirectory() as folder:
+                    accuracy = 100 * measure(Path(folder) / "run")
+                found.setdefault(name, {}).setdefault(arm, {})[str(seed)] = accuracy
+                print(f"{name} {seed} {arm} {accuracy:.2f}", flush=True)
+                if options.out is not None:
+                    keep(options.out, found)
+        for arm, values in found.get(name, {}).items():
+            print(f"{name} {arm}: {statistics.mean(values.values()):.2f}", flush=True)
+
+
+def known(path: Path, name: str, arm: str, seed: int) -> bool:
+    kept = json.loads(path.read_text("utf-8"))["accuracies"] if path.exists() else {}
+    return str(seed) in kept.get(name, {}).get(arm, {})
+
+
+def keep(path: Path, found: dict[str, dict[str, dict[str, float]]]) -> None:
+    kept = json.loads(path.read_text("utf-8"))["accuracies"] if path.exists() else {}
+    for name, arms in found.items():
+        for arm, values in arms.items():
+            kept.setdefault(name, {}).setdefault(arm, {}).update(values)
+    path.write_text(json.dumps({"provenance": stamp(), "accuracies": kept}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

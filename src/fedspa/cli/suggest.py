@@ -1,0 +1,86 @@
+"""`fedspa suggest`: a first setting by arithmetic, before any data is touched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from fedspa.errors import ConfigError
+
+# What the paper's CNNs are made for.
+_SHAPES = {"mnist-cnn": "1,28,28", "cifar10-cnn": "3,32,32"}
+
+
+def suggest(
+    agents: Annotated[int, typer.Option(help="How many agents hold records.")],
+    records: Annotated[int, typer.Option(help="The fewest records that an agent holds.")],
+    epsilon: Annotated[float, typer.Option(help="ε for each record over the whole run.")],
+    model: Annotated[str, typer.Option(help="A model's name, as model.name takes it.")] = "logistic",
+    shape: Annotated[
+        str | None, typer.Option(metavar="N,…", help="The shape of a record, as in 1,28,28 or 30.")
+    ] = None,
+    classes: Annotated[int, typer.Option(min=1, help="Outputs of the model: the classes.")] = 10,
+    parameters: Annotated[int | None, typer.Option(help="d, in place of model, shape and classes.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ (at most a tenth of 1 over the records).")] = None,
+    per_round: Annotated[int | None, typer.Option(help="Agents in a round (a tenth, at least 10).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds (40 or more, each agent in 5).")] = None,
+    compression: Annotated[float, typer.Option(help="p, the share of coordinates in an upload.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
+) -> None:
+    """Batch, steps, clip, rate and rounds for a federation, with the noise and the bytes to expect.
+
+    Example: fedspa suggest --agents 100 --records 600 --shape 784 --classes 10 --epsilon 1
+
+    From these numbers alone: no record is read and no budget is spent.
+    """
+    from fedspa.tuning.suggest import suggest
+
+    dimension = parameters if parameters is not None else _parameters(model, shape, classes)
+    found = suggest(agents, records, dimension, epsilon, delta, per_round, rounds, compression)
+    if as_json:
+        print(json.dumps({**asdict(found), "run_bytes": found.run_bytes}, allow_nan=False))
+        return
+
+    from rich.console import Console
+
+    from fedspa.runs.statement import shown_bytes
+
+    screen = Console(highlight=False, soft_wrap=True)
+    section = ""
+    for key, value in found.settings.items():
+        if (named := key.partition(".")[0]) != section:
+            section = named
+            screen.print(f"\\[{section}]")
+        screen.print(f"{key.partition('.')[2]} = {json.dumps(value)}")
+    screen.print()
+    screen.print(f"Parameters  {found.dimension:,}; each agent takes part in {found.participations} rounds at most")
+    screen.print(f"Noise       {found.noise_multiplier:.4g} times what one record can weigh, in each upload")
+    screen.print(
+        f"            in the whole run {found.noise_to_signal:.2g} of the signal, were all records of one opinion"
+    )
+    screen.print(f"Uploads     {shown_bytes(found.upload_bytes)} each, {shown_bytes(found.run_bytes)} per agent in all")
+    screen.print("Data        none was touched; `fedspa tune` finds rate, clip and averaging within ε")
+    for warning in found.warnings:
+        screen.print(f"[red]Note[/red]        {warning}")
+
+
+def _parameters(model: str, shape: str | None, classes: int) -> int:
+    from fedspa.learning import models
+
+    shape = shape if shape is not None else _SHAPES.get(model)
+    if shape is None:
+        raise ConfigError(
+            f"--shape is missing: {model} has as many parameters as a record asks for; give it, as in --shape 30 or "
+            "--shape 1,28,28, or --parameters"
+        )
+    try:
+        sides = tuple(int(side) for side in shape.split(","))
+    except ValueError:
+        sides = ()
+    if not sides or min(sides) < 1:
+        raise ConfigError(f"--shape is {shape!r}; it must be whole numbers with commas between, as in 1,28,28")
+    module: Any = models.build(model, sides, classes, 0)
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

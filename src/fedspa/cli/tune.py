@@ -1,0 +1,184 @@
+"""`fedspa tune`: find settings and train with them, within one budget."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedspa.cli import interrupt
+from fedspa.cli import run as running
+from fedspa.errors import ConfigError, SeededNoiseWarning
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedspa.running import RunResult
+
+
+def tune(
+    config: Annotated[
+        str | None,
+        typer.Argument(help="TOML config, or one of ours by name (mnist-best); without one, scikit-learn's digits."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="ε of search and final training together (the config's).")
+    ] = None,
+    share: Annotated[float, typer.Option(help="The most of the rounds that trials may take.")] = 0.2,
+    public: Annotated[
+        str,
+        typer.Option(
+            metavar="holdout|NAME|none",
+            help="What settings are rehearsed on, for nothing: the server's held-out records, or a public data set.",
+        ),
+    ] = "holdout",
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2", help="Values of a key to try as well, as in algorithm.server=average,momentum."
+        ),
+    ] = None,
+    studies: Annotated[Path, typer.Option(metavar="DIR", help="Where rehearsals are kept and looked up.")] = Path(
+        "runs/studies"
+    ),
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with the interrupted tuning run in this folder.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")
+    ] = False,
+) -> None:
+    """Find rate, clip and averaging, then train with them; search and training together cost the ε that is printed.
+
+    Example: fedspa tune --set data.holdout=0.2 --epsilon 2 --share 0.2
+
+    First what is free: rehearsals on records that are not the agents'. Then trials in the run's own first rounds, each
+    in the ledger before it runs. Ctrl-C stops after the round; --resume goes on, also after any crash.
+    """
+    from fedspa.paper import shipped
+    from fedspa.runs.config import load
+
+    if resume is not None:
+        if config is not None or out is not None or overrides:
+            raise ConfigError("--resume goes on with the run as it began: leave the config, --set and --out out")
+        if not (resume / "config.toml").is_file():
+            raise ConfigError(f"--resume {resume}: there is no run in that folder")
+        settings = load(resume / "config.toml")
+    else:
+        given = [] if out is None else [f"run.out={json.dumps(str(out))}"]
+        given += [] if epsilon is None else [f"privacy.epsilon={epsilon}", "privacy.noise_multiplier=none"]
+        settings = load(None if config is None else shipped.config(config), [*(overrides or ()), *given])
+
+    from rich.console import Console
+
+    from fedspa.running import Stopped
+    from fedspa.runs.metrics import RoundMetrics, shown_score
+    from fedspa.runs.statement import shown
+    from fedspa.tuning.tune import Rehearsed, tune
+
+    screen = Console(stderr=True)
+    count = 0
+
+    def rehearsed(found: Rehearsed) -> None:
+        nonlocal count
+        count += 1
+        if screen.is_terminal:
+            screen.print(f"rehearsal {count:>3}  {_number(found.score)}  {_words(found.settings)}", highlight=False)
+
+    def advance(metrics: RoundMetrics) -> None:
+        if screen.is_terminal:
+            spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}"
+            score = shown_score(metrics.headline, metrics.score)
+            screen.print(
+                f"round {metrics.round + 1:>3} of {settings.federation.rounds}  {score}{spent}", highlight=False
+            )
+
+    def stopping() -> None:
+        screen.print("Stopping after this round; Ctrl-C again stops at once.")
+
+    with interrupt.watched(stopping) as asked:
+        warnings.simplefilter("ignore", SeededNoiseWarning)  # said on the screen, beside ε
+        try:
+            if resume is not None:
+                result = tune(resume=resume, on_round=advance, stop=asked)
+            else:
+                result = tune(
+                    settings,
+                    share=share,
+                    public=public,
+                    space=_space(space or ()),
+                    studies=studies,
+                    on_rehearsed=rehearsed,
+                    on_round=advance,
+                    stop=asked,
+                )
+        except Stopped as stopped:
+            print(f"fedspa: {stopped}", file=sys.stderr)
+            raise typer.Exit(interrupt.EXIT_CODE) from None
+    if as_json:
+        print(json.dumps(result.summary, allow_nan=False))
+    else:
+        show(result, Console())
+
+
+def show(result: RunResult, screen: Console) -> None:
+    """What a run shows, then the search within it."""
+    from rich.table import Table
+
+    from fedspa.runs.metrics import heading, shown_score
+
+    running.show(result, screen)
+    tuning, name = result.summary["tuning"], result.summary["score"]
+    table = Table(title=f"Trials: {tuning['rounds']} of {result.summary['rounds']} rounds", box=None)
+    for column in ("", "rounds", heading(name), "settings"):
+        table.add_column(column)
+    for number, trial in enumerate(tuning["trials"]):
+        score = shown_score(name, trial["scores"][-1]) if trial["scores"] else "–"
+        chosen = "chosen" if number == tuning["choice"] else ""
+        table.add_row(chosen, str(len(trial["rounds"])), score, _words(trial["settings"]))
+    screen.print(table)
+    if tuning["rehearsal"] is not None and tuning["rehearsal"]["found"]:
+        source = tuning["rehearsal"]["public"]
+        where = "the server's held-out records" if source == "holdout" else source
+        screen.print(f"Rehearsals  {len(tuning['rehearsal']['found'])} on {where}, for nothing", highlight=False)
+    if tuning["test"] is not None:
+        screen.print(
+            f"Test        {heading(name)} [bold]{shown_score(name, tuning['test'].get(name))}[/bold] on the test "
+            "records, which chose nothing",
+            highlight=False,
+        )
+
+
+def _space(words: list[str] | tuple[()]) -> dict[str, list[Any]]:
+    from fedspa import toml
+
+    found = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        if not equals or not values:
+            raise ConfigError(f"--space {word}: it must read section.key=value,value, as in algorithm.ema=0,0.8")
+        parsed = []
+        for value in values.split(","):
+            try:
+                parsed.append(toml.parse(f"value = {value.strip()}")["value"])
+            except ConfigError:
+                parsed.append(value.strip())
+        found[key.strip()] = parsed
+    return found
+
+
+def _number(score: float | None) -> str:
+    return "diverged" if score is None else f"{score:.4f}"
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.partition('.')[2]} {value}" for key, value in settings.items()) or "the config's own"

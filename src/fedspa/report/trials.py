@@ -1,0 +1,108 @@
+"""The search within a run: what was tried, what that spent, and what was chosen. From files that anyone may have
+edited: what is not of its type is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedspa.errors import ConfigError
+from fedspa.report.read import RunRecord
+from fedspa.runs.config import Config
+from fedspa.runs.metrics import LOWER, heading, shown_score
+from fedspa.runs.statement import shown
+from fedspa.runs.trials import settled
+
+_MOST = 12  # rehearsals that are shown, of the best
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Tables with their headers; `spent` and `test` are sentences."""
+
+    header: list[str]
+    trials: list[list[str]]
+    spent: str
+    rehearsed: list[list[str]]
+    free: str
+    test: str
+
+
+def chosen(config: Config | None, summary: Mapping[str, Any] | None) -> Config | None:
+    """The config with the settings that the search chose: those that the model was trained with."""
+    tuning = None if summary is None else summary.get("tuning")
+    if config is None or config.tuning.candidates is None or not isinstance(tuning, dict):
+        return config
+    choice = tuning.get("choice")
+    if not isinstance(choice, int) or not 0 <= choice < len(config.tuning.candidates):
+        return config
+    try:
+        return settled(config, config.tuning.candidates[choice]).model_copy(update={"tuning": config.tuning})
+    except ConfigError:
+        return config
+
+
+def search(run: RunRecord) -> Search | None:
+    """None where the run has no trials, or is not done."""
+    found = None if run.summary is None else run.summary.get("tuning")
+    if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
+        return None
+    name = run.headline
+    rows, taken = [], 0
+    for number, trial in enumerate(found["trials"]):
+        if not isinstance(trial, dict) or not isinstance(trial.get("rounds"), list):
+            return None
+        rounds = [t for t in trial["rounds"] if isinstance(t, int) and 0 <= t < len(run.metrics)]
+        taken += len(rounds)
+        scores = " → ".join(shown_score(name, run.scores[t]) for t in rounds) or "–"
+        uploads = sum(run.metrics[t].agents for t in rounds)
+        mark = "chosen" if number == found.get("choice") else f"trial {number + 1}"
+        rows.append([mark, _words(trial.get("settings")), ", ".join(str(t + 1) for t in rounds), scores, str(uploads)])
+    return Search(
+        ["", "Settings", "Rounds", f"{heading(name)} after each", "Uploads"],
+        rows,
+        _spent(run, taken),
+        *_rehearsed(found.get("rehearsal"), name),
+        _test(found.get("test"), name),
+    )
+
+
+def _spent(run: RunRecord, taken: int) -> str:
+    words = f"The search took {taken} of {len(run.metrics)} rounds."
+    after, end = (run.metrics[t].epsilon if taken else None for t in (taken - 1, -1))
+    if after is not None and end is not None:
+        words += (
+            f" After it the agent that spent most stood at ε = {shown(after)}, and at the end at {shown(end)}, trials "
+            "included: each was in the ledger before it ran."
+        )
+    return words + " The model that was chosen trained on from where its trial had brought it."
+
+
+def _rehearsed(found: object, name: str) -> tuple[list[list[str]], str]:
+    listed = found.get("found") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not isinstance(listed, list) or not listed:
+        return [], "No settings were rehearsed."
+    rows = [(each.get("score"), _words(each.get("settings"))) for each in listed if isinstance(each, dict)]
+    known = [(float(score), settings) for score, settings in rows if isinstance(score, int | float)]
+    known.sort(reverse=name not in LOWER)
+    source = found.get("public")
+    where = "the server's own held-out records" if source == "holdout" else f"the public records {source}"
+    free = (
+        f"{len(rows)} settings were rehearsed on {where}, under the noise of this run: no agent's record is in that, "
+        f"and it cost nothing. {len(rows) - len(known)} diverged."
+    )
+    return [[settings, shown_score(name, score)] for score, settings in known[:_MOST]], free
+
+
+def _test(found: object, name: str) -> str:
+    value = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(value, int | float):
+        return ""
+    return f"{heading(name)} on the test records, which chose nothing: {shown_score(name, float(value))}."
+
+
+def _words(settings: object) -> str:
+    if not isinstance(settings, dict) or not settings:
+        return "the config's own"
+    return ", ".join(f"{str(key).partition('.')[2]} {value}" for key, value in settings.items())

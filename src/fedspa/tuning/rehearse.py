@@ -1,0 +1,216 @@
+"""The run rehearsed on records that are not the agents': those that the server holds out for scoring, or a public
+data set. Nothing of an agent is in it, so it is in no ledger and costs nothing.
+
+A rehearsal has the round of the real run: as many agents, the same masks, the same sampling rate, steps and clip, and
+noise of the same size on the mean gradient. Only the records are others, and fewer. So what it finds out about rates,
+clips and averages is what they do under this noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedspa import __version__, durable
+from fedspa.data.dataset import Dataset
+from fedspa.errors import ConfigError
+from fedspa.examples import count, joined, taken
+from fedspa.learning.tasks.own import Loss
+from fedspa.learning.threads import torch_threads
+from fedspa.mechanisms import Plan
+from fedspa.runs import digest
+from fedspa.runs.books import Books
+from fedspa.runs.config import Config, load
+from fedspa.runs.metrics import LOWER, RoundMetrics
+from fedspa.runs.provenance import digests_of
+from fedspa.runs.records import records_of
+from fedspa.runs.setup import prepare
+from fedspa.runs.simulate import Simulation
+from fedspa.runs.trials import Settings, settled
+from fedspa.server.coordinator import Diverged
+from fedspa.server.job import Metric
+
+OWN = "holdout"  # the records that the server holds out
+# More records to rehearse with tell little more under the run's noise; with fewer it is repeated on other ones.
+_MOST, _TRAINED, _REPEATS = 2000, 2 / 3, 6
+
+
+class _Unpaid(Books):
+    """Of records that nobody was promised anything about. No agent's may ever come here."""
+
+    def __init__(self) -> None:
+        ExitStack.__init__(self)
+        self.run, self.kept, self.guarantee, self.ledger, self.cap = "rehearsal", {}, None, None, None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The score called `name` after each round, for each repeat; none at all where a model diverged."""
+
+    repeats: tuple[tuple[float, ...], ...]
+    name: str
+
+    @property
+    def last(self) -> float | None:
+        """Mean over the repeats, after the last round."""
+        return fmean(curve[-1] for curve in self.repeats) if self.repeats else None
+
+    @property
+    def values(self) -> list[float]:
+        """After the last round; larger is better."""
+        return [(-1 if self.name in LOWER else 1) * curve[-1] for curve in self.repeats]
+
+    @property
+    def ahead(self) -> list[float]:
+        """What the mean score gained after each round, to the end."""
+        means = list(map(fmean, zip(*self.repeats)))
+        return [means[-1] - score for score in means]
+
+
+class Rehearsal:
+    """`config` is the real run's, with what is learned given beside it; `plan` has its noise. Scores are kept in the
+    folder `studies`, by all that decides them, and an earlier study's are taken from there."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        records: Dataset,
+        public: str = OWN,
+        module: nn.Module | None = None,
+        task: Loss | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        studies: Path | None = None,
+    ) -> None:
+        self._given = (module, task, metrics)
+        self._studies = studies
+        self._parts = _split(_stand_in(config, records, public))
+        self._config = _rehearsed(config, plan, count(self._parts[0].train_y))
+        self._known = json.dumps(
+            [
+                __version__,
+                [digests_of(part) for part in self._parts],
+                None if module is None else digest.of_module(module),
+                None if task is None else digest.of_function(task),
+            ]
+        )
+
+    def curves(self, settings: Settings) -> Curves:
+        config = settled(self._config, settings)
+        path = self._path(config)
+        if path is not None and (found := _read(path)) is not None:
+            return found
+        runs = [self._run(config, part, seed) for seed, part in enumerate(self._parts)]
+        repeats = tuple(tuple(metrics.score for metrics in run) for run in runs)
+        whole = all(repeats) and all(math.isfinite(score) for curve in repeats for score in curve)
+        curves = Curves(repeats if whole else (), runs[0][-1].headline if runs[0] else "")
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = {"settings": dict(settings), "name": curves.name, "repeats": curves.repeats}
+            durable.replace_text(path, json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
+        return curves
+
+    def _run(self, config: Config, part: Dataset, seed: int) -> list[RoundMetrics]:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})})
+        module, task, metrics = self._given
+        simulation, books = Simulation(prepare(config, part, module, task, metrics)), _Unpaid()
+        try:
+            with torch_threads(1):
+                return [simulation.round(cohort, books) for cohort in simulation.job.cohorts()]
+        except Diverged:
+            return []
+
+    def _path(self, config: Config) -> Path | None:
+        if self._studies is None:
+            return None
+        known = json.dumps([self._known, config.model_dump(mode="json")], sort_keys=True)
+        return self._studies / f"{hashlib.blake2b(known.encode(), digest_size=16).hexdigest()}.json"
+
+
+def _stand_in(config: Config, records: Dataset, public: str) -> Dataset:
+    """All records of the stand-in, as one heap."""
+    if public == OWN:
+        found = records
+        x, y = found.test_x, found.test_y
+    else:
+        given = config.model_dump(exclude_none=True)
+        for key in ("columns", "agent", "split", "test", "person"):
+            given["data"].pop(key, None)
+        given["data"] |= {"name": public, "holdout": 0.0}
+        given["tuning"] = {}
+        found = records_of(load(given))
+        x, y = joined([found.train_x, found.test_x]), joined([found.train_y, found.test_y])
+    return replace(found, train_x=x, train_y=y, owners=None, persons=None)
+
+
+def _split(data: Dataset) -> Sequence[Dataset]:
+    """The heap dealt into records to rehearse with and records to score by, anew for each repeat."""
+    records = count(data.train_y)
+    trained = min(_MOST, round(_TRAINED * records))
+    if not 0 < trained < records:
+        raise ConfigError(
+            f"the stand-in {data.name!r} has {records} records: a rehearsal trains on some and scores by others"
+        )
+    repeats = min(_REPEATS, max(1, 2 * _MOST // trained))
+    parts = []
+    for seed in range(repeats):
+        order = torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).permutation(records))
+        train, test = order[:trained], order[trained:]
+        parts.append(
+            replace(
+                data,
+                train_x=taken(data.train_x, train),
+                train_y=taken(data.train_y, train),
+                test_x=taken(data.train_x, test),
+                test_y=taken(data.train_y, test),
+            )
+        )
+    return parts
+
+
+def _rehearsed(config: Config, plan: Plan, records: int) -> Config:
+    """A round of the config for so many records, with the plan's own noise on the mean gradient of an agent."""
+    agents = min(config.federation.per_round, records)
+    held = records // agents
+    batch = min(held, max(1, round(plan.batch * held / plan.records)))
+    given = config.model_dump(exclude_none=True)
+    for section, key in (("privacy", "epsilon"), ("federation", "cap"), ("data", "person"), ("data", "features")):
+        given[section].pop(key, None)
+    for key in ("ledger", "policy", "out", "track", "cluster"):
+        given["run"].pop(key, None)
+    for key in ("columns", "agent", "split", "test"):
+        given["data"].pop(key, None)
+    given["data"] |= {"name": "digits", "holdout": 0.0}  # the records are given
+    given["federation"] |= {"agents": agents, "per_round": agents, "participation": "balanced"}
+    given["algorithm"]["batch"] = batch
+    given["privacy"] |= {
+        "noise_multiplier": plan.noise_multiplier * batch / plan.batch,
+        "noise": "seeded",
+        "delta": min(config.privacy.delta, 0.5 / held),
+    }
+    given["run"]["workers"] = 1
+    given["tuning"] = {}
+    try:
+        return load(given)
+    except ConfigError as error:
+        raise ConfigError(
+            f"this run cannot be rehearsed ({error}); try settings in its own rounds: public 'none'"
+        ) from None
+
+
+def _read(path: Path) -> Curves | None:
+    try:
+        kept = json.loads(path.read_bytes())
+        return Curves(tuple(tuple(map(float, curve)) for curve in kept["repeats"]), str(kept["name"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # it is made anew

@@ -1,0 +1,71 @@
+"""The report's section on the search: from files that anyone may have edited."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_trials import CANDIDATES, searching
+
+import fedspa
+from fedspa import report
+from fedspa.errors import ConfigError
+from fedspa.report.read import read
+from fedspa.report.trials import chosen, search
+from fedspa.runs.config import load
+from fedspa.runs.records import records_of
+from fedspa.runs.setup import prepare_server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fedspa.run(searching(tmp_path_factory.mktemp("search") / "run")).folder
+
+
+def test_trials_spend_and_choice_are_shown(folder: Path) -> None:
+    found = search(read(folder))
+    assert found is not None
+    assert [row[0] for row in found.trials].count("chosen") == 1
+    assert sum(int(row[-1]) for row in found.trials) == 6 * 3
+    assert "took 6 of 9 rounds" in found.spent
+    assert "in the ledger before it ran" in found.spent
+
+
+def test_the_plan_is_shown_with_the_chosen_settings(folder: Path) -> None:
+    record = read(folder)
+    settled = chosen(record.config, record.summary)
+    assert settled is not None
+    assert record.summary is not None
+    assert settled.tuning.candidates == CANDIDATES
+    choice = CANDIDATES[record.summary["tuning"]["choice"]]
+    assert settled.algorithm.compression == choice.get("algorithm.compression", 0.2)
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        7,
+        {"trials": 3},
+        {"trials": [1]},
+        {"trials": [], "choice": 99, "test": {"accuracy": "<b>"}, "rehearsal": {"found": [1, {"score": "x"}]}},
+        {"trials": [{"rounds": [-1, 10**9, "a"], "settings": [1]}], "choice": "0", "rehearsal": {"found": 1}},
+    ],
+)
+def test_what_was_edited_does_not_break_the_page(folder: Path, tmp_path: Path, tuning: Any) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("config.toml", "metrics.jsonl"):
+        (copy / name).write_bytes((folder / name).read_bytes())
+    summary = {**json.loads((folder / "summary.json").read_text("utf-8")), "tuning": tuning}
+    (copy / "summary.json").write_text(json.dumps(summary), "utf-8")
+    text = report.render([read(copy)])
+    assert "<b>&lt;" not in text
+    assert "fedspa report</title>" in text
+
+
+def test_a_deployments_server_refuses_trials_rather_than_forget_them(folder: Path) -> None:
+    config = load(folder / "config.toml")
+    with pytest.raises(ConfigError, match="in simulations only"):
+        prepare_server(config, records_of(config), {100})

@@ -1,0 +1,193 @@
+"""Trials within a run: no round of theirs escapes the ledger, whatever happens, and search and training together cost
+what was asked."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from interruptions import crash, refuse_a_difference
+from small_runs import outcome, small
+from torch import Tensor
+
+import fedspa
+from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.errors import ConfigError
+from fedspa.runs.trials import SEARCHED, Halving
+from fedspa.server.coordinator import Diverged
+from fedspa.server.optimizers import ServerOptimizer, ServerState
+
+CANDIDATES = [
+    {"algorithm.server": "average", "algorithm.local_lr": 1.0},
+    {"algorithm.server": "average", "algorithm.local_lr": 3.0, "algorithm.ema": 0.5},
+    {"algorithm.server": "momentum", "algorithm.server_lr": 0.3, "privacy.clip_value": 0.1},
+    {"algorithm.compression": 0.4},
+]
+EPSILON = 3.0
+
+
+def searching(out: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A small run of 9 rounds, 6 of them for trials."""
+    wanted = {
+        "federation": {"rounds": 9},
+        "data": {"holdout": 0.2},
+        "privacy": {"noise_multiplier": None, "epsilon": EPSILON},
+        "tuning": {"candidates": CANDIDATES, "rounds": 6},
+    }
+    merged = {name: {**wanted.get(name, {}), **sections.get(name, {})} for name in {*wanted, *sections}}
+    return small(out, **merged)
+
+
+def recomputed(folder: Path, agents: int = 6) -> float:
+    """ε of the agent that spent most, from the ledger alone."""
+    with Ledger.open(folder / "ledger.sqlite", create=False) as ledger:
+        return max(ledger.epsilon(f"agent-{number}", 1e-3, "add-remove") for number in range(agents))
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    return export(folder / "ledger.sqlite")["entries"]
+
+
+def test_every_round_of_every_trial_is_in_the_ledger_and_the_total_is_what_was_asked(tmp_path: Path) -> None:
+    result = fedspa.run(searching(tmp_path / "run"))
+    tuning, summary = result.summary["tuning"], result.summary
+    tried = sorted(t for trial in tuning["trials"] for t in trial["rounds"])
+    assert tried == list(range(6))
+    found = Counter(entry["message"] for entry in entries(result.folder))
+    assert found == {f"round-{t}": 3 for t in range(9)}
+    assert len({str(entry["event"]) for entry in entries(result.folder)}) == 1
+    assert all(entry["digest"] for entry in entries(result.folder))
+    # 27 turns of 6 agents: an ordinary run of nine rounds has the very same guarantee.
+    assert summary["participations_max"] == 5
+    plain = fedspa.run(searching(tmp_path / "plain", tuning={"candidates": None, "rounds": None})).summary
+    for key in ("epsilon", "noise_multiplier", "participations_max", "accountant"):
+        assert summary[key] == plain[key]
+    assert recomputed(result.folder) == pytest.approx(summary["epsilon"])
+    assert recomputed(result.folder) <= EPSILON
+
+
+def test_what_is_said_of_the_result_is_said_of_the_choice(tmp_path: Path) -> None:
+    result = fedspa.run(searching(tmp_path / "run", tuning={"candidates": [{"algorithm.compression": 0.5}]}))
+    assert result.summary["compression"] == 0.5
+    assert result.summary["tuning"]["choice"] == 0
+    assert (result.folder / "report.html").read_text("utf-8").count("The search for settings") == 1
+
+
+def test_the_same_search_has_the_same_bits(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        fedspa.run(searching(tmp_path / name))
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_anywhere_in_the_search_it_ends_as_if_never_killed(tmp_path: Path, seed: int) -> None:
+    refuse_a_difference(lambda folder: searching(folder), tmp_path, random.Random(seed))
+
+
+@pytest.mark.parametrize("t", [0, 3, 6])
+def test_a_trial_that_crashes_stays_paid_and_drawn_anew_is_paid_again(
+    tmp_path: Path, t: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With noise that must not repeat: the round's updates were seen, so both attempts count, and still fit in ε."""
+    config = searching(tmp_path / "run", privacy={"noise_multiplier": None, "epsilon": EPSILON, "noise": "secure"})
+    crash(config, t, monkeypatch)
+    assert {entry["message"] for entry in entries(tmp_path / "run")} == {f"round-{r}" for r in range(t + 1)}
+    result = fedspa.run(config, resume=tmp_path / "run")
+    messages = Counter(entry["message"] for entry in entries(tmp_path / "run"))
+    assert messages[f"round-{t}"] == 3
+    assert messages[f"round-{t}-attempt-2"] >= 1
+    by_agent = Counter(entry["agent"] for entry in entries(tmp_path / "run"))
+    assert max(by_agent.values()) <= 5
+    assert recomputed(tmp_path / "run") <= EPSILON
+    assert result.summary["epsilon"] <= EPSILON
+
+
+def test_a_trial_that_diverges_does_not_end_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = ServerOptimizer.apply
+
+    def wild(self: ServerOptimizer, state: ServerState, mean: Tensor) -> ServerState:
+        return apply(self, state, mean * math.inf if self.server_lr == 7.0 else mean)
+
+    monkeypatch.setattr(ServerOptimizer, "apply", wild)
+    tuning: dict[str, Any] = {"candidates": [{"algorithm.server_lr": 7.0}, CANDIDATES[0]], "rounds": 2}
+    result = fedspa.run(searching(tmp_path / "run", tuning=tuning))
+    assert result.summary["tuning"]["choice"] == 1
+    assert len(entries(tmp_path / "run")) == 27  # its round is paid for like any other
+    with pytest.raises(Diverged):  # a final training that diverges ends, as any run
+        fedspa.run(searching(tmp_path / "alone", tuning={"candidates": tuning["candidates"][:1], "rounds": None}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "word"),
+    [
+        ({"tuning": {"candidates": [{"algorithm.batch": 5}]}}, "algorithm.batch cannot be tried"),
+        ({"tuning": {"candidates": [{"privacy.epsilon": 9.0}]}}, "privacy.epsilon cannot be tried"),
+        ({"tuning": {"candidates": [{"algorithm.ema": 2.0}]}}, "algorithm.ema is 2.0"),
+        ({"tuning": {"rounds": 5}}, "at least 6 rounds"),
+        ({"tuning": {"rounds": 12}}, "leave none to train"),
+        ({"tuning": {"candidates": None}}, "there are none"),
+        ({"tuning": {"ahead": [[0.0]]}}, "tuning.ahead must have a list for each"),
+        ({"data": {"holdout": 0.0}}, "data.holdout is 0"),
+        ({"algorithm": {"lr_decay": "sqrt"}}, "lr_decay 'sqrt'"),
+        ({"privacy": {"clip_rule": "quantile", "noise_multiplier": None, "epsilon": 3.0}}, "clip_rule is 'quantile'"),
+        (
+            {"algorithm": {"name": "fedavg", "compression": 1.0}, "privacy": {"noise_multiplier": None}},
+            "spends no budget",
+        ),
+    ],
+)
+def test_what_is_refused_is_refused_before_anything_is_written(
+    tmp_path: Path, sections: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(ConfigError, match=word.replace("(", r"\(")) as refused:
+        fedspa.run(searching(tmp_path / "run", **sections))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_may_be_tried_leaves_every_event_as_it_is(tmp_path: Path) -> None:
+    """The list is held to the plans themselves: a key that moved the event would be refused as a candidate."""
+    values: dict[str, Any] = {"algorithm.server": "momentum", "algorithm.mask": "shared", "algorithm.compression": 0.5}
+    for key in SEARCHED:
+        tuning = {"candidates": [{key: values.get(key, 0.25)}], "rounds": None}
+        fedspa.run(searching(tmp_path / key, federation={"rounds": 1}, tuning=tuning))
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(0, 40),
+    st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), min_size=40, max_size=40),
+)
+def test_halving_gives_each_rung_its_rounds_and_ends_with_one(candidates: int, spare: int, scores: list[float]) -> None:
+    halving = Halving.within(candidates, max(1, Halving(candidates, 1).rounds + spare))
+    order = [halving.trial(scores[:t], "accuracy") for t in range(min(40, halving.rounds + 1))]
+    assert halving.rounds <= max(1, Halving(candidates, 1).rounds + spare)
+    first = order[: min(candidates * halving.each, halving.rounds, 40)]
+    assert first == [number for number in range(candidates) for _ in range(halving.each)][: len(first)]
+    if halving.rounds < 40:
+        winner = order[halving.rounds]
+        assert all(halving.trial(scores[: halving.rounds + more], "accuracy") == winner for more in range(3))
+
+
+def test_halving_drops_the_worse_half_and_what_has_no_score() -> None:
+    halving = Halving(4, 1)
+    assert halving.rounds == 6
+    assert halving.trial([0.1, 0.9, math.nan, 0.5], "accuracy") == 1
+    assert halving.trial([0.1, 0.9, math.nan, 0.5, 0.6], "accuracy") == 3
+    assert halving.trial([0.1, 0.9, math.nan, 0.5, 0.6, 0.7], "accuracy") == 3
+    assert halving.trial([0.1, 0.9, math.nan, 0.5, 0.6, 0.6], "accuracy") == 1  # a tie is the earlier one's
+    assert halving.trial([0.1, 0.9, math.nan, 0.5, 0.6, 0.7], "loss") == 0  # 0 and 3 were left
+
+
+def test_what_a_rehearsal_saw_a_slow_starter_gain_counts_for_it() -> None:
+    scores = [0.5, 0.4]
+    assert Halving(2, 1).trial(scores, "accuracy") == 0
+    assert Halving(2, 1, ((0.1,), (0.3,))).trial(scores, "accuracy") == 1

@@ -1,0 +1,135 @@
+"""`fedspa.tune` and `fedspa tune`, from a config to a model, within one budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_rehearse import made_up
+from test_trials import recomputed
+from typer.testing import CliRunner
+
+import fedspa
+from fedspa.agent.ledger.export import export
+from fedspa.cli import app
+from fedspa.errors import ConfigError
+from fedspa.running import Stopped
+
+
+def config(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    given: dict[str, dict[str, Any]] = {
+        "federation": {"agents": 6, "per_round": 3, "rounds": 12},
+        "data": {"holdout": 0.25},
+        "algorithm": {"batch": 40, "local_steps": 1},
+        "privacy": {"noise": "seeded"},
+        "run": {"out": str(out), "threads": 1},
+    }
+    return {name: {**given.get(name, {}), **sections.get(name, {})} for name in {*given, *sections}}
+
+
+def test_search_and_training_together_cost_what_was_asked(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, data=made_up(), on_rehearsed=heard.append)
+    summary, tuning = result.summary, result.summary["tuning"]
+    assert summary["epsilon"] <= 2.0
+    assert recomputed(tmp_path / "run") <= 2.0
+    entries = export(tmp_path / "run" / "ledger.sqlite")["entries"]
+    assert len(entries) == 12 * 3
+    assert tuning["rounds"] == 6
+    assert len(tuning["trials"]) == 4
+    assert len(tuning["rehearsal"]["found"]) == len(heard)
+    assert {} in [found["settings"] for found in tuning["rehearsal"]["found"]]  # the config's own
+    chosen = fedspa.load(tmp_path / "run" / "config.toml").tuning.candidates
+    assert chosen is not None
+    assert chosen[tuning["choice"]] == tuning["trials"][tuning["choice"]]["settings"]
+    kept = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    assert kept["tuning"] == tuning
+    # The test records are another heap than those that chose.
+    found = result.module(made_up().test_x).argmax(1)
+    right = (found == made_up().test_y).double().mean()
+    assert tuning["test"]["accuracy"] == pytest.approx(float(right))
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "The search for settings" in page
+    assert "which chose nothing" in page
+
+
+def test_the_same_search_gives_the_same_model(tmp_path: Path) -> None:
+    made = [
+        fedspa.tune(config(tmp_path / name), epsilon=2.0, share=0.3, data=made_up(), studies=tmp_path / "studies")
+        for name in ("one", "other")
+    ]
+    one, other = (torch.cat([p.flatten() for p in each.module.parameters()]) for each in made)
+    assert torch.equal(one, other)
+    assert made[0].summary["tuning"] == made[1].summary["tuning"]
+
+
+def test_stopped_in_the_search_it_goes_on_with_what_was_paid(tmp_path: Path) -> None:
+    whole = fedspa.tune(config(tmp_path / "whole"), epsilon=2.0, share=0.5, data=made_up())
+    with pytest.raises(Stopped):
+        fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, data=made_up(), stop=lambda: True)
+    paid = export(tmp_path / "run" / "ledger.sqlite")["entries"]
+    assert {entry["message"] for entry in paid} == {"round-0"}
+    result = fedspa.tune(resume=tmp_path / "run", data=made_up())
+    assert result.summary["tuning"] == whole.summary["tuning"]
+    assert len(export(tmp_path / "run" / "ledger.sqlite")["entries"]) == 36
+    again = fedspa.tune(resume=tmp_path / "run", data=made_up())  # it is done: nothing more is spent
+    assert again.summary["tuning"] == whole.summary["tuning"]
+    assert len(export(tmp_path / "run" / "ledger.sqlite")["entries"]) == 36
+
+
+def test_without_rehearsals_the_rates_of_the_rule_are_tried(tmp_path: Path) -> None:
+    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, public="none", data=made_up())
+    rates = [trial["settings"]["algorithm.server_lr"] for trial in result.summary["tuning"]["trials"]]
+    assert [round(rate / rates[0], 2) for rate in rates] == [1.0, 3.0, 0.33, 9.0]
+    assert result.summary["tuning"]["rehearsal"]["found"] == []
+
+
+def test_with_no_share_the_rehearsals_decide_and_no_round_is_tried(tmp_path: Path) -> None:
+    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.0, data=made_up())
+    assert result.summary["tuning"]["rounds"] == 0
+    assert len(result.summary["tuning"]["trials"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "options", "word"),
+    [
+        ({"data": {"holdout": 0.0}}, {}, "data.holdout is 0"),
+        ({"algorithm": {"name": "fedavg"}}, {}, "fedavg spends no budget"),
+        ({}, {"share": 1.0}, "share is 1.0"),
+        ({}, {"space": {"algorithm.batch": [5]}}, "algorithm.batch cannot be tried"),
+        ({"tuning": {"candidates": [{}]}}, {}, "which `fedspa tune` chooses"),
+        ({"privacy": {"clip_rule": "quantile"}}, {"public": "none"}, "clip_rule is 'quantile'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_told_in_a_line(
+    tmp_path: Path, sections: dict[str, Any], options: dict[str, Any], word: str
+) -> None:
+    budget = {} if "algorithm" in sections and "name" in sections["algorithm"] else {"epsilon": 2.0}
+    with pytest.raises(ConfigError, match=word) as refused:
+        fedspa.tune(config(tmp_path / "run", **sections), data=made_up(), **budget, **options)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["tune", "--epsilon", "3", "--share", "0.2", "--out", "run", "--space", "algorithm.ema=0,0.5"]
+    for key in ("data.holdout=0.3", "algorithm.batch=20", "federation.rounds=10", "privacy.noise=seeded"):
+        words += ["--set", key]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    for part in ("Trials: 2 of 10 rounds", "chosen", "for nothing", "which chose nothing"):
+        assert part in done.output
+    told = CliRunner().invoke(app, ["tune", "--resume", "run", "--json"])
+    summary = json.loads(told.stdout)
+    assert summary["epsilon"] <= 3
+    assert list((tmp_path / "runs" / "studies").glob("*.json"))
+    for bad, word in (
+        (["tune", "--space", "algorithm.ema"], "--space algorithm.ema: it must read"),
+        (["tune", "--resume", "run", "--out", "other"], "--resume goes on with the run as it began"),
+        (["tune", "--resume", "nowhere"], "there is no run in that folder"),
+    ):
+        assert word in str(CliRunner().invoke(app, bad).exception)
