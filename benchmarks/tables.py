@@ -283,6 +283,31 @@ def scale_out() -> str:
     return origin(result["provenance"]) + markdown(["", "workers", "÷ one worker", "s with one", "s with them"], rows)
 
 
+def secagg() -> str:
+    result = kept("secagg")
+    cases = result["cases"]
+    rows: dict[str, Callable[[dict[str, Any]], str]] = {
+        "bits of a word": lambda row: str(row["bits"]),
+        "a member's masks and message": lambda row: f"{spread(row['member_ms'])} ms",
+        "the same just after its start": lambda row: f"{spread(row['first_ms'])} ms",
+        "the same message without masks": lambda row: f"{spread(row['unmasked_ms'])} ms",
+        "its integers, from its records": lambda row: f"{spread(row['train_ms'])} ms",
+        "masks ÷ integers (just after its start)": lambda row: (
+            f"{100 * row['share_of_training']:.2g} % ({100 * row['share_of_training_first']:.2g} %)"
+        ),
+        "the server, per message": lambda row: f"{figure(row['server_ms_per_message'])} ms",
+        "bytes of a message": lambda row: f"{row['bytes']:,}",
+        "÷ the same words without masks": lambda row: figure(row["times_plain"]["words_of_the_sum"]),
+        "÷ the integers as int16": lambda row: figure(row["times_plain"]["int16"]),
+        "÷ in the fewest bits that hold a member's": lambda row: figure(row["times_plain"]["fewest_bits_of_a_member"]),
+        "a round over loopback": lambda row: f"{spread(row['loopback']['masked_s'])} s",
+        "the same without masks": lambda row: f"{spread(row['loopback']['plain_s'])} s",
+    }
+    cells = [[what, *(cell(row) for row in cases.values())] for what, cell in rows.items()]
+    head = [f"k = {result['settings']['count']:,}", *(f"{members} members" for members in cases)]
+    return origin(result["provenance"]) + markdown(head, cells)
+
+
 # Name → the page that has it, and what it holds.
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "engine-time": ("docs/engine.md", engine_time),
@@ -304,6 +329,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "choosing-tau": ("docs/choosing.md", choosing("algorithm.local_steps", "noise_multiplier")),
     "choosing-T": ("docs/choosing.md", choosing("federation.rounds", "noise_multiplier", "run_bytes")),
     "scale-out": ("docs/workers.md", scale_out),
+    "secagg": ("docs/secagg.md", secagg),
     "ledger-calls": ("docs/ledger.md", ledger_calls),
     "ledger-share": ("docs/ledger.md", ledger_share),
     **SENTENCES,
