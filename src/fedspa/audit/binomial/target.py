@@ -11,12 +11,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
-from fedspa.algorithms import Agent, Terms
+from fedspa.algorithms import Agent, Terms, chosen
 from fedspa.algorithms.cpsgd import respond
-from fedspa.audit.probe import MakeEngine, Respond, one_key, public_key
+from fedspa.audit.probe import DIMENSION, MakeEngine, Respond, one_key, public_key
 from fedspa.audit.setting import Setting
+from fedspa.audit.sums import plants as sums
+from fedspa.audit.sums.cohort import Summed, answering, played
 from fedspa.engine.local import CLIP_UNITS, ClippedSums
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
@@ -31,22 +34,32 @@ from fedspa.randomness.streams import Stream
 
 Release = Callable[[list[Tensor], BinomialPlan, bytes, Stream, Stream], Integers]
 Claim = Callable[[BinomialPlan, float], Sensitivity]
+# Of a member's records: more cost time, and fewer are a harder case, priced as such.
+_MOST_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`variants` are plans that differ in clipping and rotation; the first one's sampling is audited too."""
+    """`variants` are plans that differ in clipping and rotation; the first one's sampling is audited too. `sums` are
+    attacked where the plan is of sums: the variants are then what a member is asked for, as one sees it who colludes
+    with all others."""
 
     variants: tuple[BinomialPlan, ...]
     release: Release = quantize.release
     engine: MakeEngine = Setting.make_engine
     respond: Respond[IntegerUpdate] = respond
     claim: Claim = lambda plan, delta: sensitivity(plan.event, delta)
+    sums: Summed | None = None
 
     def __post_init__(self) -> None:
-        for plan in self.variants:
-            if plan.flaw is not None:
-                raise ConfigError(f"there is no claim to audit: {plan.flaw}")
+        if self.sums is None:
+            for plan in self.variants:
+                _require_claim(plan)
+
+
+def _require_claim(plan: BinomialPlan) -> None:
+    if plan.flaw is not None:
+        raise ConfigError(f"there is no claim to audit: {plan.flaw}")
 
 
 def variant(plan: BinomialPlan) -> str:
@@ -59,12 +72,29 @@ def synthetic() -> Target:
     an ε (17 and 31 trials): a claim so weak, of ε = 17 and 57, is beyond what thousands of draws could refute."""
     plan = BinomialPlan(16, "coordinate", 0.1, 2, 100, False, "local", 8, 2, 8, 1, 1e-3)
     rotated = replace(plan, rotation=True, trials=2000)
-    return Target((plan, rotated, replace(rotated, clip="l2")))
+    summed = replace(plan, adversary="secure-aggregation", members=4, colluders=1)
+    return Target((plan, rotated, replace(rotated, clip="l2")), sums=_sums(summed))
 
 
 def of_plan(plan: BinomialPlan) -> Target:
     """The mechanism of a run."""
-    return Target((plan,))
+    _require_claim(plan)
+    if plan.aggregation is None:
+        return Target((plan,))
+    return Target((replace(plan, adversary="local", members=0, colluders=0),), sums=_sums(plan))
+
+
+def _sums(plan: BinomialPlan) -> Summed:
+    """A cohort of the plan's members, on the probe and with few records."""
+    batch, (members, colluders) = min(plan.batch, _MOST_BATCH), played(plan.members, plan.colluders)
+    few = replace(plan, dimension=DIMENSION, batch=batch, records=batch, members=members, colluders=colluders)
+    few = replace(few, delta=min(plan.delta, 1e-3))
+
+    def law(shares: int) -> Any:
+        """Of null records each member rounds ½ by a coin, which is one trial more."""
+        return stats.binom(shares * (few.trials + 1), 0.5, loc=shares * (few.levels // 2 - 1))
+
+    return Summed(few, chosen("cpsgd", "secure-aggregation"), law)
 
 
 def _half(plan: BinomialPlan, delta: float) -> Sensitivity:
@@ -169,6 +199,29 @@ def _in_engine(broken: type[_Longer]) -> Callable[[Target], Target]:
     return lambda target: replace(target, engine=make_engine)
 
 
+def _half_share(sums: Summed) -> Summed:
+    """Half of the trials: a standard deviation smaller than accounted by √2."""
+
+    def fewer(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[IntegerUpdate]:
+        plan: Any = terms.plan
+        half = replace(plan, trials=max(1, plan.trials // 2))
+        for answer in respond(theta, replace(terms, steps=half), agents, engine):
+            yield replace(answer, values=answer.values + (plan.trials - half.trials) // 2)  # the mean as it should be
+
+    return answering(sums, fewer)
+
+
+def _in_sums(plant: Callable[[Summed], Summed]) -> Callable[[Target], Target]:
+    def planted(target: Target) -> Target:
+        if target.sums is None:
+            raise ConfigError(
+                "this plant is a mistake in sums: give a config of privacy.adversary = 'secure-aggregation'"
+            )
+        return replace(target, sums=plant(target.sums))
+
+    return planted
+
+
 PLANTS: dict[str, Callable[[Target], Target]] = {
     "sensitivity": lambda target: replace(target, claim=_half),
     "noise": lambda target: replace(target, release=_weak),
@@ -180,4 +233,6 @@ PLANTS: dict[str, Callable[[Target], Target]] = {
     "sampling": lambda target: replace(target, respond=_epochs),
     "engine-clip": _in_engine(_Longer),
     "engine-norm": _in_engine(_Overlooks),
+    "share": _in_sums(_half_share),
+    **{name: _in_sums(plant) for name, plant in sums.PLANTS.items()},
 }
