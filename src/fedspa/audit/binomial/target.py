@@ -7,24 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedspa.algorithms import Agent, Terms, chosen
 from fedspa.algorithms.cpsgd import respond
+from fedspa.audit.engines import Longer, Overlooks, engine_with
 from fedspa.audit.probe import DIMENSION, MakeEngine, Respond, one_key, public_key
 from fedspa.audit.setting import Setting
 from fedspa.audit.sums import plants as sums
 from fedspa.audit.sums.cohort import Summed, answering, played
-from fedspa.engine.local import CLIP_UNITS, ClippedSums
-from fedspa.engine.task import Engine, LocalResult, LocalTask
+from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import taken
-from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial import release as quantize
 from fedspa.mechanisms.binomial.bound import Sensitivity, sensitivity
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
@@ -88,7 +87,6 @@ def _sums(plan: BinomialPlan) -> Summed:
     """A cohort of the plan's members, on the probe and with few records."""
     batch, (members, colluders) = min(plan.batch, _MOST_BATCH), played(plan.members, plan.colluders)
     few = replace(plan, dimension=DIMENSION, batch=batch, records=batch, members=members, colluders=colluders)
-    few = replace(few, delta=min(plan.delta, 1e-3))
 
     def law(shares: int) -> Any:
         """Of null records each member rounds ½ by a coin, which is one trial more."""
@@ -149,56 +147,6 @@ def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
         yield from respond(theta, only, [replace(agent, x=taken(agent.x, chosen), y=taken(agent.y, chosen))], engine)
 
 
-class _ClippingEngine(Engine, ClippedSums, Protocol):
-    """An engine that clips by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Longer:
-    """An engine that adds up examples of up to twice the bound, in units of the right one."""
-
-    engine: _ClippingEngine
-    name: str = "longer"
-    separates_records: bool = False
-    threads: int = 1
-
-    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
-        return self.engine.train(theta, tasks)
-
-    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
-        total, zeroed = self.engine.clipped_sum(theta, x, y, clip, 2 * clip_value)
-        return 2 * total, zeroed
-
-
-class _Overlooks(_Longer):
-    """An engine whose clip does not see the last two coordinates: their sizes, or their part in a norm."""
-
-    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
-        total, zeroed = self.engine.clipped_sum(theta, x, y, clip, clip_value)
-        if clip == "coordinate":
-            total[-2:] = 1000 * self.engine.clipped_sum(theta, x, y, clip, 1000 * clip_value)[0][-2:]
-            return total, zeroed
-        rows = torch.stack(
-            [self.engine.clipped_sum(theta, *one, clip, clip_value)[0] for one in zip(x[:, None], y[:, None])]
-        )
-        norms, counted = (part.double().norm(dim=1).clamp(min=1) for part in (rows, rows[:, :-2]))
-        factors = torch.where(norms > 0.999 * CLIP_UNITS, CLIP_UNITS / counted, 1.0)
-        return (rows * factors[:, None]).long().sum(dim=0), zeroed
-
-
-def _in_engine(broken: type[_Longer]) -> Callable[[Target], Target]:
-    def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
-        engine = setting.make_engine(module, input_shape)
-        if not isinstance(engine, ClippedSums):
-            raise ConfigError(
-                f"--plant engine-clip and engine-norm break an engine that clips by itself; {engine.name!r} does not: "
-                "use --plant clip"
-            )
-        return broken(engine)
-
-    return lambda target: replace(target, engine=make_engine)
-
-
 def _half_share(sums: Summed) -> Summed:
     """Half of the trials: a standard deviation smaller than accounted by √2."""
 
@@ -231,8 +179,8 @@ PLANTS: dict[str, Callable[[Target], Target]] = {
     "seed": lambda target: replace(target, respond=public_key(target.respond)),
     "seed-reused": lambda target: replace(target, respond=one_key(target.respond)),
     "sampling": lambda target: replace(target, respond=_epochs),
-    "engine-clip": _in_engine(_Longer),
-    "engine-norm": _in_engine(_Overlooks),
+    "engine-clip": lambda target: replace(target, engine=engine_with(Longer)),
+    "engine-norm": lambda target: replace(target, engine=engine_with(Overlooks)),
     "share": _in_sums(_half_share),
     **{name: _in_sums(plant) for name, plant in sums.PLANTS.items()},
 }
