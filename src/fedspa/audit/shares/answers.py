@@ -2,7 +2,8 @@
 
 Two agents with the same keys have the same coins and the same random bits of noise. A draw of noise grows with the
 point that it is around, and by whole units as that moves by whole units: so two draws are apart by what their points
-are, rounded up. The grid is so fine here that these roundings, of less than a unit and a step per coordinate, hardly show.
+are, rounded up. The grid is so fine here that these roundings, of less than a unit and a step per coordinate, hardly
+show.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def neighbour_questions(setting: Setting, target: Summed) -> list[Question]:
 
 
 def _fitted(plan: DiscreteGaussianPlan, dimension: int, clip_value: float | None) -> DiscreteGaussianPlan:
-    """On the finest grid, with a mask of three quarters of the coordinates where the plan has one."""
+    """On a fine grid, with a mask of three quarters of the coordinates where the plan has one."""
     active = dimension if plan.active == plan.dimension else dimension * 3 // 4
-    own = replace(plan, dimension=dimension, active=active, records=RECORDS, bound=MOST_BOUND, delta=1e-3)
+    own = replace(plan, dimension=dimension, active=active, records=RECORDS, bound=MOST_BOUND // 2, delta=1e-3)
     return own if clip_value is None else replace(own, clip_value=clip_value)
 
 
