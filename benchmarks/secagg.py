@@ -22,6 +22,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def case(n: int, count: int, repeats: int) -> dict[str, Any]:
     times = turns(
         {
             "train": train,
-            "first": lambda: upload(values[own], session, own, SecretKey(key)),
+            "first": lambda: upload(values[own], replace(session), own, SecretKey(key)),
             "member": lambda: upload(values[own], session, own, secrets[own]),
             "unmasked": lambda: encode(words, session),
             "server": lambda: summed(session, sent).values(),

@@ -73,16 +73,22 @@ def main(folder: Path) -> None:
     say("everything is stopped")
 
 
-def set_up(deployment: Deployment, site: str) -> dict[str, Any]:
-    """What the site's own people would do, once: key, records, policy, ledger. Gives its node-config."""
+def set_up(deployment: Deployment, site: str, limits: str = POLICY, **more: Any) -> dict[str, Any]:
+    """What the site's own people would do, once: key, records, policy, ledger. Gives its node-config, with `more`."""
     home = deployment.folder / site
     deployment.register(site)
     x, y = of_site(site)
     np.savez(home / "records.npz", x=x, y=y)
-    (home / "policy.toml").write_text(POLICY.format(epsilon=CAPS[site]))
+    (home / "policy.toml").write_text(limits.format(epsilon=CAPS[site]))
     files = {"data": "records.npz", "policy": "policy.toml", "ledger": "ledger.sqlite"}
     # A public number that the site will not reach: engines may then compute a Poisson batch's records together.
-    config = {"agent": site, "classes": 2, "room": 1000, **{key: str(home / file) for key, file in files.items()}}
+    config = {
+        "agent": site,
+        "classes": 2,
+        "room": 1000,
+        **{key: str(home / file) for key, file in files.items()},
+        **more,
+    }
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     check = [sys.executable, "-m", "fedspa.flower.site", "--create-ledger", text]
     subprocess.run(check, check=True, stdout=subprocess.DEVNULL)

@@ -21,7 +21,7 @@ from fedspa.agent.ledger.witness import GENESIS
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.cap import BY_FILTER, Cap, Total
+from fedspa.privacy.cap import BY_FILTER, Cap, Total, total
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.20)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)
@@ -282,6 +282,29 @@ def test_what_is_left_counts_secure_aggregation_as_the_server_saw_it(tmp_path: P
     )
     assert (one.epsilon, one.epsilon_left) == (other.epsilon, other.epsilon_left)
     assert one.participations_left == other.participations_left
+
+
+def test_both_views_of_what_was_aggregated(tmp_path: Path) -> None:
+    """Beside a local run: ε against the server, the floor, and what is left of a cap that trusts the cohort or not."""
+    local = BinomialEvent(10, 143, 1, 650, 1, 60, False, 1)
+    summed = replace(local, aggregated=8, members=10, colluders=2)
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        ledger.reserve("a", summed, "run", "0")
+        ledger.reserve("a", local, "another", "0")
+        ledger.reserve("b", local, "another", "0")
+        own, floor = (price("a", 1e-3, "replace-one").epsilon for price in (ledger.total, ledger.floor_total))
+        assert own < floor == total({local: 2}, 1e-3, "replace-one", None).epsilon
+        assert ledger.floor_total("b", 1e-3, "replace-one") == ledger.total("b", 1e-3, "replace-one")
+    blind = Cap(2 * floor, 1e-3, "replace-one")
+    trusting = replace(blind, floor=2 * floor, min_honest=8)
+    more = []
+    for cap, left in ((None, None), (blind, floor), (trusting, 2 * floor - own)):
+        a, b = summary(tmp_path / "ledger.sqlite", delta=1e-3, neighbours="replace-one", cap=cap).agents
+        assert (a.epsilon, a.epsilon_floor, b.epsilon_floor) == (own, floor, b.epsilon)
+        assert a.epsilon_left == (None if left is None else pytest.approx(left))
+        more.append(a.participations_left)
+    assert more[0] is None
+    assert more[1] == more[2] > 0  # the last event is local, and the floor bounds it under either cap
 
 
 def test_many_agents_cost_what_their_distinct_totals_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

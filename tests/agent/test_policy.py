@@ -11,12 +11,12 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_plans import GAUSSIAN_PLAN
+from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
 from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.mechanisms.gaussian.plan import GaussianPlan
+from fedspa.mechanisms import Plan
 from fedspa.privacy.cap import Cap
 
 TEXT = """
@@ -113,7 +113,18 @@ def test_load(tmp_path: Path) -> None:
     assert Policy.load(path) == POLICY
 
 
-LAXER: list[tuple[Code, Policy, GaussianPlan]] = [
+# Of sums over 12 agents with 4 colluding: 8 shares of noise count, each of multiplier 33.3.
+SUMMED = replace(BINOMIAL_PLAN, adversary="secure-aggregation", members=12, colluders=4)
+TRUSTING = replace(
+    POLICY,
+    neighbours="replace-one",
+    max_rounds=45,
+    clippings=("coordinate",),
+    min_honest=8,
+    min_colluders=4,
+    max_floor=20.0,
+)
+LAXER: list[tuple[Code, Policy, Plan]] = [
     ("not-private", POLICY, replace(PLAN, clip_rule="median")),
     ("unit", replace(POLICY, unit="person"), PLAN),
     ("unit", replace(POLICY, unit="record"), replace(PLAN, unit="person")),
@@ -127,11 +138,18 @@ LAXER: list[tuple[Code, Policy, GaussianPlan]] = [
     ("compression-too-large", replace(POLICY, max_compression=0.049), PLAN),
     ("clipping-not-allowed", replace(POLICY, clippings=("coordinate",)), PLAN),
     ("clip-rule-not-allowed", replace(POLICY, clip_rules=("quantile",)), PLAN),
+    ("aggregation", replace(TRUSTING, min_honest=None, min_colluders=0, max_floor=None), SUMMED),
+    ("aggregation", replace(TRUSTING, min_honest=9), SUMMED),
+    ("aggregation", TRUSTING, replace(SUMMED, members=11)),
+    ("aggregation", replace(TRUSTING, min_colluders=5), SUMMED),
+    ("aggregation", TRUSTING, replace(SUMMED, colluders=3)),
+    ("noise-too-small", replace(TRUSTING, min_noise_multiplier=95), SUMMED),
+    ("not-private", TRUSTING, replace(SUMMED, members=0, colluders=0)),
 ]
 
 
 @pytest.mark.parametrize(("code", "policy", "plan"), LAXER)
-def test_a_laxer_plan_is_refused(code: Code, policy: Policy, plan: GaussianPlan) -> None:
+def test_a_laxer_plan_is_refused(code: Code, policy: Policy, plan: Plan) -> None:
     with pytest.raises(PolicyRefusal) as caught:
         policy.check(plan)
     assert caught.value.code == code
@@ -140,6 +158,59 @@ def test_a_laxer_plan_is_refused(code: Code, policy: Policy, plan: GaussianPlan)
 
 def test_every_code_is_met() -> None:
     assert {code for code, _, _ in LAXER} | {"budget"} == set(get_args(Code))
+
+
+def test_sums_over_honest_members_pass() -> None:
+    TRUSTING.check(SUMMED)
+    TRUSTING.check(replace(SUMMED, members=20, colluders=6))
+    TRUSTING.check(replace(BINOMIAL_PLAN, trials=20_000))  # nobody's noise but its own
+    replace(TRUSTING, min_noise_multiplier=94).check(SUMMED)  # 33.3·√8
+    assert TRUSTING.cap == Cap(1.5, 1e-3, "replace-one", 20.0, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("min_honest = 3", "min_honest and max_floor: a policy states both"),
+        ("max_floor = 3", "min_honest and max_floor: a policy states both"),
+        ("min_colluders = 3", "min_honest and max_floor: a policy states both"),
+        ("min_honest = 0\nmax_floor = 3", "min_honest is 0"),
+        ("min_honest = 2.5\nmax_floor = 3", "min_honest is 2.5; it must be a whole number"),
+        ("min_honest = 2\nmax_floor = 1.4", r"max_floor is 1.4; it must be finite and at least epsilon = 1\.5"),
+        ("min_honest = 2\nmax_floor = inf", "max_floor is inf"),
+        ("min_honest = 2\nmax_floor = 3\nmin_colluders = -1", "min_colluders is -1"),
+    ],
+)
+def test_what_is_said_of_sums_is_said_whole(text: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as refused:
+        Policy.parse(TEXT + text)
+    assert "\n" not in str(refused.value)
+
+
+def test_sums_in_a_policys_text() -> None:
+    policy = Policy.parse(TEXT + "min_honest = 8\nmin_colluders = 2\nmax_floor = 3\n")
+    assert policy.cap == Cap(1.5, 1e-3, "add-remove", 3.0, 8, 2)
+    assert Policy.parse(TEXT + "min_honest = 8\nmax_floor = 3").min_colluders == 0
+
+
+def test_the_floor_of_all_runs_is_capped(tmp_path: Path) -> None:
+    plan = replace(SUMMED, trials=60, participations=3)
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        TRUSTING.admit(plan, ledger, "a", "run", "0")
+        for message in ("0", "1", "2"):
+            ledger.reserve("a", plan.event, "run", message, cap=TRUSTING.cap, announced=3)
+        cost = ledger.floor_total("a", 1e-3, "replace-one").epsilon
+        assert ledger.epsilon("a", 1e-3, "replace-one") < cost
+        tight = replace(TRUSTING, epsilon=cost, max_floor=cost)
+        with pytest.raises(PolicyRefusal, match="against all others together") as refused:
+            tight.admit(plan, ledger, "a", "another", "0")
+        assert refused.value.code == "budget"
+        # Without a floor, what was aggregated counts as if all others had colluded.
+        local = replace(BINOMIAL_PLAN, trials=20_000, participations=1)
+        alone = replace(TRUSTING, epsilon=0.9 * cost, min_honest=None, min_colluders=0, max_floor=None)
+        with pytest.raises(PolicyRefusal, match="of its cap"):
+            alone.admit(local, ledger, "a", "another", "0")
+        replace(TRUSTING, epsilon=0.9 * cost).admit(local, ledger, "a", "another", "0")
 
 
 def test_equal_or_stricter_plans_pass() -> None:

@@ -10,7 +10,7 @@ import torch
 from sample_plans import BINOMIAL_PLAN
 from torch import Tensor, nn
 
-from fedspa.algorithms import ALGORITHMS, Agent, Terms, cpsgd
+from fedspa.algorithms import ALGORITHMS, Agent, Terms, chosen, cpsgd
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
@@ -113,6 +113,26 @@ def test_the_mean_of_many_answers_is_a_step_down_the_clipped_gradient(rotation: 
     off = (answers.mean(0) + TERMS.local_lr * clipped_mean(agent())).abs().max()
     assert off < 5.5 * terms.update_noise / 14.1
     assert answers.std(0).mean() > 0.5 * terms.update_noise
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_a_sum_has_the_mean_of_its_members(rotation: bool) -> None:
+    """What secure aggregation hands over, and what the server makes of each member's own upload without it."""
+    plan = replace(PLAN, rotation=rotation, agents=5, adversary="secure-aggregation", members=4, colluders=1)
+    terms = replace(TERMS, steps=plan)
+    summed = chosen("cpsgd", "secure-aggregation")
+    theta, agents = FlatModel(net()).flatten(), [agent(number) for number in range(5)]
+    answers = list(summed.respond(theta, terms, agents, GenericEngine(net())))
+    total = np.sum([answer.values for answer in answers], axis=0)
+    bounds = plan.aggregation
+    assert bounds is not None
+    assert (total.dtype, len(total)) == (np.int64, bounds.count)
+    assert bounds.low <= total.min() <= total.max() <= bounds.high
+    assert summed.mean is not None
+    mean = summed.mean(total, 5, terms)
+    alone = [CPSGD.decode(CPSGD.encode(answer, terms, "int"), terms, "int", None, ()).values for answer in answers]
+    assert (mean.round, mean.dimension, mean.mask_seed) == (terms.round, DIMENSION, terms.mask_seed)
+    assert np.allclose(mean.values, np.mean(alone, axis=0, dtype=np.float64), rtol=1e-5, atol=1e-7)
 
 
 def test_a_batch_is_of_exactly_b_records() -> None:

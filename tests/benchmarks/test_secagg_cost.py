@@ -7,6 +7,7 @@ import math
 import pytest
 
 import secagg
+from fedspa.secagg.keys import SecretKey
 from fedspa.secagg.session import Session
 
 
@@ -24,7 +25,8 @@ def test_a_small_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lengths() -> None:
-    session = Session("run", 1, 1, {"a": bytes(32), "b": bytes([1] * 32)}, bytes(32), -100, 100, 1000)
+    publics = {name: SecretKey.generate().public for name in "ab"}
+    session = Session("run", 1, 1, publics, bytes(32), -100, 100, 1000)
     found = secagg.lengths(session, 15)
     assert found["bytes"] == 56 + 1008
     assert found["plain_bytes"] == {"words_of_the_sum": 1000, "fewest_bits_of_a_member": 625, "int16": 2000}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,12 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app, main
+from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian import compare
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.privacy.accounting import epsilon
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -145,9 +149,57 @@ def test_privacy_prints_every_row_with_its_soundness(call: Call) -> None:
     assert "guarantees nothing" in out
 
 
+SHARES = "--batch 600 --records 600 --local-steps 1 --participations 5 --delta 1e-3 --members 10"
+
+
+def test_privacy_of_a_share_has_two_epsilons(call: Call) -> None:
+    """Eight shares count: the noise that counts is √8 times one, which is what is left where all others collude."""
+    code, out, _ = call(f"privacy {SHARES} --colluders 2 --epsilon 1 --json")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert [row["neighbours"] for row in rows] == ["add-remove", "replace-one"]
+    for row in rows:
+        assert 0.99 < row["epsilon"] <= 1 < row["epsilon_floor"]
+        assert row["noise_counted"] == pytest.approx(row["noise"] * 8**0.5)
+    # A Gaussian of the same noise costs the same, to the little that shares lose: 5 steps without sampling.
+    gaussian = GaussianEvent("poisson", 600, 600, 1, rows[0]["noise_counted"])
+    alone = replace(gaussian, noise_multiplier=rows[0]["noise"])
+    for stated, event in ((rows[0]["epsilon"], gaussian), (rows[0]["epsilon_floor"], alone)):
+        exact = epsilon({event: 5}, 1e-3, neighbours="add-remove")
+        assert exact <= stated < 1.01 * exact
+    code, out, _ = call(f"privacy {SHARES} --colluders 2 --noise 0.001")
+    assert code == 0
+    assert "the server with up to 2 of the 10 agents or more whose sums it sees" in " ".join(out.split())
+    assert out.count("∞") == 4
+
+
+def test_a_ledger_of_sums_is_shown_with_its_floor(call: Call, tmp_path: Path) -> None:
+    summed = BinomialEvent(10, 143, 1, 650, 1, 60, False, 8, "secure", members=10, colluders=2)
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        ledger.reserve("a", summed, "run", "0", announced=1)
+    file = "ledger.sqlite --neighbours replace-one"
+    (agent,) = json.loads(call(f"ledger show {file} --cap 5 --json")[1])["agents"]
+    assert 0 < agent["epsilon"] < agent["epsilon_floor"]
+    assert agent["epsilon_left"] == pytest.approx(5 - agent["epsilon_floor"])
+    code, out, _ = call(f"ledger show {file} --cap 5")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "floor against all others together; a cap that allows no aggregation is held against the floor" in words
+    assert "in sums over 10 members with up to 2 colluding" in words
+    (tmp_path / "policy.toml").write_text(
+        'epsilon = 5.0\ndelta = 1e-3\nneighbours = "replace-one"\nmin_noise_multiplier = 1\nmax_local_steps = 1\n'
+        'max_rounds = 9\nmax_compression = 1\nclippings = ["coordinate"]\nmin_honest = 8\nmax_floor = 9\n'
+    )
+    (agent,) = json.loads(call("ledger show ledger.sqlite --policy policy.toml --json")[1])["agents"]
+    assert agent["epsilon_left"] == pytest.approx(5 - agent["epsilon"])
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (f"privacy {SETTING} --epsilon 1 --colluders 2", "--colluders is 2"),
+        (f"privacy {SETTING} --epsilon 1 --members 10", "--local-steps is 300"),
+        (f"privacy {SHARES} --epsilon 1 --colluders 10", "colluders is 10"),
         ("run --set algorithm.compresion=1", "algorithm.compresion"),
         ("run --set privacy.noise_multiplier=1", "exactly one"),
         ("run --set algorithm.batch=5000", "algorithm.batch"),

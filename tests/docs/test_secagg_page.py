@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import struct
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pedestrian
 import pytest
+import torch
 
+from fedspa.algorithms import chosen
+from fedspa.algorithms.base import Terms
+from fedspa.algorithms.session import session_of
 from fedspa.errors import PayloadError
+from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.secagg.keys import SecretKey
 from fedspa.secagg.message import decode, upload
 from fedspa.secagg.pads import keystream, masked, pad_key
@@ -86,6 +94,22 @@ def test_other_ranges() -> None:
         assert (session.bits, session.checks, len(message)) == (int(bits), int(checks), int(size))
         assert hashlib.sha256(message).hexdigest()[:32] == digest
         assert pedestrian.Member(**changed).message(VALUES["bob"].tolist(), "bob", SECRETS["bob"]) == message
+
+
+def test_the_terms() -> None:
+    plan = DiscreteGaussianPlan(4, 2, 0.5, 100, 5, 2048, "add-remove", 0.001, 3, 1, 3)
+    terms, theta = Terms(7, "shared", bytes(range(16)), 0.1, plan), torch.tensor([0.0, 1.0, -2.5, 0.1])
+    algorithm, members = chosen("fedspa", "secure-aggregation"), fields()["members"]
+    session = session_of("example", 1, members, algorithm, terms, theta, "int", "secure")
+    (block,) = re.findall(r"^```json\n(.*?)^```$", PAGE, flags=re.M | re.S)
+    digest = hashlib.sha256(block.replace("\n", "").encode("ascii"))
+    assert f"its SHA-256 is `{digest.hexdigest()}`" in PAGE
+    assert session.terms == digest.digest()
+    assert json.loads(block)["theta"] == hashlib.sha256(struct.pack("<4f", 0.0, 1.0, -2.5, 0.1)).hexdigest()
+    for other in (replace(terms, local_lr=0.2), replace(terms, mask_seed=bytes(16)), replace(terms, mask="fixed")):
+        assert session_of("example", 1, members, algorithm, other, theta, "int", "secure").terms != session.terms
+    theta[0] = -0.0
+    assert session_of("example", 1, members, algorithm, terms, theta, "int", "secure").terms != session.terms
 
 
 def test_the_roster_is_one(tmp_path: Path) -> None:

@@ -527,8 +527,13 @@ def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
         outbox.put("a", Sent(1, b"one"))
         outbox.put("b", Sent(5, b"five"))
     assert (outbox.last("a"), outbox.last("b")) == (Sent(1, b"one"), Sent(5, b"five"))
+    outbox.put("b", Sent(5, b"again", 2))
+    assert outbox.last("b") == Sent(5, b"again", 2)
+    assert Sent(5, b"", 2).place > Sent(5, b"").place > Sent(4, b"", 9).place
     assert Outbox(tmp_path / "ledger.sqlite", "other").last("a") is None
     (torn,) = (tmp_path / "ledger.sqlite.outbox").glob("*-a.payload")
+    torn.write_bytes(b"FSPO" + (7).to_bytes(4, "little") + b"as the first edition wrote it")
+    assert outbox.last("a") == Sent(7, b"as the first edition wrote it")
     torn.write_bytes(b"torn")
     assert outbox.last("a") is None
 

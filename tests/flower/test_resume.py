@@ -265,6 +265,22 @@ def test_asked_counts_rounds_not_questions(tmp_path):
     assert AskedRounds(tmp_path / "asked.jsonl").count(0) == 1
 
 
+def test_asked_counts_each_attempt_at_a_round(tmp_path):
+    asked = AskedRounds(tmp_path / "asked.jsonl")
+    assert asked.last(0) is None
+    asked.add(0, [1, 2, 3])
+    assert asked.add(0, [1, 3], 2) == [1, 3]
+    again = AskedRounds(tmp_path / "asked.jsonl")
+    assert again.last(0) == (2, [1, 3])
+    assert again.last(1) is None
+    assert [again.count(number) for number in range(4)] == [0, 2, 1, 2]
+    assert again.was(0, 3, 2)
+    assert not again.was(0, 2, 2)
+    assert again.add(0, [3, 1], 2) == []
+    again.add(1, [2])
+    assert again.last(0) is None
+
+
 def test_a_run_that_asked_and_lost_its_checkpoints_does_not_start_over(deployment, train, tmp_path):
     """Under a new name its agents would pay for the same rounds again, and the server would count them once."""
     die_in_round(deployment, 0, 0)

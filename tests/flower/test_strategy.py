@@ -69,6 +69,12 @@ TABLE = {
 }
 
 
+SUMMED = {
+    "algorithm.local_steps": 1,
+    "algorithm.batch": 360,
+    "privacy.adversary": "secure-aggregation",
+    "flower.quorum": "",
+}
 TWINS: list[dict[str, Any]] = [
     {},
     {"algorithm.mask": "shared", "algorithm.server": "adam", "algorithm.beta2": 0.9, "algorithm.kappa": 0.01},
@@ -80,6 +86,8 @@ TWINS: list[dict[str, Any]] = [
     TABLE | {"task.loss": "huber", "task.huber": 0.5},
     {"data.name": "small_records:visits", "data.person": "patient", "data.person_records": 3, "algorithm.batch": 10},
     CPSGD | {"algorithm.bits": 5},
+    {"algorithm.mask": "shared", "privacy.noise_multiplier": "", "privacy.epsilon": 3.0} | SUMMED,
+    {"algorithm.name": "dp-fed", "algorithm.compression": 1.0} | SUMMED,
     CPSGD
     | {"algorithm.rotation": True, "privacy.clip": "l2", "run.seed": 3, "flower.quorum": ""}
     | {"privacy.adversary": "secure-aggregation", "privacy.members": 3, "privacy.colluders": 1},
@@ -532,7 +540,7 @@ def test_when_too_few_are_willing_the_run_ends(deployment, train, tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({}, None), ({"privacy.trials": 7}, "not-private"), ({"privacy.adversary": "secure-aggregation"}, "not-private")],
+    [({}, None), ({"privacy.trials": 7}, "not-private")],
 )
 def test_cpsgd_under_each_agents_own_policy(deployment, train, tmp_path, changes, code):
     for i in range(4):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
-from fedspa.algorithms import Terms
+from fedspa.algorithms import Terms, chosen
 from fedspa.flower.terms import (
     _KEYS,
     LIMITS,
@@ -27,6 +27,8 @@ from fedspa.flower.terms import (
 )
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.binomial.mechanism import BINOMIAL
+from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN
+from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 from fedspa.runs.sections import Task
 
@@ -82,8 +84,56 @@ CPSGD = replace(
 )
 
 
+SUMMED = replace(
+    GIVEN,
+    terms=replace(
+        TERMS,
+        mask="shared",
+        mask_seed=bytes(range(16)),
+        steps=DiscreteGaussianPlan(650, 130, 0.3, 100, 3, 500, "add-remove", 1e-3, 3, 1, 10),
+    ),
+    attempt=2,
+    cohort=("east", "north", "south", "west"),
+    binding=bytes(range(32)),
+)
+
+
 def test_there_and_back_with_cpsgds_plan():
     assert from_record(to_record(CPSGD)) == CPSGD
+
+
+def test_there_and_back_with_a_cohort():
+    assert SUMMED.adversary == "secure-aggregation"
+    assert from_record(to_record(SUMMED)) == SUMMED
+    in_sums = replace(CPSGD.terms, steps=replace(CPSGD_PLAN, adversary="secure-aggregation", members=3, colluders=1))
+    binomial = replace(CPSGD, terms=in_sums, cohort=SUMMED.cohort, binding=SUMMED.binding)
+    assert from_record(to_record(binomial)) == binomial
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("adversary", "local"),
+        ("cohort", ["x" * 65]),
+        ("cohort", [1, 2, 3]),
+        ("cohort", ["north"] * 10_001),
+        ("binding", bytes(31)),
+        ("attempt", 0),
+        ("members", 0),
+        ("colluders", 3),
+        ("algorithm", "fedavg"),
+        ("most", 2),
+        ("bound", 0),
+    ],
+)
+def test_bad_terms_of_a_sum_are_refused(key, value):
+    with pytest.raises(TermsError):
+        from_record(ConfigRecord(dict(to_record(SUMMED)) | {key: value}))
+
+
+def test_a_sum_is_no_algorithm_of_another_adversary():
+    with pytest.raises(TermsError, match=r"adversary|missing or unknown keys"):
+        from_record(ConfigRecord(dict(to_record(GIVEN)) | {"adversary": "secure-aggregation"}))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +222,7 @@ def test_there_and_back_without_privacy():
 
 # One wrong value at a time; each must be refused, with the key or its rule named.
 BAD = {
-    "version": [1, 0, 2, 4],
+    "version": [1, 0, 2, 3, 5],
     "run": ["", "0" * 31, "g" * 32, "../../etc/passwd", "0" * 33],
     "number": [-1, True, 1.0],
     "round": [-1, 2**31, 2**62, 1.0, "2"],
@@ -202,6 +252,10 @@ BAD = {
     "neighbours": ["none"],
     "delta": [0.0, 1.0, 0.01, float("nan")],
     "noise": ["none", ""],
+    "adversary": ["", "server", "secure-aggregation"],
+    "attempt": [0, 2, -1, 2**31, 1.0],
+    "cohort": [["north", "south"], [1, 2], ["x" * 65], "north"],
+    "binding": [bytes(32), bytes(31), ""],
     "task": ["", "regression", "{}x", '{"name": 3}', '{"nme": "regression"}', '{"huber": NaN}', "[" * 100_000],
 }
 
@@ -234,22 +288,30 @@ def test_terms_of_another_fedspa_are_told_by_their_version():
 
 def test_other_keys_are_another_version():
     """Whoever changes the keys changes the version, and then this number."""
-    keys = sorted({*to_record(GIVEN), *(f"cpsgd: {key}" for key in to_record(CPSGD))})
-    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (3, "d63082d0")
+    given = {"": GIVEN, "cpsgd: ": CPSGD, "sums: ": SUMMED}
+    keys = sorted({prefix + key for prefix, announced in given.items() for key in to_record(announced)})
+    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (4, "64555fcb")
 
 
 NUMBERS = [
     (given_, key)
-    for given_, keys in ((GIVEN, _KEYS | GAUSSIAN.record), (CPSGD, _KEYS | BINOMIAL.record))
+    for given_, keys in (
+        (GIVEN, _KEYS | GAUSSIAN.record),
+        (CPSGD, _KEYS | BINOMIAL.record),
+        (SUMMED, _KEYS | DISCRETE_GAUSSIAN.record),
+    )
     for key, kind in keys.items()
     if kind in (int, float) and key != "version"
 ]
 
 
-@pytest.mark.parametrize(("announcement", "key"), NUMBERS, ids=[f"{a.algorithm}-{key}" for a, key in NUMBERS])
+@pytest.mark.parametrize(
+    ("announcement", "key"), NUMBERS, ids=[f"{a.algorithm}-{a.adversary}-{key}" for a, key in NUMBERS]
+)
 def test_every_number_has_a_least_and_a_most(announcement, key):
     """From the table of keys itself: a new number without limits fails here, and in every reading."""
-    kind, (least, most) = type(to_record(announcement)[key]), (LIMITS | BINOMIAL.limits)[key]
+    mechanism = chosen(announcement.algorithm, announcement.adversary).mechanism
+    kind, (least, most) = type(to_record(announcement)[key]), (LIMITS | mechanism.limits)[key]
     beyond = [most * 1.001 + 1, least - 1] if kind is int else [most * 1.001, least * 0.999, -least]
     extremes = [-(2**63), 2**63 - 1] if kind is int else [-1e308, 1e308, 5e-324, math.inf, -math.inf, math.nan, 0.0]
     for value in (*(kind(value) for value in beyond), *extremes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 # B, m, τ and the mean number of participations, 0.1·T, of the paper's two experiments.
@@ -36,4 +37,17 @@ BINOMIAL_PLAN = BinomialPlan(
     records=600,
     participations=45,
     delta=1e-3,
+)
+SHARED_PLAN = DiscreteGaussianPlan(
+    dimension=1000,
+    active=50,
+    clip_value=0.5,
+    records=600,
+    participations=5,
+    bound=2000,
+    neighbours="add-remove",
+    delta=1e-3,
+    members=10,
+    colluders=2,
+    most=12,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,11 @@ def test_a_rotated_plan_spans_what_a_rotated_coordinate_hardly_passes() -> None:
     assert rotated.event.rotation
 
 
-def test_secure_aggregation_counts_everyones_noise_and_is_flagged() -> None:
+SUMMED = replace(PLAN, adversary="secure-aggregation", members=12, colluders=4)
+
+
+def test_secure_aggregation_that_is_not_run_is_flagged() -> None:
+    """As in ledgers and summaries of before it was."""
     summed = replace(PLAN, adversary="secure-aggregation")
     assert (PLAN.event.aggregated, summed.event.aggregated) == (1, 20)
     assert PLAN.is_private
@@ -45,6 +50,51 @@ def test_secure_aggregation_counts_everyones_noise_and_is_flagged() -> None:
     assert not summed.is_private
     assert summed.flaw is not None
     assert "secure aggregation" in summed.flaw
+    assert summed.flaw_in_short == "no secure aggregation"
+    assert (summed.aggregation, summed.floor_event, PLAN.aggregation, PLAN.floor_event) == (None, None, None, None)
+
+
+def test_secure_aggregation_counts_the_honest_members() -> None:
+    assert SUMMED.is_private
+    assert (SUMMED.flaw, SUMMED.breach, SUMMED.flaw_in_short) == (None, None, None)
+    assert (SUMMED.event.aggregated, SUMMED.event.members, SUMMED.event.colluders) == (8, 12, 4)
+    assert SUMMED.floor_event == PLAN.event
+    assert cost(PLAN) > cost(SUMMED) == cost(replace(PLAN, trials=8 * PLAN.trials))
+    assert cost(replace(SUMMED, colluders=11)) == cost(PLAN)
+    assert SUMMED.noise_multiplier == PLAN.noise_multiplier  # of the agent's own share
+    assert ("members", "12", "added up at least, of whom up to 4 may collude") in SUMMED.report_rows()
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_the_sum_of_everyones_numbers_lies_within_its_bounds(rotation: bool) -> None:
+    """Each is a level, 0 to 3, and Binomial(10,000, ½): over 20 agents, though 12 are enough."""
+    found = replace(SUMMED, rotation=rotation).aggregation
+    assert found is not None
+    assert (found.members, found.colluders, found.honest) == (12, 4, 8)
+    assert (found.low, found.high, found.count) == (0, 20 * 10_003, 128 if rotation else 100)
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_shares_are_calibrated_against_the_honest_ones(rotation: bool) -> None:
+    alone, shared = (with_least_trials(replace(plan, rotation=rotation), 2.0) for plan in (PLAN, SUMMED))
+    assert shared.trials == -(-alone.trials // 8)
+    assert (shared.members, shared.colluders) == (12, 4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"members": 21},
+        {"members": 1, "colluders": 0},
+        {"colluders": 12},
+        {"colluders": -1},
+        {"members": 0},
+        {"adversary": "local"},
+    ],
+)
+def test_no_cohort_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(PrivacyError):
+        replace(SUMMED, **changes)
 
 
 def test_too_little_noise_has_no_guarantee() -> None:

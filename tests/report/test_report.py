@@ -23,7 +23,7 @@ from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.accounting import epsilon
-from fedspa.report import render, write
+from fedspa.report import render, tables, write
 from fedspa.report.promise import promise
 from fedspa.report.read import read
 from fedspa.running import simulate
@@ -80,6 +80,12 @@ class _Page(HTMLParser):
 
 def page(*folders: Path) -> _Page:
     return _Page(render([read(folder) for folder in folders]))
+
+
+def problems_of(folder: Path) -> list[str]:
+    run = read(folder)
+    promise(run)
+    return run.problems
 
 
 def test_a_run_leaves_its_report(runs: dict[str, Path]) -> None:
@@ -211,17 +217,31 @@ def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     assert "9,000 of the Binomial noise" in text
     settings = ALGORITHMS["cpsgd"]
     changes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("sum", {"adversary": "secure-aggregation"}),
+        ("sum", {"adversary": "secure-aggregation", "members": 5, "colluders": 1}),
         ("few", {"trials": 2}),
     )
     for name, changed in changes:
         private = {**settings["privacy"], "noise": "secure", **changed}
         simulate(small(tmp_path / name, **{**settings, "privacy": private}))
     text = page(tmp_path / "sum").text
-    assert "Guarantee not private" in text
-    assert text.index("Nothing is promised: the server of this run saw") < text.index("Who is protected.")
-    assert "ONLY someone who sees nothing but the sum" in text
-    assert "What is promised." not in text
+    summary = json.loads((tmp_path / "sum/summary.json").read_text("utf-8"))
+    floor, whom = shown(summary["epsilon_floor"]), "the server with up to 1 of the 5 agents or more whose sums it sees"
+    assert f"Guarantee for each record ε = {shown(summary['epsilon'])}" in text
+    assert f"against {whom}; floor ε = {floor} against all others together" in text
+    assert f"floor replace-one fixed binomial {floor} against all others together" in text
+    assert "The floor. Should all other agents be with the server, or the masks be broken" in text
+    assert text.index("What is promised.") < text.index("The floor.") < text.index("What is not covered.")
+    assert "members 5 added up at least, of whom up to 1 may collude" in text
+    assert "Floor, against all others together" in text
+    assert read(tmp_path / "sum").problems == []
+    agents = tables.ledger(read(tmp_path / "sum"), promise(read(tmp_path / "sum")), ["agent-0"])
+    assert ("ε floor, against all others together", floor) in agents[0]["facts"]
+    compared = page(tmp_path / "sum", runs["cpsgd"]).text
+    assert f"{shown(summary['epsilon'])}, floor {floor}" in compared
+    (tmp_path / "sum/summary.json").write_text(json.dumps({**summary, "epsilon_floor": summary["epsilon"]}))
+    assert any("summary.json says epsilon_floor" in line for line in problems_of(tmp_path / "sum"))
+    (tmp_path / "sum/summary.json").write_text(json.dumps({**summary, "adversary": "local"}))
+    assert any("is not a run's summary" in line for line in problems_of(tmp_path / "sum"))
     text = page(tmp_path / "few").text
     assert "Guarantee none" in text
     assert "No accountant bounds the noise of these settings" in text
@@ -395,6 +415,15 @@ def test_two_runs_of_one_name_are_told_apart(runs: dict[str, Path], copy: Path) 
     text = page(runs["plain"], twin).text
     assert "plain (1)" in text
     assert "plain (2)" in text
+
+
+def test_each_attempt_at_a_round_counts(copy: Path) -> None:
+    for file in copy.glob("ledger.sqlite*"):
+        file.unlink()
+    lines = ['{"round": 0, "agents": [0, 1, 2]}', '{"round": 0, "agents": [0, 2], "attempt": 2}'] * 2
+    (copy / "asked.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    found = read(copy).participations.entries
+    assert sorted(entry.agent for entry in found) == ["agent-0", "agent-0", "agent-1", "agent-2", "agent-2"]
 
 
 def test_a_deployments_server_knows_whom_it_asked(copy: Path) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from fedspa.errors import ConfigError
+from fedspa.mechanisms.base import Cohort
 from fedspa.runs.config import load
+from fedspa.runs.plans import cohort_of
 
 GOOD: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "per_round": 6},
@@ -61,10 +63,45 @@ def test_exactly_one_thing_decides_the_trials(noise: dict[str, Any]) -> None:
         load(values)
 
 
-@pytest.mark.parametrize(("key", "value"), [("trials", 10), ("adversary", "secure-aggregation")])
-def test_no_other_algorithm_takes_its_keys(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"privacy.{key}"):
-        load({"privacy": {"epsilon": 1.0, key: value}})
+def test_no_other_algorithm_takes_its_keys() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.trials"):
+        load({"privacy": {"epsilon": 1.0, "trials": 10}})
+
+
+def summed(**privacy: Any) -> dict[str, dict[str, Any]]:
+    return {**GOOD, "privacy": {**GOOD["privacy"], "adversary": "secure-aggregation", **privacy}}
+
+
+def test_sums_over_a_rounds_agents() -> None:
+    assert cohort_of(load(GOOD)) is None
+    assert cohort_of(load(summed())) == Cohort(members=6, most=6, colluders=0)
+    assert cohort_of(load(summed(members=4, colluders=3))) == Cohort(members=4, most=6, colluders=3)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "match"),
+    [
+        ({"members": 7}, r"privacy\.members is 7; it must not exceed federation\.per_round = 6"),
+        ({"members": 1}, r"privacy\.members is 1"),
+        ({"colluders": 6}, r"privacy\.colluders is 6; it must be below .* 6 "),
+        ({"members": 3, "colluders": 3}, r"privacy\.colluders is 3; it must be below .* 3 "),
+        ({"colluders": -1}, r"privacy\.colluders is -1"),
+        ({"adversary": "local", "colluders": 1}, r"privacy\.colluders is 1, which is for"),
+        ({"adversary": "local", "members": 3}, r"privacy\.members is 3, which is for"),
+    ],
+)
+def test_a_cohort_that_hides_nobody_is_refused_by_name(privacy: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as refused:
+        load(summed(**privacy))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_sum_over_one_agent_and_one_of_no_noise_are_refused() -> None:
+    alone = {**summed(), "federation": {"agents": 1, "per_round": 1}}
+    with pytest.raises(ConfigError, match=r"federation\.per_round is 1; .* 2 or more"):
+        load(alone)
+    with pytest.raises(ConfigError, match="fedavg is not run under it, only: fedspa, dp-fed, cpsgd"):
+        load({"algorithm": {"name": "fedavg"}, "privacy": {"adversary": "secure-aggregation"}})
 
 
 def test_with_rotation_a_norm_may_be_clipped() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,15 @@ from fedspa.engine.native import library
 from fedspa.errors import BudgetError, PrivacyError
 from fedspa.mechanisms.binomial.bound import composed_epsilon
 from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.cap import BY_FILTER
 from fedspa.report.promise import promise
 from fedspa.report.read import read
 from fedspa.report.tables import epsilons
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare
-from fedspa.runs.statement import statement
+from fedspa.runs.statement import plain_words, shown, statement
 
 
 def cpsgd(out: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -68,18 +72,61 @@ def test_outside_the_theorem_it_runs_and_promises_nothing(tmp_path: Path) -> Non
         assert json.loads(line)["private"] is False
 
 
-def test_secure_aggregation_is_labelled_everywhere(tmp_path: Path) -> None:
-    alone = fedspa.run(cpsgd(tmp_path / "alone")).summary
-    result = fedspa.run(cpsgd(tmp_path / "summed", privacy={"adversary": "secure-aggregation"}))
+SUMMED = {"adversary": "secure-aggregation", "members": 5, "colluders": 1}
+
+
+def test_under_secure_aggregation_both_epsilons_are_stated_everywhere(tmp_path: Path) -> None:
+    alone = fedspa.run(cpsgd(tmp_path / "alone", privacy={"noise": "secure"})).summary
+    result = fedspa.run(cpsgd(tmp_path / "summed", privacy={"noise": "secure", **SUMMED}))
     summary = result.summary
-    assert summary["epsilon"] < alone["epsilon"]
-    assert summary["adversary"] == "secure-aggregation"
-    assert not summary["private"]
-    assert not any(metrics.private for metrics in result.metrics)
-    assert "secure aggregation" in summary["warnings"][0]
-    assert "NOT PRIVATE against the server" in statement(summary)
-    # The same noise: only what is claimed differs.
-    assert summary["accuracy_last"] == alone["accuracy_last"]
+    assert (summary["adversary"], summary["members"], summary["colluders"]) == ("secure-aggregation", 5, 1)
+    assert summary["private"]
+    assert not any("private" in warning or "guarantee" in warning for warning in summary["warnings"])
+    with Ledger.open(tmp_path / "summed/ledger.sqlite", create=False) as ledger:
+        ((event, times),) = ledger.spent("agent-0").items()
+        assert ledger.epsilon("agent-0", 1e-3, "replace-one") == summary["epsilon"]
+        assert ledger.floor_total("agent-0", 1e-3, "replace-one").epsilon == summary["epsilon_floor"]
+    assert (event.members, event.colluders, event.honest, times) == (5, 1, 4, 4)
+    # The same noise of each agent: its floor is what it pays without aggregation.
+    assert summary["epsilon"] < alone["epsilon"] == summary["epsilon_floor"]
+    assert (alone["epsilon_floor"], alone["members"], alone["colluders"]) == (None, None, None)
+    for line in (tmp_path / "summed/metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        assert metrics["private"]
+        assert metrics["epsilon"] < metrics["epsilon_floor"]
+    assert result.metrics[-1].epsilon_floor == summary["epsilon_floor"]
+    said = statement(summary)
+    assert "against the server with up to 1 of the 5 agents or more whose sums it sees" in said
+    assert f"FLOOR ε = {shown(summary['epsilon_floor'])} against all others together" in said
+    words = dict(plain_words(summary, 6))
+    assert "up to 1 of these agents" in words["Against whom."]
+    assert "the noise of 4 honest agents" in words["Against whom."]
+    assert f"ε = {shown(summary['epsilon_floor'])} at the same δ" in words["The floor."]
+    assert "The floor." not in dict(plain_words(alone, 6))
+
+
+def test_a_floor_that_bounds_nothing_is_said_to_be_infinite(tmp_path: Path) -> None:
+    few = {"algorithm": {"rotation": False, "bits": 1}, "privacy": {"trials": 12, "noise": "secure", **SUMMED}}
+    result = fedspa.run(cpsgd(tmp_path / "run", **few))
+    summary = result.summary
+    assert summary["private"]
+    assert summary["epsilon"] is not None
+    assert (summary["epsilon_floor"], result.metrics[-1].epsilon_floor) == (None, None)
+    assert "FLOOR ε = ∞ against all others together" in statement(summary)
+    assert "nothing is promised then" in dict(plain_words(summary, 6))["The floor."]
+    table = epsilons(promise(read(tmp_path / "run")))
+    assert [row[4] for row in table if row[0] == "floor"] == ["∞"]
+
+
+def test_epsilon_sets_the_trials_of_the_honest_members(tmp_path: Path) -> None:
+    plans = [
+        prepare(load(cpsgd(tmp_path / "run", privacy={"trials": None, "epsilon": 3.0, **changes}))).plan
+        for changes in ({}, SUMMED)
+    ]
+    alone, shared = plans
+    assert isinstance(alone, BinomialPlan)
+    assert isinstance(shared, BinomialPlan)
+    assert shared.trials == -(-alone.trials // 4)
 
 
 def test_epsilon_sets_the_trials(tmp_path: Path) -> None:
@@ -123,7 +170,7 @@ def total_priced_by(folder: Path) -> str:
 
 @pytest.mark.parametrize(
     ("sections", "code"),
-    [({"privacy": {"trials": 7}}, "not-private"), ({"privacy": {"adversary": "secure-aggregation"}}, "not-private")],
+    [({"privacy": {"trials": 7}}, "not-private"), ({"privacy": {"adversary": "secure-aggregation"}}, "aggregation")],
 )
 def test_a_policy_refuses_what_is_not_private(tmp_path: Path, sections: dict[str, Any], code: str) -> None:
     (tmp_path / "policy.toml").write_text(
@@ -152,33 +199,112 @@ def test_it_takes_the_fastest_engine(tmp_path: Path) -> None:
     assert prepare(load(cpsgd(tmp_path / "run", privacy={"noise": "exact"}))).engine.name == "generic"
 
 
-def test_secure_aggregation_does_not_make_later_totals_private(tmp_path: Path) -> None:
-    """Ten agents, m = 60: the run's own ε counts all their noise; the ledger, a cap and a later run do not."""
+def test_totals_over_local_and_aggregated_runs(tmp_path: Path) -> None:
+    """Ten agents, m = 200: each run is as its own adversary saw it, and the floor composes everything."""
     shared: dict[str, Any] = {"ledger": str(tmp_path / "ledger.sqlite"), "engine": "generic"}
     sections: dict[str, dict[str, Any]] = {
         "federation": {"agents": 10, "rounds": 2, "per_round": 10},
         "algorithm": {"bits": 1, "rotation": False},
     }
-    local = {"adversary": "local"}
-    alone = fedspa.run(cpsgd(tmp_path / "alone", **sections, privacy={"trials": 60, **local})).summary
-    summed = fedspa.run(
-        cpsgd(
-            tmp_path / "summed", **sections, privacy={"trials": 60, "adversary": "secure-aggregation"}, run=dict(shared)
-        )
-    ).summary
-    assert summed["epsilon"] < alone["epsilon"] / 2
-    assert summed["epsilon_total"] == alone["epsilon"]
-    assert "against the server with all runs" in statement(summed)
-    between = (summed["epsilon"] + alone["epsilon"]) / 2
-    (tmp_path / "policy.toml").write_text(
-        f'epsilon = {between}\ndelta = 1e-3\nneighbours = "replace-one"\nmin_noise_multiplier = 0.01\n'
-        'max_local_steps = 1\nmax_rounds = 10\nmax_compression = 1.0\nclippings = ["coordinate"]\n'
-    )
-    quiet = {"trials": 10**6, "noise": "secure", **local}
+    secure = {"trials": 200, "noise": "secure"}
+    alone = fedspa.run(cpsgd(tmp_path / "alone", **sections, privacy=dict(secure))).summary
+    sums = {**secure, "adversary": "secure-aggregation", "colluders": 2}
+    summed = fedspa.run(cpsgd(tmp_path / "summed", **sections, privacy=sums, run=dict(shared))).summary
+    assert summed["epsilon_total"] == summed["epsilon"] < alone["epsilon"] / 2
+    assert summed["epsilon_total_floor"] == summed["epsilon_floor"] == alone["epsilon"]
+    later = fedspa.run(cpsgd(tmp_path / "later", **sections, privacy=dict(secure), run=dict(shared))).summary
+    assert later["private"]
+    assert (later["members"], later["epsilon_floor"]) == (None, None)
+    assert alone["epsilon"] < later["epsilon_total"] < later["epsilon_total_floor"]
+    both = f"{shown(later['epsilon_total'])} against the server with all runs in the ledger ({BY_FILTER})"
+    assert f"{both}, and {shown(later['epsilon_total_floor'])} against all others together" in statement(later)
+    assert "with up to the colluding agents that each run reckoned with" in str(plain_words(later, 10))
+    assert [row[0] for row in epsilons(promise(read(tmp_path / "later"))) if "all runs" in row[-1]] == [
+        "verified",
+        "floor",
+    ]
+
+
+POLICY = """
+epsilon = {epsilon}
+delta = 1e-3
+neighbours = "replace-one"
+min_noise_multiplier = 0.01
+max_local_steps = 1
+max_rounds = 10
+max_compression = 1.0
+clippings = ["coordinate"]
+"""
+
+
+def test_a_policy_without_a_floor_prices_what_was_aggregated_by_it(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"ledger": str(tmp_path / "ledger.sqlite"), "engine": "generic"}
+    sections: dict[str, dict[str, Any]] = {
+        "federation": {"agents": 10, "rounds": 2, "per_round": 10},
+        "algorithm": {"bits": 1, "rotation": False},
+    }
+    sums = {"trials": 60, "noise": "secure", "adversary": "secure-aggregation"}
+    summed = fedspa.run(cpsgd(tmp_path / "summed", **sections, privacy=sums, run=dict(shared))).summary
+    between = (summed["epsilon"] + summed["epsilon_floor"]) / 2
+    quiet = {"trials": 10**6, "noise": "secure"}
     capped = {**shared, "policy": str(tmp_path / "policy.toml")}
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=between))
     with pytest.raises(BudgetError):
         fedspa.run(cpsgd(tmp_path / "refused", **sections, privacy=dict(quiet), run=capped))
-    later = fedspa.run(cpsgd(tmp_path / "later", **sections, privacy=dict(quiet), run=dict(shared))).summary
-    assert later["private"]
-    assert "THE NOISE OF 20 OF 40 PARTICIPATIONS WAS SEEDED" in statement(later)  # in the run before it
-    assert later["epsilon_total"] >= alone["epsilon"]
+    floor = 4 * summed["epsilon_floor"]  # the filter, by which all but a first plan is priced, has its own
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=between) + f"min_honest = 11\nmax_floor = {floor}\n")
+    with pytest.raises(BudgetError):
+        fedspa.run(cpsgd(tmp_path / "refused", **sections, privacy=dict(quiet), run=capped))
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=between) + f"min_honest = 10\nmax_floor = {floor}\n")
+    assert fedspa.run(cpsgd(tmp_path / "allowed", **sections, privacy=dict(quiet), run=capped)).summary["private"]
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=floor) + f"min_honest = 10\nmax_floor = {floor}\n")
+    with pytest.raises(BudgetError, match="against all others together"):
+        fedspa.run(cpsgd(tmp_path / "more", **sections, privacy={**sums, "trials": 20}, run=capped))
+
+
+def test_runs_of_before_it_was_run_are_read_as_they_were(tmp_path: Path) -> None:
+    """The first edition stated ε for an aggregation that nobody ran: folder, ledger and total say the same as then."""
+    made = tmp_path / "made"
+    sections: dict[str, dict[str, Any]] = {"algorithm": {"bits": 1, "rotation": False}}
+    fedspa.run(cpsgd(made, **sections, privacy={"trials": 200, "noise": "secure"}))
+    folder = first_edition(made, tmp_path / "old")
+    run = read(folder)
+    assert run.problems == []
+    held = promise(run)
+    assert held is not None
+    assert (held.facts["private"], held.facts["not_private_because"]) == (False, "no secure aggregation")
+    assert (held.facts["epsilon_floor"], held.facts["members"]) == (None, None)
+    assert run.summary is not None
+    said = statement(run.summary)
+    assert said.startswith(
+        "NOT PRIVATE against the server (see the notes); under secure aggregation, which was not run"
+    )
+    assert "against someone who sees nothing but the sum over all agents" in said
+    words = dict(plain_words(run.summary, 6))
+    assert words["Against whom."] == "ONLY someone who sees nothing but the sum over all agents."
+    assert "The floor." not in words
+    with Ledger.open(folder / "ledger.sqlite", create=False) as old, Ledger.open(made / "ledger.sqlite") as new:
+        assert run.summary["epsilon"] < old.epsilon("agent-0", 1e-3, "replace-one")
+        for price in (old.total, old.floor_total):
+            assert price("agent-0", 1e-3, "replace-one") == new.total("agent-0", 1e-3, "replace-one")
+
+
+def first_edition(made: Path, folder: Path) -> Path:
+    """What a run of cpSGD left that priced an aggregation and ran none, out of one without any."""
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("ledger.*", "*.html"))
+    config = (made / "config.toml").read_text().replace('adversary = "local"', 'adversary = "secure-aggregation"')
+    (folder / "config.toml").write_text(config.replace("colluders = 0\n", ""))
+    with Ledger.open(made / "ledger.sqlite", create=False) as new, Ledger.open(folder / "ledger.sqlite") as old:
+        for number in range(6):
+            ((event, times),) = new.spent(f"agent-{number}").items()
+            assert isinstance(event, BinomialEvent)
+            for t in range(times):
+                old.reserve(f"agent-{number}", replace(event, aggregated=6), "run", f"round-{t}", announced=times)
+    summary = json.loads((made / "summary.json").read_text())
+    for key in ("members", "colluders", "epsilon_floor", "epsilon_total_floor"):
+        del summary[key]
+    cost = epsilon({replace(event, aggregated=6): 4}, 1e-3, neighbours="replace-one")
+    summary |= {"adversary": "secure-aggregation", "private": False, "not_private_because": "no secure aggregation"}
+    summary |= {"epsilon": cost, "epsilon_replace_one": cost}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder

@@ -95,7 +95,7 @@ def test_both_of_a_pair_have_the_same_keystream_and_no_other_pair() -> None:
 
 
 def test_one_shared_secret_is_two_keystreams_under_two_names() -> None:
-    """So that masks add up even where two members' keys agree with a third's on the same secret."""
+    """No roster has keys that share one secret with everybody; the names are there in case that it is missed."""
     session = session_of(secrets_of(3))
     found = {
         keystream(session, *pair, bytes(range(32))).tobytes() for pair in itertools.permutations(session.members, 2)
@@ -192,10 +192,10 @@ def test_what_cannot_be_masked() -> None:
         masked(values, session, "site-7", key)
 
 
-def test_a_low_order_key_in_the_cohort_is_refused_before_anything_is_masked() -> None:
+def test_a_low_order_key_is_refused_before_anything_is_masked() -> None:
+    """No roster has one; where a cohort has it all the same, nothing is sent."""
     secrets = secrets_of(2)
-    members = publics(secrets) | {"mallory": (1).to_bytes(32, "little")}
-    session = session_of(secrets, members=members)
+    session = session_of(secrets, members=publics(secrets) | {"mallory": (1).to_bytes(32, "little")})
     with pytest.raises(ConfigError, match="same secret with everybody"):
         masked(np.zeros(40, np.int64), session, "site-0", secrets["site-0"])
 

@@ -72,17 +72,18 @@ def _sum(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine,
     plan, active = _plan(terms), terms.coordinates(seed)
     coordinates = None if active is None else torch.from_numpy(active).to(theta.device)
     if isinstance(engine, ClippedSums) and not agent.exact:
+        held = tensors(agent.x, agent.y)
+
+        def of(rows: Tensor | None) -> tuple[Tensor, int]:
+            return engine.clipped_sum(theta, *held, "l2", plan.clip_value, coordinates, rows)
+
+        if parts == 1:
+            units, zeroed = of(agent.rows)
+            return units.numpy(), zeroed
         rows = torch.arange(agent.records) if agent.rows is None else agent.rows
-
-        def of(some: Tensor) -> tuple[Tensor, int]:
-            x, y = tensors(agent.x, agent.y)
-            return engine.clipped_sum(theta, x, y, "l2", plan.clip_value, coordinates, some)
-
         with ThreadPoolExecutor(parts) as pool:  # whole numbers: the same sum, however it is split
             found = list(pool.map(of, torch.tensor_split(rows, parts)))
-        return sum((units for units, _ in found), torch.zeros(plan.active, dtype=torch.int64)).numpy(), sum(
-            zeroed for _, zeroed in found
-        )
+        return torch.stack([units for units, _ in found]).sum(0).numpy(), sum(zeroed for _, zeroed in found)
     if not isinstance(engine, Gradients):
         raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; use run.engine = 'generic'")
     places, forward = Places(agent.records, agent.room, "poisson", agent.key), Stream(derive_key(agent.key, "forward"))

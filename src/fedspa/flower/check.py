@@ -15,6 +15,7 @@ from fedspa.flower.trainer import Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import noise_modes, seeded_words
 from fedspa.runs.statement import shown
+from fedspa.secagg.keys import fingerprint
 
 logger = logging.getLogger("fedspa.agent")
 
@@ -57,6 +58,10 @@ def main(arguments: list[str]) -> int:
         print(f"engine   {trainer.engine.name} ({trainer.choice.why})")
         for hint in trainer.choice.hints:
             print(f"faster   {hint}")
+    if site.member is not None:
+        roster = site.member.roster
+        print(f"key      {fingerprint(site.member.secret.public)}, for sums with others")
+        print(f"roster   {len(roster.members)} members, digest {roster.digest[:16]}…")
     terms = f"δ = {site.policy.delta:g}, {site.policy.neighbours}, {spent.by}"
     print(f"ledger   {site.ledger}: ε = {shown(spent.epsilon)} spent of {site.policy.epsilon:g} ({terms})")
     if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger

@@ -49,7 +49,7 @@ class SecretKey:
         """The 32 bytes that this key and the owner of `public` alone can compute; a ConfigError for a public key with
         which anybody can."""
         if public not in self._shared:
-            canonical(public)
+            require_canonical(public)
             try:
                 self._shared[public] = self._key.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError:  # all zeros, whatever the secret key: the point has a small order
@@ -102,8 +102,8 @@ class SecretKey:
         return cls(bytes.fromhex(found[1]))
 
 
-def canonical(public: bytes) -> None:
-    """Refuse a public key that is not the one way to write its point: two texts must be two keys."""
+def require_canonical(public: bytes) -> None:
+    """Refuse a public key that is not the one way to write its point."""
     if len(public) != KEY_BYTES:
         raise ConfigError(f"a public key has {len(public)} bytes; it must have {KEY_BYTES}")
     if int.from_bytes(public, "little") >= _PRIME:
@@ -119,8 +119,14 @@ def public_key(text: str) -> bytes:
             f"{text[:100]!r} is not a public key; it has 64 digits out of 0-9a-f, as `fedspa site keygen` prints them"
         )
     public = bytes.fromhex(text)
-    _PROBE.shared(public)
+    alike(public)
     return public
+
+
+def alike(public: bytes) -> bytes:
+    """The same for public keys that share one secret with everybody: a key, and its sums with the points of small
+    order, which differ from it in their bytes. A ConfigError for what is no public key."""
+    return _PROBE.shared(public)
 
 
 def fingerprint(public: bytes) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedspa import toml
 from fedspa.errors import ConfigError, quoted
-from fedspa.secagg.keys import public_key
+from fedspa.secagg.keys import alike, public_key, require_canonical
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -32,10 +32,14 @@ class Roster:
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", checked(self.members))
         folded: dict[str, str] = {}
-        for name in self.members:
+        owners: dict[bytes, str] = {}
+        for name, public in self.members.items():
             other = folded.setdefault(name.lower(), name)
             if other != name:
                 raise ConfigError(f"the members {other!r} and {name!r} differ in capital letters alone; rename one")
+            other = owners.setdefault(alike(public), name)
+            if other != name:
+                raise ConfigError(same_key(other, name))
 
     @classmethod
     def load(cls, path: Path) -> Roster:
@@ -77,8 +81,13 @@ class Roster:
         return hashed.hexdigest()
 
 
+def same_key(one: str, other: str) -> str:
+    return f"{one!r} and {other!r} have the same public key; each needs its own"
+
+
 def checked(members: Mapping[str, bytes]) -> dict[str, bytes]:
-    """`members` in the order of their names, at least two, each with a key of its own."""
+    """`members` in the order of their names, at least two, each with a key of its own. What takes arithmetic on the
+    curve to find out is for a roster to ask, once; a cohort is out of one."""
     if len(members) < 2:
         raise ConfigError(f"there are {len(members)} members; a sum that hides anything has at least 2")
     owners: dict[bytes, str] = {}
@@ -88,7 +97,8 @@ def checked(members: Mapping[str, bytes]) -> dict[str, bytes]:
                 f"{quoted(name, 80)} is not a member's name: 1 to 64 letters (a-z), digits, dots, dashes and "
                 "underscores, a letter or digit first"
             )
-        if public in owners:
-            raise ConfigError(f"{owners[public]!r} and {name!r} have the same public key; each needs its own")
-        owners[public] = name
+        require_canonical(public)
+        other = owners.setdefault(public, name)
+        if other != name:
+            raise ConfigError(same_key(other, name))
     return dict(sorted(members.items()))

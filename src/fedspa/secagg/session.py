@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedspa.errors import ConfigError
-from fedspa.secagg.keys import canonical
 from fedspa.secagg.roster import checked
 
 LABEL = b"fedspa secure aggregation 1: session"
@@ -43,8 +42,6 @@ class Session:
         if len(self.members) > MOST_MEMBERS:
             raise ConfigError(f"a cohort has {len(self.members)} members; at most {MOST_MEMBERS:,} add up")
         object.__setattr__(self, "members", checked(self.members))
-        for public in self.members.values():
-            canonical(public)
         try:
             length = len(self.run.encode("utf-8"))
         except UnicodeEncodeError:  # half a surrogate pair, out of JSON

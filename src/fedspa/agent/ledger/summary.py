@@ -18,7 +18,7 @@ from fedspa.agent.ledger.errors import damaged
 from fedspa.agent.ledger.loss import Loss, losses
 from fedspa.agent.ledger.schema import knows_plans
 from fedspa.errors import LedgerError
-from fedspa.privacy.cap import Cap, FirstPlan, floor_total, participations_within, total
+from fedspa.privacy.cap import Cap, FirstPlan, Total, floor_total, participations_within, total
 from fedspa.privacy.event import Event, Neighbours, noise_modes
 
 
@@ -161,6 +161,7 @@ class _Price(NamedTuple):
     epsilon: float
     floor: float
     accountant: str
+    left: float | None
 
 
 class _Prices:
@@ -186,15 +187,15 @@ class _Prices:
                 raise LedgerError(damaged(self._path, f"a total counts event {error}, which is missing")) from None
             own = total(events, self.delta, self.neighbours, first)
             floor = floor_total(events, self.delta, self.neighbours, first, own)
-            self._known[spent] = _Price(events, first, own.epsilon, floor.epsilon, own.by)
+            left = None if self.cap is None else self._left_of(self.cap, events, first, own)
+            self._known[spent] = _Price(events, first, own.epsilon, floor.epsilon, own.by, left)
         return self._known[spent]
 
-    def epsilon_left(self, spent: _Spent) -> float | None:
+    def _left_of(self, cap: Cap, events: Counter[Event], first: FirstPlan | None, own: Total) -> float:
         """Of the cap's ε, as the cap counts."""
-        if self.cap is None:
-            return None
-        price, limit = self.of(spent), self.cap.limits[0]
-        return max(0.0, limit.epsilon - limit.total(price.events, price.first).epsilon)
+        if any(event.members for event in events):
+            own = cap.limits[0].total(events, first)
+        return max(0.0, cap.epsilon - own.epsilon)
 
     def left(self, spent: _Spent, event: Event) -> int | None:
         """How many more of `event` fit under the cap."""
@@ -235,7 +236,7 @@ def _agent(path: Path, connection: sqlite3.Connection, agent: str, spent: _Spent
         accountant=price.accountant,
         noise=noise_modes(price.events),
         cap=cap,
-        epsilon_left=prices.epsilon_left(spent),
+        epsilon_left=price.left,
         participations_left=prices.left(spent, last_event),
     )
 

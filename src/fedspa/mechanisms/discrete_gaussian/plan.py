@@ -14,9 +14,10 @@ from fedspa.mechanisms.base import CLIP_UNITS, Adversary, Aggregation, Clipping,
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
 from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
 
-# A coordinate of an agent's sum is held within this part of what it would be if all records pulled it with all their
-# weight: gradients of many records agree in no coordinate (docs/shares.md has the largest that were seen).
-REACH = 0.25
+# A coordinate of an agent's sum is held within a part of what it would be if all records pulled it with all their
+# weight. Of many coordinates, gradients agree in none (docs/shares.md has the largest sums seen). Of few, none
+# are held.
+_LEAST_REACH, _ALL_UP_TO = 1 / 8, 64
 # Standard deviations of a sum's noise that its bounds leave room for.
 _TAIL = 14
 
@@ -112,7 +113,8 @@ class DiscreteGaussianPlan:
     @property
     def reach(self) -> int:
         """What a coordinate of an agent's sum is held to, with `CLIP_UNITS` to the clip value."""
-        return math.ceil(max(1.0, REACH * self.batch) * CLIP_UNITS)
+        part = min(1.0, max(_LEAST_REACH, _ALL_UP_TO / self.active))
+        return math.ceil(part * self.batch * CLIP_UNITS)
 
     @property
     def aggregation(self) -> Aggregation:

@@ -20,8 +20,8 @@ from fedspa.privacy.event import Neighbours, Step
 from fedspa.privacy.pld import DominatingPair
 from fedspa.privacy.poisson import Removed
 
-# κ is found for |q| up to here; so a shift of up to `_MOST_SHIFT` is priced, on all outcomes but those of chance
-# 2·Φ(−12) = 3.6e-33 a coordinate, which no δ feels.
+# κ is found for |q| up to here, so that a shift of up to `_MOST_SHIFT` is priced where |q| ≤ 12. What lies beyond has a
+# chance of 5e-32 a coordinate, which no δ feels.
 _LAST, _MOST_SHIFT = 20.0, 8.0
 # The noise of more honest members than these is not counted: κ would take long to find.
 _MOST_HONEST = 4096
@@ -68,7 +68,7 @@ def stretch(honest: int) -> float:
         below = below[:-1]
         q = np.where(below < above, special.ndtri_exp(below), -special.ndtri_exp(above))
         near = np.abs(q) <= _LAST
-        near = near[:, 1:] & near[:, :-1]
+        near = near[:, 1:] | near[:, :-1]
         density = -(q**2) / 2 - math.log(2 * math.pi) / 2
         least = np.minimum(density[:, 1:], density[:, :-1])
         upwards = np.exp(below[:, 1:] - least) * -np.expm1(below[:, :-1] - below[:, 1:])

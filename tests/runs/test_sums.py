@@ -1,0 +1,239 @@
+"""Simulated sums: what the server reads is what the agents' numbers add up to, and no mask ever hides two messages."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from interruptions import counted, crash, resume
+from numpy.typing import NDArray
+from small_runs import ended, ledger_content, outcome, small, start
+from small_sums import SUMS
+from worker_threads import ThreadPool, played
+
+import fedspa
+from fedspa.agent import participate
+from fedspa.errors import PrivacyError
+from fedspa.running import simulate
+from fedspa.runs import books
+from fedspa.runs import simulate as simulation
+from fedspa.runs.config import load
+from fedspa.runs.setup import prepare
+from fedspa.secagg.keys import SecretKey
+from fedspa.secagg.session import Session
+from fedspa.secagg.total import MaskedSum
+from fedspa.server.coordinator import Coordinator
+from fedspa.server.masked_intake import MaskedIntake
+
+__all__ = ["played"]
+Key = tuple[str, int, int]  # run, round, attempt
+
+
+class Wire:
+    """Everything that is masked and everything that is read of it, by run, round and attempt. A pair's keystream
+    follows from the session's binding: under one of them, a member has one message."""
+
+    def __init__(self) -> None:
+        self.values: dict[Key, dict[str, NDArray[np.int64]]] = defaultdict(dict)
+        self.messages: dict[tuple[bytes, str], set[bytes]] = defaultdict(set)
+        self.sums: dict[Key, NDArray[np.int64]] = {}
+
+    def require_no_pad_twice(self) -> None:
+        assert self.messages
+        assert all(len(made) == 1 for made in self.messages.values())
+
+
+def key_of(session: Session) -> Key:
+    return session.run, session.round, session.attempt
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    found, upload, values = Wire(), participate.upload, MaskedSum.values
+
+    def masking(numbers: NDArray[np.int64], session: Session, name: str, secret: SecretKey) -> bytes:
+        payload = upload(numbers, session, name, secret)
+        found.values[key_of(session)][name] = numbers
+        found.messages[session.binding, name].add(payload)
+        return payload
+
+    def reading(self: MaskedSum) -> NDArray[np.int64]:
+        total = values(self)
+        found.sums[key_of(self.session)] = total
+        return total
+
+    monkeypatch.setattr(participate, "upload", masking)
+    monkeypatch.setattr(MaskedSum, "values", reading)
+    return found
+
+
+@pytest.fixture
+def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks are bound to the run's drawn name: runs that are compared to the bit have the same one."""
+    monkeypatch.setattr(books, "draw_run_name", lambda folder: "run")
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_server_reads_what_the_numbers_add_up_to(tmp_path: Path, wire: Wire, name: str) -> None:
+    fedspa.run(small(tmp_path / "run", **SUMS[name]))
+    assert len(wire.sums) == 4
+    for key, total in wire.sums.items():
+        assert len(wire.values[key]) in (3, 6)
+        assert np.array_equal(total, sum(wire.values[key].values()))
+    wire.require_no_pad_twice()
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_theta_is_where_the_plain_sums_lead(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, one_name: None
+) -> None:
+    """Without a mask, and with the same numbers added up in the clear, the run ends in the same bits."""
+    fedspa.run(small(tmp_path / "masked", **SUMS[name]))
+    plain: dict[str, NDArray[np.int64]] = {}
+
+    def clear(numbers: NDArray[np.int64], session: Session, member: str, secret: SecretKey) -> bytes:
+        plain[member] = numbers
+        return bytes(1)
+
+    class Plain(MaskedIntake):
+        def take(self, member: str, payload: bytes) -> None:
+            self._sum._missing.pop(member)
+
+        def mean(self) -> NDArray[np.float64]:
+            total = sum(plain.values())
+            plain.clear()
+            monkeypatch.setattr(self._sum, "values", lambda: total)
+            return super().mean()
+
+    monkeypatch.setattr(participate, "upload", clear)
+    monkeypatch.setattr("fedspa.server.coordinator.MaskedIntake", Plain)
+    monkeypatch.setattr("fedspa.runs.simulate.MaskedIntake", Plain)
+    fedspa.run(small(tmp_path / "plain", **SUMS[name]))
+    assert outcome(tmp_path / "masked")["model"] == outcome(tmp_path / "plain")["model"]
+
+
+def test_nothing_leaves_unmasked_and_nothing_masked_is_read_alone(tmp_path: Path) -> None:
+    job = prepare(load(small(tmp_path / "run", **SUMS["fedspa"])))
+    server = Coordinator(job.server)
+    with pytest.raises(PrivacyError, match="of sums"):
+        server.intake(server.terms(), 3)
+    members = {f"agent-{n}": SecretKey(bytes([n + 1]) * 32).public for n in range(3)}
+    with pytest.raises(PrivacyError, match="holds from 3 on"):
+        server.session("run", 1, dict(list(members.items())[:2]), server.terms(), "secure")
+    made = participate.Invitation(
+        "run", job.server.algorithm, server.terms(), server.state.theta, job.server.coding, "secure"
+    )
+    agents = {f"agent-{n}": agent for n, agent in enumerate(simulation.Simulation(job)._agents([0], server.terms()))}
+    with pytest.raises(PrivacyError, match="masked"):
+        participate.payloads(made, agents, job.engine)
+    session = server.session("run", 1, members, server.terms(), "secure")
+    agents = {name: replace(agent, secret=None) for name, agent in agents.items()}
+    with pytest.raises(PrivacyError, match="no key"):
+        participate.payloads(replace(made, session=session), agents, job.engine)
+
+
+def test_a_session_is_bound_to_all_that_its_members_were_told(tmp_path: Path) -> None:
+    job = prepare(load(small(tmp_path / "run", **SUMS["fedspa"])))
+    server = Coordinator(job.server)
+    terms, members = server.terms(), {f"agent-{n}": SecretKey(bytes([n + 1]) * 32).public for n in range(4)}
+    fewer = dict(list(members.items())[:3])
+    plan = terms.plan
+    assert plan is not None
+    others = [
+        server.session("run", 1, members, terms, "secure"),
+        server.session("other", 1, members, terms, "secure"),
+        server.session("run", 2, members, terms, "secure"),
+        server.session("run", 1, fewer, terms, "secure"),
+        server.session("run", 1, {**fewer, "agent-3": SecretKey(bytes([9]) * 32).public}, terms, "secure"),
+        server.session("run", 1, members, terms, "exact"),
+        server.session("run", 1, members, replace(terms, round=1), "secure"),
+        server.session("run", 1, members, replace(terms, local_lr=terms.local_lr * (1 + 2**-52)), "secure"),
+        server.session("run", 1, members, replace(terms, mask_seed=bytes(16)), "secure"),
+        server.session("run", 1, members, replace(terms, steps=plan.with_clip_value(0.31)), "secure"),
+    ]
+    server.state.theta[7] += 2**-20
+    others.append(server.session("run", 1, members, terms, "secure"))
+    assert len({session.binding for session in others}) == len(others)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_crashed_and_resumed_it_is_the_same_run(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, one_name: None, wire: Wire
+) -> None:
+    fedspa.run(small(tmp_path / "whole", **SUMS[name]))
+    config = small(tmp_path / "crashed", **SUMS[name])
+    crash(config, 1, monkeypatch)
+    crash(config, 2, monkeypatch, resume=tmp_path / "crashed")
+    simulate(resume=tmp_path / "crashed")
+    assert outcome(tmp_path / "crashed") == outcome(tmp_path / "whole")
+    wire.require_no_pad_twice()
+
+
+@pytest.mark.parametrize("noise", ["secure", "exact"])
+@pytest.mark.parametrize("name", ["fedspa", "cpsgd"])
+def test_with_noise_that_must_not_repeat_an_interrupted_sum_is_a_new_attempt(
+    tmp_path: Path, name: str, noise: str, monkeypatch: pytest.MonkeyPatch, wire: Wire
+) -> None:
+    """Everyone pays twice; a turn that is used up so is missed at the end, where too few are left for a sum."""
+    sections = {**SUMS[name], "privacy": {**SUMS[name]["privacy"], "noise": noise}}
+    folder = crash(small(tmp_path / "run", **sections), 1, monkeypatch)
+    result = simulate(resume=folder)
+    wire.require_no_pad_twice()
+    assert {key[1:] for key in wire.values} >= {(0, 1), (1, 1), (1, 2)}
+    attempts = [entry["message"] for entry in ledger_content(folder / "ledger.sqlite")]
+    assert attempts.count("round-1") == attempts.count("round-1-attempt-2") > 0
+    if name == "cpsgd":  # everybody's four turns are over after the third round
+        assert [metrics.agents for metrics in result.metrics] == [6, 6, 6, 0]
+        assert any("turns of agents fell away" in warning for warning in result.summary["warnings"])
+
+
+def test_too_few_for_a_sum_are_not_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books.Books, "turns", lambda self, t, cohort: (1, cohort[: 2 if t == 1 else 6]))
+    with caplog.at_level(logging.WARNING):
+        result = fedspa.run(small(tmp_path / "run", **SUMS["cpsgd"]))
+    assert [metrics.agents for metrics in result.metrics] == [6, 0, 6, 6]
+    assert "no sum, 2 agents are left and it takes 3" in caplog.text
+    assert len(ledger_content(tmp_path / "run/ledger.sqlite")) == 18
+
+
+@pytest.mark.parametrize("name", ["fedspa", "dp-fed", "cpsgd"])
+def test_same_bits_in_workers(tmp_path: Path, played: Callable[..., ThreadPool], name: str, one_name: None) -> None:
+    played()
+    made = {}
+    for workers in (1, 3):
+        config = small(tmp_path / f"run-{workers}", **SUMS[name])
+        fedspa.run({**config, "run": {**config["run"], "workers": workers}})
+        made[workers] = outcome(tmp_path / f"run-{workers}")
+        assert made[workers]["summary"].pop("workers") == workers
+    assert made[1] == made[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedspa", "cpsgd"])
+def test_killed_before_every_durable_step(tmp_path: Path, name: str, one_name: None, wire: Wire) -> None:
+    """kill -9 before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
+    torch.set_num_threads(1)
+    sections = {**SUMS[name], "federation": {**SUMS[name].get("federation", {}), "rounds": 2}}
+
+    def make(folder: Path) -> dict[str, Any]:
+        return small(folder, **sections)
+
+    steps = counted(lambda: simulate(make(tmp_path / "whole")))
+    wanted = outcome(tmp_path / "whole")
+    for fatal in range(1, steps + 1):
+        folder = tmp_path / f"run-{fatal}"
+        child = start(lambda folder=folder, fatal=fatal: counted(lambda: simulate(make(folder)), fatal))
+        assert ended(child) == -signal.SIGKILL
+        resume(make, folder)
+        assert outcome(folder) == wanted, f"step {fatal} of {steps}"
+    wire.require_no_pad_twice()
