@@ -188,17 +188,23 @@ def test_a_private_clip_stays_within_what_a_plan_allows(level: library.Level, bo
     weight=st.sampled_from([0.0, 1e-3, 1.0, 1e6, 1e30]),
     clip_value=st.sampled_from([SMALLEST_CLIP, 1e-3, 1.0, LARGEST_CLIP]),
     level=st.sampled_from(library.LEVELS),
+    share=st.sampled_from([0.02, 0.4, 1.0]),
     seed=st.integers(0, 2**20),
 )
 def test_one_examples_whole_numbers_stay_within_the_clip(
-    clip: Clipping, size: float, weight: float, clip_value: float, level: library.Level, seed: int
+    clip: Clipping, size: float, weight: float, clip_value: float, level: library.Level, share: float, seed: int
 ) -> None:
-    """What cpSGD's sensitivity rests on, exactly: 2^24 units to the clip value, whatever the record and the model."""
+    """What the sensitivity of cpSGD and of shares rests on, exactly: 2^24 units to the clip value, whatever the record,
+    the model and the mask."""
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4))
     generator = torch.Generator().manual_seed(seed)
     theta = weight * torch.randn(FlatModel(module).dimension, generator=generator)
     x = size * torch.randn(1, 1, 6, 6, generator=generator)
-    units, zeroed = NativeEngine(module, 1, level).clipped_sum(theta, x, torch.tensor([seed % 4]), clip, clip_value)
+    drawn = torch.randperm(len(theta), generator=generator)[: max(1, round(share * len(theta)))]
+    mask = None if share == 1 else drawn.sort().values
+    y = torch.tensor([seed % 4])
+    units, zeroed = NativeEngine(module, 1, level).clipped_sum(theta, x, y, clip, clip_value, mask)
+    assert len(units) == len(drawn)
     numbers = [int(unit) for unit in units]
     assert zeroed in (0, 1)
     assert not zeroed or not any(numbers)

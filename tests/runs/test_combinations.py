@@ -35,8 +35,8 @@ class NoBooks:
 
     run, ledger, cap, guarantee = "none", None, None, None
 
-    def turns(self, t: int, cohort: Sequence[int]) -> tuple[str, list[int]]:
-        return "a round", list(cohort)
+    def turns(self, t: int, cohort: Sequence[int]) -> tuple[int, list[int]]:
+        return 1, list(cohort)
 
     def took_part(self, agents: Sequence[int]) -> None:
         pass

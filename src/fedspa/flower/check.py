@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> int:
     if not create and not site.ledger.exists():
         raise LedgerError(f"{site.ledger} is missing; --create-ledger makes a new one: restore it where there was one")
     with Ledger.open(site.ledger, create=create) as ledger:
-        spent = ledger.total(site.agent, site.policy.delta, site.policy.neighbours)
-        events = ledger.spent(site.agent)
+        events, first = ledger.spent(site.agent), ledger.first_plan(site.agent)
+        spent = [(limit, limit.total(events, first)) for limit in site.policy.cap.limits]
     for unit in {event.unit for event in events} - {site.unit}:
         raise LedgerError(
             f"{site.ledger}: what {site.agent!r} spent there is for each {unit}, and this node-config protects each "
@@ -62,8 +62,9 @@ def main(arguments: list[str]) -> int:
         roster = site.member.roster
         print(f"key      {fingerprint(site.member.secret.public)}, for sums with others")
         print(f"roster   {len(roster.members)} members, digest {roster.digest[:16]}…")
-    terms = f"δ = {site.policy.delta:g}, {site.policy.neighbours}, {spent.by}"
-    print(f"ledger   {site.ledger}: ε = {shown(spent.epsilon)} spent of {site.policy.epsilon:g} ({terms})")
+    for limit, total in spent:
+        terms = ", ".join(filter(None, (f"δ = {limit.delta:g}", limit.neighbours, total.by, limit.words)))
+        print(f"ledger   {site.ledger}: ε = {shown(total.epsilon)} spent of {limit.epsilon:g} ({terms})")
     if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger
         print(f"note     {words}")
     return 0

@@ -38,22 +38,22 @@ Unit = Literal["record", "person"]
 Accountant = Literal["pld", "rdp"]
 
 
-class Step:
+class Step(ABC):
     """One release of a sampled batch, as accountants compose it. Equal steps are one mechanism."""
 
     __slots__ = ()
 
+    @abstractmethod
     def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
         """The pairs that dominate it: under add-remove one for a record that is taken away and one for a record that is
-        added, or a single pair that stands for every direction. None where `rdp` is all that is known, in either."""
-        return ()
+        added, or a single pair that stands for every direction."""
 
     def gaussian_shift(self, neighbours: Neighbours) -> float | None:
         """μ, where the release is N(μ, 1) against N(0, 1); None where it is something else, and `pairs` says what."""
         return None
 
     def rdp(self, order: float, neighbours: Neighbours) -> float:
-        """An upper bound on its Rényi divergence, for any order above 1; infinite where none is known."""
+        """An upper bound on its Rényi divergence; infinite where none is known."""
         return math.inf
 
 

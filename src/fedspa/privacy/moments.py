@@ -6,7 +6,7 @@ For an event whose outputs under two neighbours are dominated by the pair (P, Q)
 
 K(λ) is λ times the Rényi divergence of order λ + 1. It is taken from the same dominating pairs as PLD's ε, discretised
 from above, so that it holds for every sampling and relation that PLD knows. Losses are told apart up to a reach, and
-what lies beyond counts as infinite. An event without such pairs says its divergences itself.
+what lies beyond counts as infinite.
 """
 
 from __future__ import annotations
@@ -56,9 +56,6 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
         one = ORDERS * (ORDERS + 1) / 2 * np.float64(shift) ** 2
         return (_times(Moments(one, 0.0), event.steps),)
     pairs = step.pairs(neighbours)
-    if not pairs:
-        known = np.array([step.rdp(1 + order, neighbours) for order in ORDERS.tolist()])
-        return (_times(Moments(ORDERS * np.maximum(known, 0.0) * (1 + _ROUNDING), 0.0), event.steps),)
     return tuple(_times(_of_pair(pair, reach_for(_STEPS, left_out)), event.steps) for pair in pairs)
 
 

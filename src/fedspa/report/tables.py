@@ -120,11 +120,12 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
     plan = held.plan if held is not None else None
     if plan is None or held is None:
         return []
+    own = "" if plan.aggregation is None else ", the agent's own share"
     if held.active is None:
         kind, sigma = [("k", "–", "active coordinates, by algorithm.layer_shares: known when the run is done")], []
     else:
         kind = plan.report_rows()
-        sigma = [("σ", f"{plan.sigma:.4g}", "noise on each coordinate of the mean gradient")]
+        sigma = [("σ", f"{plan.sigma:.4g}", f"noise on each coordinate of the mean gradient{own}")]
     clip = "each coordinate to ±c" if plan.clip == "coordinate" else "norm to C"
     rule = {"given": "given", "quantile": "start of a private quantile", "median": "NOT PRIVATE: read off the data"}
     return [
@@ -136,7 +137,11 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         ("τ", f"{plan.local_steps}", "local steps in a round"),
         ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
         ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
-        ("z", f"{plan.noise_multiplier:.4g}", "noise multiplier: noise on that sum over the bound of one example"),
+        (
+            "z",
+            f"{plan.noise_multiplier:.4g}",
+            f"noise multiplier: noise on that sum over the bound of one example{own}",
+        ),
         *sigma,
         ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
         ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),

@@ -52,17 +52,17 @@ def statement(summary: Mapping[str, Any]) -> str:
     other = ""
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
+    if summary.get("members"):
+        other += f"; FLOOR ε = {shown_floor(summary['epsilon_floor'])} {AGAINST_ALL}, {summary['neighbours']}"
     if summary["epsilon_total"] is not None:
         by = summary.get("accountant_total") or "accountant not recorded"  # older summaries do not say
         other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger ({by})"
+        if _sums_in_ledger(summary):
+            other += f", and {shown_floor(summary['epsilon_total_floor'])} {AGAINST_ALL}"
     flaw, whom = "", observer(summary)
     for caveat in caveats(summary):
         against = "" if caveat.observer is None else " against the server"
         flaw, whom = f"NOT PRIVATE{against} (see the notes); {caveat.condition}, ", caveat.observer or whom
-    if summary["epsilon_total"] is not None and _sums_in_ledger(summary):
-        other += f", and {shown_floor(summary['epsilon_total_floor'])} {AGAINST_ALL}"
-    if summary.get("members"):
-        other = f"; FLOOR ε = {shown_floor(summary['epsilon_floor'])} {AGAINST_ALL}{other}"
     if is_seeded(summary):
         flaw = f"NOT PRIVATE: THE NOISE WAS SEEDED, a simulation; with secure noise: {flaw}"
     return (

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from fedspa.audit.result import Question
+from fedspa.audit.result import Question, certain
 from fedspa.audit.setting import Setting
 from fedspa.audit.sums import masks, retry, views
 from fedspa.audit.sums.cohort import Summed
+from fedspa.secagg.total import Void
 
 
-def questions(setting: Setting, target: Summed) -> Iterator[Question]:
-    yield from views.noise_questions(setting, target)
-    yield from views.attack_questions(setting, target)
-    yield from masks.upload_questions(setting, target)
-    yield from retry.retry_questions(setting, target)
+def questions(setting: Setting, target: Summed) -> list[Question]:
+    """A cohort whose masks do not cancel, or whose sum no honest one could have, has failed them all."""
+    asked = views.noise_questions, views.attack_questions, masks.upload_questions, retry.retry_questions
+    try:
+        return [question for ask in asked for question in ask(setting, target)]
+    except Void as void:
+        return [certain("sum: words", "count", 0.0, 1.0, str(void))]
