@@ -71,7 +71,7 @@ def synthetic() -> Target:
     an ε (17 and 31 trials): a claim so weak, of ε = 17 and 57, is beyond what thousands of draws could refute."""
     plan = BinomialPlan(16, "coordinate", 0.1, 2, 100, False, "local", 8, 2, 8, 1, 1e-3)
     rotated = replace(plan, rotation=True, trials=2000)
-    summed = replace(plan, adversary="secure-aggregation", members=4, colluders=1)
+    summed = replace(plan, adversary="secure-aggregation", trials=400, members=4, colluders=1)
     return Target((plan, rotated, replace(rotated, clip="l2")), sums=_sums(summed))
 
 
