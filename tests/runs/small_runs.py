@@ -35,9 +35,14 @@ def small(out: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def ledger_content(path: Path) -> list[dict[str, Any]]:
-    """Entries without what must differ: the run's drawn name, times, and the hashes over them."""
+    """Entries without what must differ: the run's drawn name, times, and the hashes over them. Masks are bound to that
+    name, and with them the digest of what leaves masked; there only whether it was sent is told."""
     kept = ("sequence", "agent", "message", "event", "digest")
-    return [{key: entry[key] for key in kept} for entry in export(path)["entries"]]
+    found = [{key: entry[key] for key in kept} for entry in export(path)["entries"]]
+    for entry in found:
+        if "members" in entry["event"]:
+            entry["digest"] = entry["digest"] is not None
+    return found
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -82,6 +82,8 @@ VALUES: dict[str, list[Any]] = {
     "privacy.delta": [1e-4],
     "privacy.clip_value": [0.1],
     "privacy.trials": [12_000],
+    "privacy.colluders": [2],
+    "privacy.members": [4],
     "run.seed": [3],
     "run.device": [],  # the GPU has tests of its own
     "run.threads": [2],
@@ -95,6 +97,7 @@ VALUES: dict[str, list[Any]] = {
 }
 # What an option needs beside it to be allowed, or to change anything.
 _CPSGD, _IMAGES = ALGORITHMS["cpsgd"], {"data": {"name": "small_records:mnist"}}
+_SUMS = {**_CPSGD, "privacy": {**_CPSGD["privacy"], "adversary": "secure-aggregation"}}
 _TOKENS = {"data": {"name": "small_records:tokens"}, "model": {"name": "small_records:Tagger"}}
 _PARITY = {"data": {"name": "small_records:parity"}}
 COMPANIONS: dict[str, Sections] = {
@@ -129,6 +132,8 @@ COMPANIONS: dict[str, Sections] = {
     "privacy.accountant=theorem-1": {"privacy": {"sampling": "fixed", "noise_multiplier": None, "epsilon": 3.0}},
     "privacy.trials": _CPSGD,
     "privacy.adversary": _CPSGD,
+    "privacy.colluders": _SUMS,
+    "privacy.members": _SUMS,
     "run.threads": {"run": {"engine": "native"}},
     **{f"algorithm.name={name}": sections for name, sections in ALGORITHMS.items()},
 }
