@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedspa.audit.bounds import epsilon_lower, mu_lower, variance_limits
-from fedspa.audit.questions import Integers, columns, law_question, threshold_attack
+from fedspa.audit.questions import Floats, columns, law_question, threshold_attack
 from fedspa.audit.result import UNBOUNDED, Finding, Question, certain
 from fedspa.audit.setting import Setting
 from fedspa.audit.sums.cohort import Cohort, Summed, score, worst_pair
@@ -26,32 +26,33 @@ def noise_questions(setting: Setting, target: Summed) -> list[Question]:
     """Sums over members without a gradient: whether they are what was sent, and how many shares of noise they hold."""
     cohort = Cohort(setting, target, "silent")
     rounds = [cohort.heard(t) for t in range(min(setting.draws, SILENT))]
-    totals, views = (np.stack([heard.view(told) for heard in rounds]) for told in (0, target.colluders))
+    members, honest, told = target.aggregation.members, target.aggregation.honest, target.colluders
+    totals, views = (np.stack([heard.view(known) for heard in rounds]) for known in (0, told))
     own = np.stack([heard.numbers for heard in rounds])
     wrong = int((totals != own.sum(axis=1)).any(axis=1).sum())
-    members, honest = target.aggregation.members, target.aggregation.honest
+    noise, seen = totals - target.law(members).mean(), views - target.law(members - told).mean()
     one = target.law(1)
     detail = f"distance from the law of a share, in all and by member; {len(rounds)} rounds"
     by_member = list(own.swapaxes(0, 1))
     return [
         certain("sum: words", "count", 0.0, float(wrong), f"sums of {len(rounds)} that are not what the members sent"),
         law_question("share: law", one, [own, *by_member], detail),
-        _shares("sum: shares", target, totals, members, f"all {members} members"),
-        columns("sum: coordinates", totals - target.law(members).mean()),
-        _shares("sum: honest shares", target, views, honest, f"{members} members without {target.colluders} colluders"),
+        _shares("sum: shares", one.var(), noise, members, f"all {members} members"),
+        columns("sum: coordinates", noise),
+        _shares("sum: honest shares", one.var(), seen, honest, f"{members} members without {told} colluders"),
     ]
 
 
-def _shares(name: str, target: Summed, sums: Integers, shares: int, whose: str) -> Question:
-    """How many shares of noise are in these sums, by their variance: as many as the plan counts on, but for chance.
+def _shares(name: str, variance: float, noise: Floats, shares: int, whose: str) -> Question:
+    """How many shares of this variance are in the noise of sums: as many as the plan counts on, but for chance.
 
     The limits are those of Gaussian noise. A Binomial's fourth moment is smaller, and so are its chances to pass them.
     """
-    found = float(((sums - target.law(shares).mean()) ** 2).mean() / target.law(1).var())
-    detail = f"{found:.3f} shares of noise in sums over {whose}, where {shares} count; {sums.size} values"
+    found = float((noise**2).mean() / variance)
+    detail = f"{found:.3f} shares of noise in sums over {whose}, where {shares} count; {noise.size} values"
 
     def judge(alpha: float) -> Finding:
-        low, high = variance_limits(sums.size, alpha)
+        low, high = variance_limits(noise.size, alpha)
         return Finding(shares * max(1 - low, high - 1), abs(found - shares), detail, low <= found / shares <= high)
 
     return Question(name, "count", judge)
