@@ -348,7 +348,7 @@ def test_a_planted_mistake_is_caught_at_every_seed(name: str, mechanism: str) ->
     [
         (1.02, noise_questions, "sum: shares", 0, 10),
         (1.05, noise_questions, "sum: shares", 19, 20),
-        (1.5, attack_questions, "attack: μ, sum", 0, 20),
+        (1.5, attack_questions, "attack: μ, sum", 0, 10),
         (2, attack_questions, "attack: μ, sum", 19, 20),
     ],
 )
