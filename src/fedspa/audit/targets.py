@@ -10,9 +10,10 @@ from fedspa.audit.binomial import BINOMIAL
 from fedspa.audit.gaussian import GAUSSIAN
 from fedspa.audit.run import Audited
 from fedspa.audit.setting import Setting, refuse_unless
+from fedspa.audit.shares import SHARES
 from fedspa.errors import ConfigError
 
-AUDITED: dict[str, Audited[Any]] = {mechanism.name: mechanism for mechanism in (GAUSSIAN, BINOMIAL)}
+AUDITED: dict[str, Audited[Any]] = {mechanism.name: mechanism for mechanism in (GAUSSIAN, BINOMIAL, SHARES)}
 
 
 def synthetic(algorithm: str, choices: Mapping[str, Any]) -> tuple[Audited[Any], Any]:

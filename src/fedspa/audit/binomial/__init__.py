@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedspa.audit import sums
 from fedspa.audit.binomial import answers, release
 from fedspa.audit.binomial.target import PLANTS, Target, of_plan, synthetic
 from fedspa.audit.result import Question
@@ -28,6 +29,8 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
         yield from answers.noise_questions(setting, target, plan)
     yield from answers.round_sampler_questions(setting, target)
     yield answers.keys_question(setting, target)
+    if target.sums is not None:
+        yield from sums.questions(setting, target.sums)
 
 
 BINOMIAL = Audited(

@@ -4,30 +4,27 @@ The engine of a run clips here, and no function of `mechanisms`. Neighbours are 
 all records in common but one. Sampling (of all), coins and noise are the same, so the answers differ by what that
 record may move: at most Δ∞, Δ₁ and Δ₂ of `binomial.bound`. There are so many levels that rounding, by less than one
 level per coordinate, hardly shows: the bounds hold of sound code without any chance.
-
-A two-class model has antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever its layers: once both
-are clipped, they are the two worst records there are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedspa.audit.binomial.release import binomial_law
 from fedspa.audit.binomial.target import Target, variant
+from fedspa.audit.neighbours import TwoClass, neighbours, two_class_models
 from fedspa.audit.probe import DIMENSION, INPUTS, SEED, Probe, answers, certain_model, replayed_keys
 from fedspa.audit.questions import cosines, sampler_questions
 from fedspa.audit.result import Question, certain
-from fedspa.audit.rows import HUGE
 from fedspa.audit.setting import Setting
-from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import dequantized
 
@@ -36,13 +33,9 @@ SAMPLED, SILENT = 150, 200
 # that weighs several times too much within the levels: beyond them it would be brought back, and not be seen.
 BITS = 16
 BATCHES = (17, 51)
-SIDE = 8
-BEYOND, TINY = 1e6, 1e-40
 # What the worst pair reaches of the claim, in L2: the margins of clipping (2·10⁻⁶) and rounding take less.
 REACHED = 0.99
 _ROUNDING = 1 + 1e-9
-
-Record = tuple[Tensor, int]
 
 
 def answered(
@@ -110,23 +103,12 @@ def keys_question(setting: Setting, target: Target) -> Question:
     return cosines("keys", values, "pairs of answers over agents, rounds and a replay")
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe(Probe):
-    """`size` is that of an input on the bound, or of an ordinary one, `far` of one beyond the bound; a record of a
-    `full` model reaches the bound in every coordinate."""
-
-    plan: BinomialPlan
-    size: float
-    far: float
-    full: bool = False
-
-
 def neighbour_questions(setting: Setting, target: Target, plan: BinomialPlan) -> list[Question]:
     """The distances that come nearest to what is claimed, over all pairs, batches and models."""
     worst, slackest, pairs = [(0.0, 1.0)] * 3, math.inf, 0
-    for model in _models(plan, setting.seed):
+    for model, own in two_class_models(setting.seed, partial(_fitted, plan)):
         for batch in BATCHES:
-            fine = replace(model.plan, bits=BITS, batch=batch, records=batch, delta=1e-3)
+            fine = replace(own, bits=BITS, batch=batch, records=batch, delta=1e-3)
             away = np.abs(_differences(setting, target, model, fine)).astype(np.float64)
             seen = (away.max(), away.sum(axis=1).max(), np.linalg.norm(away, axis=1).max())
             found = [(float(distance), most) for distance, most in zip(seen, most_apart(target, fine))]
@@ -157,63 +139,15 @@ def most_apart(target: Target, plan: BinomialPlan) -> tuple[float, float, float]
     return largest, min(l1, math.sqrt(d) * r + d) * _ROUNDING, min(l2, r + math.sqrt(d)) * _ROUNDING
 
 
-def _models(plan: BinomialPlan, seed: int) -> Iterator[_Probe]:
-    """Linear ones at θ = 0, where a gradient is ±x/2; and one with convolution, pooling and a hidden layer, whose bound
-    is so small that ordinary records are far beyond it."""
-    for bias in (False, True):
-        module: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 2, bias=bias))
-        own = replace(plan, dimension=2 * INPUTS + 2 * bias)
-        on_bound = 2 * own.clip_norm / math.sqrt(2 * INPUTS)  # by the weights alone: a bias may be far below it
-        yield _Probe(module, torch.zeros(own.dimension), (INPUTS,), own, on_bound, BEYOND * on_bound, full=not bias)
-    module = nn.Sequential(
-        *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 2))
-    )
-    dimension = FlatModel(module).dimension
-    theta = torch.randn(dimension, generator=torch.Generator().manual_seed(seed)) * 0.3
-    yield _Probe(module, theta, (1, SIDE, SIDE), replace(plan, dimension=dimension, clip_value=1e-5), 1.0, 1.0)
+def _fitted(plan: BinomialPlan, dimension: int, clip_value: float | None) -> BinomialPlan:
+    plan = replace(plan, dimension=dimension)
+    return plan if clip_value is None else replace(plan, clip_value=clip_value)
 
 
-def _differences(setting: Setting, target: Target, model: _Probe, plan: BinomialPlan) -> NDArray[np.int64]:
+def _differences(setting: Setting, target: Target, model: TwoClass, plan: BinomialPlan) -> NDArray[np.int64]:
     """Of the answers of each pair of agents, [pairs, coordinates]."""
     key = setting.key("neighbours", plan.clip, plan.batch, plan.dimension)
-    agents = [(x, y, key) for pair in _neighbours(model, plan.batch, setting.generator()) for x, y in pair]
+    agents = [(x, y, key) for *pair, _ in neighbours(model, plan.batch, setting.generator()) for x, y in pair]
     numbers = answered(setting, target, model, plan, agents)
     apart: NDArray[np.int64] = numbers[::2] - numbers[1::2]
     return apart
-
-
-def _neighbours(model: _Probe, batch: int, generator: torch.Generator) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Agents that differ in one record, which comes first, in the middle or last. The others cancel each other, pull
-    one way, pull the other way, do so with a third of them broken, or are random."""
-    inputs, turn = math.prod(model.shape), torch.arange(batch)
-    signs = torch.randint(0, 2, (inputs,), generator=generator) * 2.0 - 1
-    common = model.far * signs.repeat(batch, 1)
-    broken = torch.where((turn % 3 == 1)[:, None], math.nan, common)
-    for i, pair in enumerate(_pairs(model, signs, generator)):
-        random = model.far * torch.randn(batch, inputs, generator=generator)
-        one, other, any_of = turn * 0 + 1, turn * 0, torch.randint(0, 2, (batch,), generator=generator)
-        company = ((common, turn % 2), (common, one), (common, other), (broken, other), (random, any_of))
-        for j, (others, of) in enumerate(company):
-            place = (0, batch // 2, batch - 1)[(i + j) % 3]
-            agents = []
-            for record, label in pair:
-                x, y = others.clone(), of.clone()
-                x[place], y[place] = record, label
-                agents.append((x.view(batch, *model.shape), y))
-            yield agents
-
-
-def _pairs(model: _Probe, signs: Tensor, generator: torch.Generator) -> Iterator[tuple[Record, Record]]:
-    """(a record, what replaces it): opposite on the bound and ever further beyond it; broken, tiny, along an axis,
-    random."""
-    on_bound = model.size * signs
-    axis = torch.arange(len(signs)) == len(signs) - 1
-    random = [model.size * torch.randn(len(signs), generator=generator) for _ in range(3)]
-    for size in (1.0, BEYOND, BEYOND**2, HUGE):
-        yield (size * on_bound, 1), (size * on_bound, 0)
-    yield (on_bound, 1), (torch.full_like(signs, math.nan), 1)
-    yield (torch.where(axis, math.inf, on_bound), 1), (on_bound, 0)
-    yield (model.far * signs, 1), (TINY * signs, 0)
-    yield (torch.where(axis, model.far, 0.0), 1), (torch.where(axis, model.far, 0.0), 0)
-    yield (HUGE * random[0], 1), (on_bound, 0)
-    yield (random[1], 1), (random[2], 0)

@@ -17,7 +17,7 @@ from fedspa.audit.binomial.target import Target, variant
 from fedspa.audit.bounds import epsilon_lower
 from fedspa.audit.probe import SEED
 from fedspa.audit.questions import Floats, columns, law_question, threshold_attack
-from fedspa.audit.result import Finding, Question, certain
+from fedspa.audit.result import UNBOUNDED, Finding, Question, certain
 from fedspa.audit.rows import row_pairs
 from fedspa.audit.setting import Setting
 from fedspa.mechanisms.binomial.plan import BinomialPlan
@@ -98,7 +98,7 @@ def rounding_question(setting: Setting, target: Target, plan: BinomialPlan) -> Q
 def attack_question(setting: Setting, target: Target, plan: BinomialPlan) -> Question:
     """One release without sampling on the worst pair, told apart by a threshold half-way; δ = 0.1."""
     delta = 2 * STEP_DELTA
-    claimed = epsilon({replace(plan.event, records=plan.batch): 1}, delta, neighbours="replace-one")
+    claimed = min(UNBOUNDED, epsilon({replace(plan.event, records=plan.batch): 1}, delta, neighbours="replace-one"))
     row, other = next(row_pairs(plan, setting.generator()))
     direction = row.sign().numpy().astype(np.float64)
 

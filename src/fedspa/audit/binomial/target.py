@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from scipy import stats
+from torch import Tensor
 
-from fedspa.algorithms import Agent, Terms
+from fedspa.algorithms import Agent, Terms, chosen
 from fedspa.algorithms.cpsgd import respond
-from fedspa.audit.probe import MakeEngine, Respond, one_key, public_key
+from fedspa.audit.engines import Longer, Overlooks, engine_with
+from fedspa.audit.probe import DIMENSION, MakeEngine, Respond, one_key, public_key
 from fedspa.audit.setting import Setting
-from fedspa.engine.local import CLIP_UNITS, ClippedSums
-from fedspa.engine.task import Engine, LocalResult, LocalTask
+from fedspa.audit.sums import plants as sums
+from fedspa.audit.sums.cohort import Summed, answering, played
+from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import taken
-from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.binomial import release as quantize
 from fedspa.mechanisms.binomial.bound import Sensitivity, sensitivity
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
@@ -31,22 +33,32 @@ from fedspa.randomness.streams import Stream
 
 Release = Callable[[list[Tensor], BinomialPlan, bytes, Stream, Stream], Integers]
 Claim = Callable[[BinomialPlan, float], Sensitivity]
+# Of a member's records: more cost time, and fewer are a harder case, priced as such.
+_MOST_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`variants` are plans that differ in clipping and rotation; the first one's sampling is audited too."""
+    """`variants` are plans that differ in clipping and rotation; the first one's sampling is audited too. `sums` are
+    attacked where the plan is of sums: the variants are then what a member is asked for, as one sees it who colludes
+    with all others."""
 
     variants: tuple[BinomialPlan, ...]
     release: Release = quantize.release
     engine: MakeEngine = Setting.make_engine
     respond: Respond[IntegerUpdate] = respond
     claim: Claim = lambda plan, delta: sensitivity(plan.event, delta)
+    sums: Summed | None = None
 
     def __post_init__(self) -> None:
-        for plan in self.variants:
-            if plan.flaw is not None:
-                raise ConfigError(f"there is no claim to audit: {plan.flaw}")
+        if self.sums is None:
+            for plan in self.variants:
+                _require_claim(plan)
+
+
+def _require_claim(plan: BinomialPlan) -> None:
+    if plan.flaw is not None:
+        raise ConfigError(f"there is no claim to audit: {plan.flaw}")
 
 
 def variant(plan: BinomialPlan) -> str:
@@ -59,12 +71,28 @@ def synthetic() -> Target:
     an ε (17 and 31 trials): a claim so weak, of ε = 17 and 57, is beyond what thousands of draws could refute."""
     plan = BinomialPlan(16, "coordinate", 0.1, 2, 100, False, "local", 8, 2, 8, 1, 1e-3)
     rotated = replace(plan, rotation=True, trials=2000)
-    return Target((plan, rotated, replace(rotated, clip="l2")))
+    summed = replace(plan, adversary="secure-aggregation", trials=400, members=4, colluders=1)
+    return Target((plan, rotated, replace(rotated, clip="l2")), sums=_sums(summed))
 
 
 def of_plan(plan: BinomialPlan) -> Target:
-    """The mechanism of a run. Under secure aggregation an agent's own share is attacked, and the floor is the claim."""
-    return Target((replace(plan, adversary="local", members=0, colluders=0) if plan.members else plan,))
+    """The mechanism of a run."""
+    _require_claim(plan)
+    if plan.aggregation is None:
+        return Target((plan,))
+    return Target((replace(plan, adversary="local", members=0, colluders=0),), sums=_sums(plan))
+
+
+def _sums(plan: BinomialPlan) -> Summed:
+    """A cohort of the plan's members, on the probe and with few records."""
+    batch, (members, colluders) = min(plan.batch, _MOST_BATCH), played(plan.members, plan.colluders)
+    few = replace(plan, dimension=DIMENSION, batch=batch, records=batch, members=members, colluders=colluders)
+
+    def law(shares: int) -> Any:
+        """Of null records each member rounds ½ by a coin, which is one trial more."""
+        return stats.binom(shares * (few.trials + 1), 0.5, loc=shares * (few.levels // 2 - 1))
+
+    return Summed(few, chosen("cpsgd", "secure-aggregation"), law)
 
 
 def _half(plan: BinomialPlan, delta: float) -> Sensitivity:
@@ -119,54 +147,27 @@ def _epochs(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
         yield from respond(theta, only, [replace(agent, x=taken(agent.x, chosen), y=taken(agent.y, chosen))], engine)
 
 
-class _ClippingEngine(Engine, ClippedSums, Protocol):
-    """An engine that clips by itself."""
+def _half_share(sums: Summed) -> Summed:
+    """Half of the trials: a standard deviation smaller than accounted by √2."""
+
+    def fewer(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[IntegerUpdate]:
+        plan: Any = terms.plan
+        half = replace(plan, trials=max(1, plan.trials // 2))
+        for answer in respond(theta, replace(terms, steps=half), agents, engine):
+            yield replace(answer, values=answer.values + (plan.trials - half.trials) // 2)  # the mean as it should be
+
+    return answering(sums, fewer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Longer:
-    """An engine that adds up examples of up to twice the bound, in units of the right one."""
-
-    engine: _ClippingEngine
-    name: str = "longer"
-    separates_records: bool = False
-    threads: int = 1
-
-    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
-        return self.engine.train(theta, tasks)
-
-    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
-        total, zeroed = self.engine.clipped_sum(theta, x, y, clip, 2 * clip_value)
-        return 2 * total, zeroed
-
-
-class _Overlooks(_Longer):
-    """An engine whose clip does not see the last two coordinates: their sizes, or their part in a norm."""
-
-    def clipped_sum(self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float) -> tuple[Tensor, int]:
-        total, zeroed = self.engine.clipped_sum(theta, x, y, clip, clip_value)
-        if clip == "coordinate":
-            total[-2:] = 1000 * self.engine.clipped_sum(theta, x, y, clip, 1000 * clip_value)[0][-2:]
-            return total, zeroed
-        rows = torch.stack(
-            [self.engine.clipped_sum(theta, *one, clip, clip_value)[0] for one in zip(x[:, None], y[:, None])]
-        )
-        norms, counted = (part.double().norm(dim=1).clamp(min=1) for part in (rows, rows[:, :-2]))
-        factors = torch.where(norms > 0.999 * CLIP_UNITS, CLIP_UNITS / counted, 1.0)
-        return (rows * factors[:, None]).long().sum(dim=0), zeroed
-
-
-def _in_engine(broken: type[_Longer]) -> Callable[[Target], Target]:
-    def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
-        engine = setting.make_engine(module, input_shape)
-        if not isinstance(engine, ClippedSums):
+def _in_sums(plant: Callable[[Summed], Summed]) -> Callable[[Target], Target]:
+    def planted(target: Target) -> Target:
+        if target.sums is None:
             raise ConfigError(
-                f"--plant engine-clip and engine-norm break an engine that clips by itself; {engine.name!r} does not: "
-                "use --plant clip"
+                "this plant is a mistake in sums: give a config of privacy.adversary = 'secure-aggregation'"
             )
-        return broken(engine)
+        return replace(target, sums=plant(target.sums))
 
-    return lambda target: replace(target, engine=make_engine)
+    return planted
 
 
 PLANTS: dict[str, Callable[[Target], Target]] = {
@@ -178,6 +179,8 @@ PLANTS: dict[str, Callable[[Target], Target]] = {
     "seed": lambda target: replace(target, respond=public_key(target.respond)),
     "seed-reused": lambda target: replace(target, respond=one_key(target.respond)),
     "sampling": lambda target: replace(target, respond=_epochs),
-    "engine-clip": _in_engine(_Longer),
-    "engine-norm": _in_engine(_Overlooks),
+    "engine-clip": lambda target: replace(target, engine=engine_with(Longer)),
+    "engine-norm": lambda target: replace(target, engine=engine_with(Overlooks)),
+    "share": _in_sums(_half_share),
+    **{name: _in_sums(plant) for name, plant in sums.PLANTS.items()},
 }
