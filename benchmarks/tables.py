@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any

@@ -24,7 +24,6 @@ from torch.nn import functional
 from fedspa.data import patches
 from fedspa.data.filters import DIRECTIONS, blurred, directions, filtered, gaussian, unit
 from fedspa.errors import DataError
-from fedspa.learning.threads import torch_threads
 
 Features = Literal["aligned", "orientations", "aligned-orientations", "patches"]
 NAMES: tuple[Features, ...] = get_args(Features)
@@ -73,7 +72,7 @@ def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
             f"shape {tuple(images.shape[1:])}: use 'orientations'"
         )
     each, size = _MAPS[name], 1 if alone else CHUNK
-    with torch.no_grad(), torch_threads(1):
+    with torch.no_grad():
         return torch.cat([each(_filled(part, size))[: len(part)] for part in torch.split(images, size)])
 
 

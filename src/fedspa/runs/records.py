@@ -18,6 +18,7 @@ from fedspa.data.view import view, with_floats
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Examples, Tree, count
 from fedspa.learning import models
+from fedspa.learning.threads import torch_threads
 from fedspa.privacy.event import Unit
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
@@ -78,7 +79,8 @@ def trained_on(config: Config, data: Dataset) -> Examples:
 
 @lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
 def _mapped(name: str, folder: str, person: str | None, features: Features, holdout: float, alone: bool) -> Dataset:
-    return view(load(name, Path(folder), person), features, holdout, alone=alone)
+    with torch_threads(1):
+        return view(load(name, Path(folder), person), features, holdout, alone=alone)
 
 
 def _held(config: Config, owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:
