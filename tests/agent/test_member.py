@@ -23,6 +23,7 @@ from fedspa.agent.outbox import Outbox
 from fedspa.agent.participate import Invitation, Refusal, participate_once
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.algorithms import Agent
+from fedspa.algorithms.session import session_of
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.runs.config import load
@@ -61,13 +62,9 @@ class Clinic:
         """As a server announces it that has the same roster, and adds up in the session that it announces."""
         terms, theta = replace(self.server.terms(), round=t), other.get("theta", self.server.state.theta)
         algorithm = replace(self.job.server.algorithm, respond=self.respond)
-        invitation = Invitation(run, algorithm, terms, theta, self.job.server.coding, "secure", attempt)
-        session = self.server.session(run, attempt, ROSTER.cohort(cohort), terms, "secure")
-        if "theta" in other:
-            self.server.state, kept = replace(self.server.state, theta=theta), self.server.state
-            session = self.server.session(run, attempt, ROSTER.cohort(cohort), terms, "secure")
-            self.server.state = kept
-        return WEST.joined(invitation, cohort, session.binding)
+        told = algorithm, terms, theta, self.job.server.coding, "secure"
+        session = session_of(run, attempt, ROSTER.cohort(cohort), *told)
+        return WEST.joined(Invitation(run, *told, attempt), cohort, session.binding)
 
     def once(self, invitation: Invitation) -> bytes:
         return participate_once(invitation, "west", self.agent, self.job.engine, self.ledger, POLICY)
