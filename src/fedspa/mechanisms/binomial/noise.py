@@ -2,10 +2,11 @@
 
 A draw inverts the distribution function: 64 random bits are looked up among its values, 320 more decide where they meet
 one exactly. The table is made once for an m, in whole numbers of any length; it holds the values out to `FAR` standard
-deviations, each to 2⁻³⁸⁴. Out to there a number has its chance but for a factor 1 ± 2⁻⁷⁰, at any m here: far out, digits
-decide, as whoever sees noise that a record has moved by some deviations looks at what is left of the other law. What
-lies further the prices count as seen (`rounded`, `bound`). No floating point and no Gaussian stands between the bits and the draw. A word's first bits alone mostly decide its
-place among the values; `_starts` knows it then, and the others are searched for.
+deviations, each to 2⁻³⁸⁴. Out to there a number has its chance but for a factor 1 ± 2⁻⁷⁰, at any m here. Digits decide
+far out: whoever sees noise that a record has moved by some deviations looks at what is left there of the other law.
+What lies further the prices count as seen (`rounded`, `bound`). No floating point and no Gaussian stands between the
+bits and the draw. A word's first bits alone mostly decide its place among the values; `_starts` knows it then, and the
+others are searched for.
 """
 
 from __future__ import annotations
