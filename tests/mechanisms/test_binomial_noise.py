@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from scipy import stats
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.binomial import noise as module
+from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.binomial.noise import binomial
+from fedspa.privacy import accounting
 from fedspa.randomness.streams import Stream, derive_key
 
 
@@ -24,13 +28,13 @@ def stream(*labels: str | int) -> Stream:
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 17, 100, 1000])
 def test_the_table_is_the_law_to_the_last_unit(trials: int) -> None:
-    """Against exact fractions: an end is off by no more than a few units of 2⁻¹²⁸."""
+    """Against exact fractions: an end is off by no more than a few units of 2⁻³⁸⁴, and what is left out."""
     first, ends, heads = module._table(trials)
     running = Fraction(sum(math.comb(trials, i) for i in range(first)), 2**trials)
     for i, end in enumerate(ends):
         running += Fraction(math.comb(trials, first + i), 2**trials)
-        assert abs(running - Fraction(end, 2**128)) < Fraction(8, 2**128)
-        assert int(heads[i]) == end >> 64
+        assert abs(running - Fraction(end, 2**384)) < Fraction(8, 2**384) + Fraction(2, 2**288)  # 2·e^(−20²/2)
+        assert int(heads[i]) == end >> 320
     assert len(ends) == min(trials, first + len(ends)) - first
 
 
@@ -64,18 +68,18 @@ def test_in_blocks_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_word_that_meets_an_end_is_decided_by_more_bits() -> None:
-    """Where 64 bits equal an end's, the next 64 choose the side."""
+    """Where 64 bits equal an end's, the next 320 choose the side."""
     first, ends, heads = module._table(100)
     at = len(ends) // 2
 
     class Scripted:
         def __init__(self, more: int) -> None:
-            self.words: Iterator[int] = iter([int(heads[at]), more])
+            self.words: Iterator[int] = iter([int(heads[at]), *struct.unpack(">5Q", more.to_bytes(40, "big"))])
 
         def uint64(self, n: int) -> NDArray[np.uint64]:
             return np.array([next(self.words) for _ in range(n)], dtype=np.uint64)
 
-    low = ends[at] & (2**64 - 1)
+    low = ends[at] & (2**320 - 1)
     assert binomial(1, 100, Scripted(max(low - 1, 0)))[0] == first + at + (low == 0)  # type: ignore[arg-type]
     assert binomial(1, 100, Scripted(low))[0] == first + at + 1  # type: ignore[arg-type]
 
@@ -94,8 +98,25 @@ def test_the_cells_find_what_a_search_finds(trials: int) -> None:
         def uint64(self, n: int) -> NDArray[np.uint64]:
             return words if n == len(words) else np.full(n, more, dtype=np.uint64)
 
-    plain = [bisect_right(ends, int(word) << 64 | more) for word in words]
+    plain = [bisect_right(ends, int.from_bytes(struct.pack(">6Q", int(word), *[more] * 5), "big")) for word in words]
     assert binomial(len(words), trials, Scripted()).tolist() == [first + found for found in plain]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-10, 1e-12])
+@pytest.mark.parametrize(("bits", "batch", "trials"), [(10, 2, 16384), (8, 1, 4096), (11, 1, 4096)])
+def test_a_price_holds_for_the_law_as_it_is_drawn(bits: int, batch: int, trials: int, delta: float) -> None:
+    """Where a record moves a number by eight standard deviations and more, what a table leaves out of one law is likely
+    under the other."""
+    first, ends, _ = module._table(trials)
+    law = {first + i: Fraction(high - low, 2**384) for i, (low, high) in enumerate(pairwise([0, *ends, 2**384]))}
+    event = BinomialEvent(batch, batch, 1, 1, bits, trials, rotation=False, aggregated=1)
+    cost = accounting.epsilon({event: 1}, delta, neighbours="replace-one")
+    if math.isfinite(cost):
+        gamma, shift = Fraction(math.exp(cost)), -(-(2**bits - 1) // batch)
+        found = sum(max(Fraction(0), chance - gamma * law.get(y + shift, 0)) for y, chance in law.items())
+        assert found <= delta
+    else:
+        assert (bits, trials) == (11, 4096)  # 64 deviations: nothing is left
 
 
 @pytest.mark.parametrize("trials", [0, -1, 2**31])

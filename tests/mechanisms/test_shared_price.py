@@ -4,6 +4,7 @@ the price is hardly more than that of a Gaussian with the same noise."""
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from itertools import pairwise, product
 
 import mpmath
@@ -15,7 +16,7 @@ from scipy import special
 from fedspa.mechanisms.discrete_gaussian import noise, price
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.discrete_gaussian.price import SharedNoise, stretch
-from fedspa.privacy import accounting
+from fedspa.privacy import accounting, filter
 
 Array = NDArray[np.float64]
 # What the tables leave out of each law, and float64's rounding of the sums here.
@@ -25,10 +26,10 @@ WINDOW = 400
 
 def share(fraction: int) -> Array:
     """One share's law on −WINDOW … WINDOW, as it is drawn: the lengths that the table gives to its values."""
-    ends = [0, *noise._ends(fraction), 2**128]
+    ends = [0, *noise._ends(fraction), 2**noise.BITS]
     law = np.zeros(2 * WINDOW + 1)
     first = WINDOW - noise.REACH
-    law[first : first + len(ends) - 1] = [float(high - low) / 2.0**128 for low, high in pairwise(ends)]
+    law[first : first + len(ends) - 1] = [float(high - low) / 2.0**noise.BITS for low, high in pairwise(ends)]
     return law
 
 
@@ -67,13 +68,30 @@ def test_no_pair_is_easier_to_tell_apart_than_its_gaussian(others: tuple[int, ..
             assert (hockey_stick(p, q, gamma) <= allowed + TINY).all()
 
 
+@pytest.mark.parametrize("bound", [32_000, 26_000, 20_000])
+@pytest.mark.parametrize("delta", [1e-6, 1e-9, 1e-15, 1e-20])
+def test_a_large_floor_holds_for_the_law_as_it_is_drawn(bound: int, delta: float) -> None:
+    """Where a record moves a share by many standard deviations, what one law leaves out is likely under the other."""
+
+    def law(centre: int) -> dict[int, Fraction]:
+        ends = [0, *noise._ends(centre % FINE), 2**noise.BITS]
+        first = centre // FINE - noise.REACH
+        return {first + i: Fraction(high - low, 2**noise.BITS) for i, (low, high) in enumerate(pairwise(ends))}
+
+    event = DiscreteGaussianEvent(records=100, active=1, bound=bound)
+    gamma = Fraction(math.exp(accounting.epsilon({event: 1}, delta, neighbours="add-remove")))
+    laws = law(0), law(bound)
+    for p, q in (laws, laws[::-1]):
+        assert sum(max(Fraction(0), chance - gamma * q.get(y, 0)) for y, chance in p.items()) <= delta
+
+
 @pytest.mark.parametrize("moved", [(1024.0, 300.5), (0.5, 0.5), (2048.0, 0.25)])
 def test_two_coordinates_add_up_as_gaussians_do(moved: tuple[float, float]) -> None:
     shift = stretch(1) * math.hypot(*moved) / FINE / SIGMA
     gamma = np.exp(np.linspace(-6, 6, 61) * max(shift, shift**2))
     for start in product((0.0, 0.5, 700.25), repeat=2):
         p, q = (
-            np.outer(*(summed_law(at, ())[WINDOW - 60 : WINDOW + 60] for at in both))
+            np.outer(*(summed_law(at, ())[WINDOW - 90 : WINDOW + 90] for at in both))
             for both in (start, (start[0] + moved[0], start[1] + moved[1]))
         )
         for one, other in ((p, q), (q, p)):
@@ -104,13 +122,24 @@ def test_moments_are_the_gaussians() -> None:
         mixed = (1 - part) * down + part * up
         for order in (1.5, 2.0, 6.0, 20.0):
             exact = order * (moved / FINE / SIGMA) ** 2 / 2
-            allowed = SharedNoise(1, 1).rdp(order, "add-remove") * moved**2
+            allowed = SharedNoise(1, 1, 1).rdp(order, "add-remove") * moved**2
             for p, q in ((mixed, base), (base, mixed)):
                 log = order * np.log(p) + (1 - order) * np.log(q)
                 found = np.logaddexp.reduce(log) / (order - 1)
                 assert found <= allowed + 1e-12
                 if part == 0:
                     assert math.isclose(found, exact, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def test_what_the_theorem_leaves_out_is_taken_off_delta() -> None:
+    """k·5·10⁻³² a release: a δ below has no ε, whoever prices, and one that is far above does not feel it."""
+    event = DiscreteGaussianEvent(records=100, active=10**6, bound=2048, members=10, colluders=2)
+    for times, delta, told in ((1, 4e-26, False), (1, 1e-25, True), (10, 4e-25, False), (10, 1e-5, True)):
+        for by in ("pld", "rdp"):
+            cost = accounting.epsilon({event: times}, delta, neighbours="add-remove", accountant=by)  # type: ignore[arg-type]
+            assert math.isfinite(cost) == told
+        # The filter has a sixteenth of δ for it.
+        assert filter.fits({event: times}, 1e6, 16 * delta, "add-remove") == told
 
 
 def test_the_stretch_is_right_to_nine_digits() -> None:
@@ -153,7 +182,7 @@ def test_a_sum_costs_hardly_more_than_a_gaussian(honest: int, most: float) -> No
 
 def test_more_noise_costs_less_and_more_of_a_record_costs_more() -> None:
     def cost(bound: int, honest: int, neighbours: str = "add-remove") -> float:
-        return SharedNoise(bound, honest).gaussian_shift(neighbours)  # type: ignore[arg-type]
+        return SharedNoise(bound, honest, 1).gaussian_shift(neighbours)  # type: ignore[arg-type]
 
     assert cost(1000, 8) < cost(1001, 8) < cost(1000, 7) < cost(1000, 1)
     assert cost(1000, 8, "replace-one") == 2 * cost(1000, 8)

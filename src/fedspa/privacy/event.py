@@ -52,6 +52,11 @@ class Step(ABC):
         """μ, where the release is N(μ, 1) against N(0, 1); None where it is something else, and `pairs` says what."""
         return None
 
+    @property
+    def beyond(self) -> float:
+        """What one release costs of δ beside all that is said of it here."""
+        return 0.0
+
     def rdp(self, order: float, neighbours: Neighbours) -> float:
         """An upper bound on its Rényi divergence; infinite where none is known."""
         return math.inf

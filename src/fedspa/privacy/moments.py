@@ -54,7 +54,7 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
     shift = step.gaussian_shift(neighbours)
     if shift is not None:
         one = ORDERS * (ORDERS + 1) / 2 * np.float64(shift) ** 2
-        return (_times(Moments(one, 0.0), event.steps),)
+        return (_times(Moments(one, step.beyond), event.steps),)
     pairs = step.pairs(neighbours)
     return tuple(_times(_of_pair(pair, reach_for(_STEPS, left_out)), event.steps) for pair in pairs)
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.binomial.event import FAR, BinomialEvent
 from fedspa.privacy import composition
 
 # The levels of a rotated vector reach this far: all coordinates stay within them but for this chance. It decides ε, so
@@ -78,7 +78,10 @@ def release_epsilon(event: BinomialEvent, delta: float, *, published: bool = Fal
     """ε of one release without sampling, which is (ε, 2·`delta`)-DP under replace-one; infinite where none is known."""
     if published:
         return published_shift_epsilon(event, published_sensitivity(event, delta), delta) * _SLACK
-    return shift_epsilon(event, sensitivity(event, delta), delta) * _SLACK + _LEAST
+    moved = sensitivity(event, delta)
+    if _far_out(event, delta) + moved.largest > FAR * math.sqrt(variance(event)):  # draws have their law up to there
+        return math.inf
+    return shift_epsilon(event, moved, delta) * _SLACK + _LEAST
 
 
 def published_shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> float:
@@ -99,7 +102,7 @@ def shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> flo
     max (1 − e^−z)·e^−λz = λ^λ/(1 + λ)^(1 + λ) turns that into ε for every λ: the best one is looked for.
     """
     v = variance(event)
-    h = math.sqrt(2 * v * math.log(event.coordinates / (_FAR_OUT * delta)))
+    h = _far_out(event, delta)
     furthest = (h + moved.largest) / (2 * v)
     if furthest >= 1:
         return math.inf
@@ -126,6 +129,11 @@ def shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> flo
         else:
             low += third
     return max(0.0, epsilon(math.exp(low)))
+
+
+def _far_out(event: BinomialEvent, delta: float) -> float:
+    """h: no coordinate's noise lies so far below its mean, but for a part of `delta`."""
+    return math.sqrt(2 * variance(event) * math.log(event.coordinates / (_FAR_OUT * delta)))
 
 
 def amplified(epsilon: float, rate: float) -> float:

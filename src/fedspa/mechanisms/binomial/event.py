@@ -24,6 +24,8 @@ from fedspa.privacy.event import (
 
 KIND = "binomial"
 MOST_TRIALS = 2**31 - 1
+# Standard deviations of the noise up to which draws have their law. Beyond, it counts as none.
+FAR = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """Binomial(m, ½) noise: whole numbers from the secure stream, at a cost that does not grow with m.
 
-A draw inverts the distribution function: 64 random bits are looked up among its values, 64 more decide where they meet
-one exactly. The table is made once for an m, in whole numbers of any length; it holds the values out to where less than
-2⁻¹²⁸ of the mass is left, each to 2⁻¹²⁸, so that a draw is within 2⁻¹⁰⁰ in total variation of its law at any m here.
-No floating point and no Gaussian stands between the bits and the draw. A word's first bits alone mostly decide its
-place among the values; `_starts` knows it then, and the others are searched for.
+A draw inverts the distribution function: 64 random bits are looked up among its values, 320 more decide where they meet
+one exactly. The table is made once for an m, in whole numbers of any length; it holds the values out to `FAR` standard
+deviations, each to 2⁻³⁸⁴. Out to there a number has its chance but for a factor 1 ± 2⁻⁷⁰, at any m here. Digits decide
+far out: whoever sees noise that a record has moved by some deviations looks at what is left there of the other law.
+What lies further the prices count as seen (`rounded`, `bound`). No floating point and no Gaussian stands between the
+bits and the draw. A word's first bits alone mostly decide its place among the values; `_starts` knows it then, and the
+others are searched for.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.binomial.event import MOST_TRIALS
+from fedspa.mechanisms.binomial.event import FAR, MOST_TRIALS
 from fedspa.randomness.streams import Stream
 
-_DIGITS = 192
+_DIGITS = 448
+_BITS = 384
+_MORE = _BITS // 64 - 1
 _AT_ONCE = 1 << 16
 _MOST_CELL_BITS = 20
 
@@ -40,7 +44,8 @@ def binomial(n: int, trials: int, stream: Stream) -> NDArray[np.int64]:
         found[among] = np.searchsorted(heads, words[among], side="right")
         tied = among[heads[np.maximum(found[among], 1) - 1] == words[among]]
         for i in tied:
-            found[i] = bisect_right(ends, int(words[i]) << 64 | int(stream.uint64(1)[0]))
+            more = b"".join(int(word).to_bytes(8, "big") for word in (words[i], *stream.uint64(_MORE)))
+            found[i] = bisect_right(ends, int.from_bytes(more, "big"))
         values[start : start + len(words)] = first + found
     return values
 
@@ -57,10 +62,9 @@ def _starts(trials: int) -> tuple[NDArray[np.int64], np.uint64]:
 
 @lru_cache(maxsize=8)
 def _table(trials: int) -> tuple[int, list[int], NDArray[np.uint64]]:
-    """The least value; the upper ends of all but the last value's share of [0, 1) in units of 2⁻¹²⁸; their heads."""
+    """The least value; the upper ends of all but the last value's share of [0, 1) in units of 2⁻³⁸⁴; their heads."""
     middle = trials // 2
-    # Hoeffding: P(|X − m/2| ≥ t) ≤ 2·exp(−2t²/m) < 2⁻¹³⁰ from here on.
-    reach = math.isqrt(46 * trials) + 1
+    reach = math.isqrt(FAR**2 * trials // 4) + 2
     first, last = max(0, middle - reach), min(trials, middle + reach)
     upward, weight = [], 1 << _DIGITS
     for value in range(middle, last):
@@ -74,5 +78,5 @@ def _table(trials: int) -> tuple[int, list[int], NDArray[np.uint64]]:
     total, running, ends = sum(weights), 0, []
     for weight in weights[:-1]:
         running += weight
-        ends.append((running << 128) // total)
-    return first, ends, np.array([end >> 64 for end in ends], dtype=np.uint64)
+        ends.append((running << _BITS) // total)
+    return first, ends, np.array([end >> 64 * _MORE for end in ends], dtype=np.uint64)

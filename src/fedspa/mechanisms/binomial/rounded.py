@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.mechanisms.binomial.event import FAR, BinomialEvent
 from fedspa.privacy.event import Neighbours, Step
 from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, reach_for, split
 
@@ -147,7 +147,7 @@ def _any(count: int, chance: float) -> float:
 def _channel(shift: Fraction, trials: int, reach: float) -> tuple[Array, Array, Array, float]:
     """One coordinate, (whole + ρ, whole): its positive losses, their mass under both, and the mass at infinite loss."""
     low, part = int(shift), float(shift - int(shift))
-    half = int((reach + 2) * math.sqrt(trials) / 2) + low + 2
+    half = min(int((reach + 2) * math.sqrt(trials) / 2) + low + 2, int(FAR * math.sqrt(trials) / 2))
     first, last = max(0, (trials + 1) // 2 - half), min(trials, trials // 2 + half)
     x = np.arange(first, last + 1, dtype=np.longdouble)
     # P(x − 1)/P(x) = x/(N − x + 1): sums of its logarithm give both the law and its shifts, without cancellation.
@@ -178,5 +178,5 @@ def _channel(shift: Fraction, trials: int, reach: float) -> tuple[Array, Array, 
     # window cuts off on either side.
     beyond = max(0.0, 1 - float(with_it.sum())) + float(with_it[above & ~positive].sum()) + LEFT_OUT
     if first > 0 or last < trials:
-        beyond += 2 * math.exp(-2 * (half - low - 2) ** 2 / trials)
+        beyond += 2 * math.exp(-2 * half**2 / trials)
     return losses[positive], with_it[positive], law[positive], beyond

@@ -74,7 +74,7 @@ class DiscreteGaussianEvent(Event):
     def step(self) -> Step:
         from fedspa.mechanisms.discrete_gaussian.price import SharedNoise  # slow to import
 
-        return SharedNoise(self.bound, self.honest)
+        return SharedNoise(self.bound, self.honest, self.active)
 
     def __str__(self) -> str:
         seen = "the agent's own share"

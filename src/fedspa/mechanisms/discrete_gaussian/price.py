@@ -21,8 +21,8 @@ from fedspa.privacy.pld import DominatingPair
 from fedspa.privacy.poisson import Removed
 
 # κ is found for |q| up to here, so that a shift of up to `_MOST_SHIFT` is priced where |q| ≤ 12. What lies beyond has a
-# chance of 5e-32 a coordinate, which no δ feels.
-_LAST, _MOST_SHIFT = 20.0, 8.0
+# chance of η a coordinate.
+_LAST, _MOST_SHIFT, _ETA = 20.0, 8.0, 5e-32
 # The noise of more honest members than these is not counted: κ would take long to find.
 _MOST_HONEST = 4096
 # Above what rounding can take from κ.
@@ -32,10 +32,11 @@ _COLUMNS = 64
 
 @dataclass(frozen=True, slots=True)
 class SharedNoise(Step):
-    """`bound` in steps of the grid; `honest` shares."""
+    """`bound` in steps of the grid; `honest` shares; `active` coordinates."""
 
     bound: int
     honest: int
+    active: int
 
     def gaussian_shift(self, neighbours: Neighbours) -> float:
         honest = min(self.honest, _MOST_HONEST)
@@ -45,6 +46,10 @@ class SharedNoise(Step):
 
     def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
         return (Removed(1.0, self.gaussian_shift(neighbours)),)
+
+    @property
+    def beyond(self) -> float:
+        return self.active * _ETA
 
     def rdp(self, order: float, neighbours: Neighbours) -> float:
         return order * self.gaussian_shift(neighbours) ** 2 / 2
