@@ -15,6 +15,11 @@ ROWS = {
     "mnist-cnn-best": "MNIST, the paper's CNN, mask by layer",
     "cifar10-best": "CIFAR-10 (JPEG copy), linear on orientations",
 }
+# The same under secure aggregation.
+SUMS = {
+    "mnist-secure": "MNIST, linear on aligned orientations",
+    "cifar10-secure": "CIFAR-10 (JPEG copy), linear on patches",
+}
 
 
 def line(name: str, about: str, kept: dict[str, Any]) -> str:
@@ -35,6 +40,27 @@ def markdown() -> str:
     lines += [
         line(name, about, json.loads((RESULTS / f"{name}.json").read_text("utf-8"))) for name, about in ROWS.items()
     ]
+    return "\n".join(lines)
+
+
+def sums() -> str:
+    """What sums over agents reach: two ε, against the server with its colluders and against all others together."""
+    lines = [
+        "| | config | members, colluding | ε | floor | participations | d | bytes per upload | accuracy, % | seeds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, about in SUMS.items():
+        kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+        run = kept["summaries"][0]
+        epsilon, floor = (
+            math.ceil(max(each[key] for each in kept["summaries"]) * 1000) / 1000
+            for key in ("epsilon", "epsilon_floor")
+        )
+        lines.append(
+            f"| {about} | `{name}` | {run['members']}, {run['colluders']} | {epsilon:.3f} | {floor:.3f} "
+            f"| {run['participations_max']} | {run['dimension']:,} | {kept['payload_bytes']:,.0f} "
+            f"| {kept['accuracy']:.2f} ± {kept['accuracy_std']:.2f} | {len(kept['summaries'])} |"
+        )
     return "\n".join(lines)
 
 

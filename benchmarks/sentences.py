@@ -138,6 +138,8 @@ def lines(make: Callable[[], str]) -> Callable[[], str]:
 SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "accuracy": ("docs/accuracy.md", lines(accuracy.markdown)),
     "audits": ("docs/accuracy.md", lines(accuracy.audits)),
+    "sums": ("docs/accuracy.md", lines(accuracy.sums)),
+    "front-sums": ("README.md", lines(accuracy.sums)),
     "front": ("README.md", lines(accuracy.front)),
     "uploads": ("docs/wire.md", lines(lambda: uploads.markdown(experiment("uploads")["rows"]))),
     "gpu": ("docs/engine-gpu.md", lines(lambda: engine_gpu.table(experiment("engine-gpu")))),
