@@ -18,6 +18,7 @@ ROWS = {
 # The same under secure aggregation.
 SUMS = {
     "mnist-secure": "MNIST, linear on aligned orientations",
+    "mnist-secure-100": "the same, all agents",
     "cifar10-secure": "CIFAR-10 (JPEG copy), linear on patches",
 }
 
