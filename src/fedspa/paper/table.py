@@ -26,7 +26,8 @@ def plan(
                 continue
             small = [] if not quick else spec.quick if trial.quick is None else trial.quick
             key = f"{row.key}-{setting}"
-            for seed in range(seeds if quick else max(seeds, trial.seeds)):
+            count = seeds if quick else max(seeds, trial.seeds)
+            for seed in range(trial.first_seed, trial.first_seed + count):
                 name = f"{key}-seed-{seed}"
                 own = [f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
                 run = Planned(name, rows.trial_config(path, trial, [*small, *overrides, *own]))
@@ -53,6 +54,7 @@ def assemble(
             {
                 "algorithm": row.algorithm,
                 "compression": row.compression,
+                "adversary": row.adversary,
                 "printed": row.printed.model_dump(),
                 "cost": _cost(row, list(found.values())),
                 **found,
@@ -160,7 +162,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         for setting in TRIAL_KINDS:
             cell = row.get(setting)
             if cell is not None and cell["reason"]:
-                name = f"{rows.LABELS[row['algorithm']]}, p = {row['compression']:g}, {setting}"
+                name = f"{', p = '.join(_name(row))}, {setting}"
                 lines.append(f"{name}: {cell['status']}: {cell['reason']}")
     if any("tuned" in row for row in table["rows"]):
         lines.append(
@@ -190,7 +192,7 @@ def markdown(table: Mapping[str, Any]) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> list[str]:
-    return [rows.LABELS[row["algorithm"]], f"{row['compression']:g}"]
+    return [rows.label(row["algorithm"], row["adversary"]), f"{row['compression']:g}"]
 
 
 def _printed_accuracy(row: Mapping[str, Any]) -> str:
