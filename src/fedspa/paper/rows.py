@@ -3,8 +3,8 @@
 The file is TOML (tables/*.toml). Each row has up to three trials: `published` has the paper's hyperparameters and its
 Theorem 1's noise, which proves nothing; `verified` has a sound guarantee on the paper's model; `tuned` has the same
 guarantee and the best settings known here, the model included. A trial names a config, relative to the table's file,
-and the keys in which the row differs from it. A row's `adversary` says whom its ε is to hold against; nothing is printed
-of a row that the paper does not have.
+and the keys in which the row differs from it. A row's `adversary` says whom its ε is to hold against. Nothing is
+printed of a row that the paper does not have.
 """
 
 from __future__ import annotations
