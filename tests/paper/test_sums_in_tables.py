@@ -26,7 +26,6 @@ batch = 10
 bits = 4
 local_lr = 1.0
 [privacy]
-epsilon = 4.0
 noise = "seeded"
 sampling = "fixed"
 clip = "coordinate"
@@ -36,8 +35,8 @@ engine = "generic"
 threads = 1
 """
 SHARES = ["algorithm.name=fedspa", "algorithm.compression=0.2", "algorithm.mask=shared", "algorithm.batch=480"]
-SHARES += ["privacy.sampling=poisson", "privacy.clip=l2"]
-SECURE = "privacy.adversary=secure-aggregation"
+SHARES += ["privacy.sampling=poisson", "privacy.clip=l2", "privacy.epsilon=4.0"]
+TRIALS, SECURE = "privacy.trials=1000", "privacy.adversary=secure-aggregation"
 TABLE = f"""
 title = "Sums"
 data = "digits"
@@ -48,11 +47,11 @@ curve = "base.toml"
 algorithm = "cpsgd"
 compression = 1.0
 adversary = "secure-aggregation"
-verified = {{ config = "base.toml", set = ["{SECURE}"], first_seed = 2000 }}
+verified = {{ config = "base.toml", set = ["{TRIALS}", "{SECURE}"], first_seed = 2000 }}
 [[row]]
 algorithm = "cpsgd"
 compression = 1.0
-verified = {{ config = "base.toml" }}
+verified = {{ config = "base.toml", set = ["{TRIALS}"] }}
 [[row]]
 algorithm = "fedspa"
 compression = 0.2
@@ -81,7 +80,9 @@ def test_the_protocol_is_run(run: tuple[Path, dict[str, Any], str]) -> None:
     for cell in (binomial["verified"], local["verified"], shares["tuned"]):
         assert cell["status"] == "done"
         assert cell["sound"]
-        assert cell["epsilon"] <= 4.0
+    assert binomial["verified"]["epsilon"] < local["verified"]["epsilon"]  # three agents' noise, and one's
+    assert binomial["verified"]["epsilon_floor"] == local["verified"]["epsilon"]
+    assert shares["tuned"]["epsilon"] <= 4.0
     for cell in (binomial["verified"], shares["tuned"]):
         assert cell["epsilon_floor"] > cell["epsilon"]
         assert cell["first_seed"] == 2000
