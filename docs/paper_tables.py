@@ -169,20 +169,15 @@ def _local(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _sums(found: Mapping[str, Any]) -> list[str]:
     """What Fed-SPA reached under secure aggregation, beside the local row of the same p."""
     local = {row["compression"]: row for row in _local(found) if row["algorithm"] == "fedspa"}
-    lines = []
+    reached = []
     for row in found["rows"]:
-        if row["algorithm"] == "fedspa" and row["adversary"] != "local":
-            p, reached = row["compression"], []
-            for setting, words in (
-                ("verified", "with the paper's model"),
-                ("tuned", "with the best settings known here"),
-            ):
-                if "accuracy_last" in row.get(setting, {}):
-                    ours, beside = (cell[setting]["accuracy_last"]["mean"] for cell in (row, local[p]))
-                    cost = f"ε = {table.epsilon(row, setting)}"
-                    reached.append(f"{words} {ours:.1f} % after the last round, {cost}; local: {beside:.1f} %")
-            lines.append(f"**Fed-SPA under secure aggregation, p = {p:g}:** {'. '.join(reached)}.")
-    return lines
+        if row["algorithm"] == "fedspa" and row["adversary"] != "local" and "accuracy_last" in row.get("tuned", {}):
+            p = row["compression"]
+            ours, beside = (cell["tuned"]["accuracy_last"]["mean"] for cell in (row, local[p]))
+            cost = f"ε = {table.epsilon(row, 'tuned')}"
+            reached.append(f"p = {p:g}: {ours:.1f} % after the last round, {cost}; local: {beside:.1f} %")
+    words = "**Fed-SPA under secure aggregation, with the best settings known here:**"
+    return [f"{words} {'. '.join(reached)}."] if reached else []
 
 
 def _cpsgd(found: Mapping[str, Any]) -> list[str]:

@@ -56,7 +56,7 @@ def assemble(
                 "compression": row.compression,
                 "adversary": row.adversary,
                 "printed": row.printed.model_dump(),
-                "cost": _cost(row, list(found.values())),
+                "cost": _cost(row, [cell for setting, cell in found.items() if setting != "tuned"]),
                 **found,
             }
         )
@@ -64,7 +64,7 @@ def assemble(
 
 
 def _cost(row: Row, found: Sequence[Mapping[str, Any]]) -> float | None:
-    """The paper's formula, p·d·32·T·r bits, in MB: what an agent uploads in the whole run on average."""
+    """The paper's formula, p·d·32·T·r bits, in MB: what an agent uploads in the whole run of its model on average."""
     for run in found:
         if "dimension" in run:
             shares = row.compression * run["dimension"] * run["rounds"] * run["per_round"] / run["agents"]
@@ -125,7 +125,7 @@ COST_HEADS = (
     *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes per\nupload", "× fewer\nthan FedAvg"),
     "tuned: bytes\nper upload",
 )
-RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "verified\nε, floor")
+RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "our ε,\nfloor")
 _PRICED = "priced"
 
 
