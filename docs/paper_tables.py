@@ -3,7 +3,8 @@
     python docs/paper_tables.py keep DIR/table.json table-mnist [--note "what to know of the data"]
     python docs/paper_tables.py fill        # writes docs/paper.md anew between its markers
 
-`keep` takes over what `fedspa table` (table.json) or `fedspa tradeoff` (tradeoff.json) left. Nothing is typed in.
+`keep` takes over what `fedspa table` (table.json) or `fedspa tradeoff` (tradeoff.json) left. Of a table that was run
+with --rows the other rows stay as they were kept. Nothing is typed in.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspa.paper import plot, table, tradeoff
-from fedspa.runs.statement import shown
+from fedspa.paper import plot, shipped, table, tradeoff
+from fedspa.paper.rows import TRIAL_KINDS, Row, read
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "paper.md", ROOT / "experiments" / "results"
@@ -38,8 +39,8 @@ def _table(name: str) -> str:
     found = result(f"table-{name}")
     if found is None:
         return "\nNot run yet.\n\n"
-    notes = "".join(f"- {line}\n" for line in table.notes(found))
-    return f"\n{table.markdown(found)}\n\n{notes}- {_origin(found)}\n\n"
+    notes = [*table.notes(found), *_origins(found)]
+    return f"\n{table.markdown(found)}\n\n" + "".join(f"- {line}\n" for line in notes) + "\n"
 
 
 def _curve(name: str) -> str:
@@ -72,6 +73,40 @@ def _origin(found: Mapping[str, Any]) -> str:
     return f"`{found['command']}`, commit {commits}, on {machines}.{note}"
 
 
+def _origins(found: Mapping[str, Any]) -> list[str]:
+    """Where a table's rows come from, those that were run later by name."""
+    later = [
+        f"{', '.join(part['rows'])}: {_origin(part)}{_fresh(found, part['rows'])}" for part in found.get("parts", [])
+    ]
+    return [("All other rows: " if later else "") + _origin(found), *later]
+
+
+def _fresh(found: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The seeds of these rows, where they are not the first that there are."""
+    cells = [row[setting] for row in found["rows"] if _key(row) in names for setting in TRIAL_KINDS if setting in row]
+    first = sorted({cell["first_seed"] for cell in cells if cell.get("first_seed")})
+    return f" Seeds from {' and '.join(map(str, first))} on: no setting was tried on them." if first else ""
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return Row(algorithm=row["algorithm"], compression=row["compression"], adversary=row["adversary"]).key
+
+
+def merged(kept: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
+    """The kept table with the rows that were `found` in place of its own, in this order; each part says its origin."""
+    new = {_key(row): row for row in found["rows"]}
+    rows = {_key(row): row for row in kept["rows"]} | new
+    if rows.keys() == new.keys():
+        return dict(found)
+    parts = [part | {"rows": [key for key in part["rows"] if key not in new]} for part in kept.get("parts", [])]
+    origin = {key: found[key] for key in ("command", "commits", "hardware")}
+    return {
+        **kept,
+        "rows": [rows[key] for key in sorted(rows, key=order.index)],
+        "parts": [*(part for part in parts if part["rows"]), {"rows": list(new), **origin}],
+    }
+
+
 def _findings(name: str) -> str:
     found = result(f"table-{name}")
     if found is None:
@@ -82,7 +117,7 @@ def _findings(name: str) -> str:
     lines += _sound(found, "verified", "with the paper's model") + _sound(
         found, "tuned", "with the best settings known here"
     )
-    lines += _cpsgd(found)
+    lines += [*_sums(found), *_cpsgd(found)]
     return "\n" + "".join(f"- {line}\n" for line in lines) + "\n"
 
 
@@ -96,7 +131,7 @@ def _fedavg(found: Mapping[str, Any]) -> list[str]:
 
 
 def _published(found: Mapping[str, Any]) -> list[str]:
-    private = [row for row in found["rows"] if row["algorithm"] in ("fedspa", "dp-fed")]
+    private = [row for row in _local(found) if row["algorithm"] in ("fedspa", "dp-fed")]
     ended = [row for row in private if "accuracy_best" in row["published"]]
     if not ended:
         return []
@@ -110,7 +145,7 @@ def _published(found: Mapping[str, Any]) -> list[str]:
 
 
 def _sound(found: Mapping[str, Any], setting: str, words: str) -> list[str]:
-    cells = {row["compression"]: row.get(setting, {}) for row in found["rows"] if row["algorithm"] == "fedspa"}
+    cells = {row["compression"]: row.get(setting, {}) for row in _local(found) if row["algorithm"] == "fedspa"}
     last = {p: cell["accuracy_last"] for p, cell in cells.items() if "accuracy_last" in cell}
     if len(last) < 2:
         return []
@@ -127,29 +162,55 @@ def _sound(found: Mapping[str, Any], setting: str, words: str) -> list[str]:
     ]
 
 
+def _local(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in found["rows"] if row["adversary"] == "local"]
+
+
+def _sums(found: Mapping[str, Any]) -> list[str]:
+    """What Fed-SPA reached under secure aggregation, beside the local row of the same p."""
+    local = {row["compression"]: row for row in _local(found) if row["algorithm"] == "fedspa"}
+    reached = []
+    for row in found["rows"]:
+        if row["algorithm"] == "fedspa" and row["adversary"] != "local" and "accuracy_last" in row.get("tuned", {}):
+            p = row["compression"]
+            ours, beside = (cell["tuned"]["accuracy_last"]["mean"] for cell in (row, local[p]))
+            cost = f"ε = {table.epsilon(row, 'tuned')}"
+            reached.append(f"p = {p:g}: {ours:.1f} % after the last round, {cost}; local: {beside:.1f} %")
+    words = "**Fed-SPA under secure aggregation, with the best settings known here:**"
+    return [f"{words} {'. '.join(reached)}."] if reached else []
+
+
 def _cpsgd(found: Mapping[str, Any]) -> list[str]:
-    rows = [row for row in found["rows"] if row["algorithm"] == "cpsgd" and "accuracy_best" in row["published"]]
+    of = [row for row in found["rows"] if row["algorithm"] == "cpsgd"]
+    rows = [row for row in of if "accuracy_best" in row.get("published", {})]
     if not rows:
         return []
     parts = []
     for row in rows:
         cell = row["published"]
-        cost = "no ε" if cell["epsilon"] is None else f"ε = {shown(cell['epsilon'])} with secure aggregation"
+        cost = "no ε" if cell["epsilon"] is None else f"ε = {table.epsilon(row, 'published')}"
         printed = (
             "printed: diverged"
             if row["printed"]["diverged"]
             else (f"printed: {row['printed']['accuracy']:.2f} % at {row['printed']['epsilon']:g}")
         )
         parts.append(f"p = {row['compression']:g}: {cell['accuracy_best']['mean']:.1f} %, {cost} ({printed})")
-    local = [row["verified"] for row in rows if "accuracy_best" in row.get("verified", {})]
-    tail = f" Local, at (1.0, 10⁻³): {local[0]['accuracy_best']['mean']:.1f} %." if local else ""
-    return [f"**cpSGD:** {'; '.join(parts)}.{tail}"]
+    sound = [
+        f" At (1.0, 10⁻³) {'local' if row['adversary'] == 'local' else 'with secure aggregation'}: "
+        f"{row['verified']['accuracy_best']['mean']:.1f} %."
+        for row in of
+        if "accuracy_best" in row.get("verified", {})
+    ]
+    return [f"**cpSGD under secure aggregation:** {'; '.join(parts)}.{''.join(sound)}"]
 
 
 def keep(source: Path, name: str, note: str | None) -> None:
     found = json.loads(source.read_text("utf-8"))
     if note is not None:
         found["note"] = note
+    if name.startswith("table-") and (kept := result(name)) is not None:
+        order = [row.key for row in read(shipped.table(name.removeprefix("table-"))).row]
+        found = merged(kept, found, order)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
     if "points" in found:

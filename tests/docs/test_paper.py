@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +27,10 @@ def test_the_page_is_what_the_results_say() -> None:
 
 
 def test_no_epsilon_is_rounded_down() -> None:
-    cell = {"epsilon": 0.1385, "accuracy_best": {"mean": 50.0}}
-    row = {"algorithm": "cpsgd", "compression": 0.4, "published": cell, "printed": {"diverged": True}}
-    (line,) = paper_tables._cpsgd({"rows": [row]})
-    assert "ε = 0.139 with secure aggregation" in line
+    cell = {"epsilon": 0.1385, "epsilon_floor": 100.4161, "members": 100, "accuracy_best": {"mean": 50.0}}
+    row = {"algorithm": "cpsgd", "compression": 0.4, "adversary": "secure-aggregation", "published": cell}
+    (line,) = paper_tables._cpsgd({"rows": [row | {"printed": {"diverged": True}}]})
+    assert "ε = 0.139 (floor 100.417)" in line
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -108,6 +109,44 @@ def test_keep_takes_over_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Not run yet." in paper_tables.filled("<!-- table: cifar10 -->\n<!-- end -->\n")
 
 
+def _kept(**cells: Any) -> dict[str, Any]:
+    """A table whose rows are cpSGD's under secure aggregation: `p04=1.0` has p = 0.4 and a cell of 1.0."""
+    rows = [
+        {"algorithm": "cpsgd", "compression": int(p[1:]) / 10, "adversary": "secure-aggregation", "published": cell}
+        for p, cell in cells.items()
+    ]
+    return {
+        "command": f"fedspa table mnist --rows {','.join(cells)}",
+        "commits": ["a"],
+        "hardware": ["b"],
+        "rows": rows,
+    }
+
+
+def test_rows_that_were_not_run_again_stay() -> None:
+    order = [f"cpsgd-{p}-secure-aggregation" for p in ("0.1", "0.4", "0.5", "1")]
+    old, new = _kept(p10=1.0, p04=2.0), _kept(p04=3.0, p01=4.0)
+    found = paper_tables.merged(old, new, order)
+    assert [(row["compression"], row["published"]) for row in found["rows"]] == [(0.1, 4.0), (0.4, 3.0), (1.0, 1.0)]
+    assert found["command"] == old["command"]
+    assert [(part["rows"], part["command"]) for part in found["parts"]] == [([order[1], order[0]], new["command"])]
+    again = paper_tables.merged(found, _kept(p04=5.0, p05=6.0), order)
+    assert [part["rows"] for part in again["parts"]] == [[order[0]], [order[1], order[2]]]
+    whole = _kept(p01=0, p04=0, p05=0, p10=0)
+    assert paper_tables.merged(again, whole, order) == whole
+
+
+def test_every_part_of_a_table_says_where_it_comes_from() -> None:
+    cell = {"first_seed": 2000}
+    part = _kept(p04=0) | {"commits": ["c"], "rows": ["cpsgd-0.4-secure-aggregation"]}
+    found = _kept(p04=cell) | {"parts": [part]}
+    first, later = paper_tables._origins(found)
+    assert first.startswith("All other rows: `fedspa table")
+    assert later.startswith("cpsgd-0.4-secure-aggregation: `fedspa table")
+    assert "commit c" in later
+    assert later.endswith("Seeds from 2000 on: no setting was tried on them.")
+
+
 def test_findings_are_told_from_the_figures() -> None:
     def accuracy(mean: float) -> dict[str, float]:
         return {"mean": mean, "std": 0.5}
@@ -118,6 +157,7 @@ def test_findings_are_told_from_the_figures() -> None:
         return {
             "algorithm": algorithm,
             "compression": p,
+            "adversary": "local",
             "printed": {"accuracy": printed},
             "published": cell,
             "verified": sound,

@@ -165,6 +165,7 @@ def test_a_cell_whose_runs_failed() -> None:
     row = {
         "algorithm": "cpsgd",
         "compression": 0.1,
+        "adversary": "local",
         "printed": rows.Printed(diverged=True).model_dump(),
         "cost": None,
         "verified": cells.cell(config, [Outcome("refused", "outside the theorem")], 1),

@@ -73,7 +73,9 @@ def table(
 
     screen = Console()
     sweeping.show(screen, spec.title, tables.RUN_COLUMNS, tables.run_lines(found))
-    sweeping.show(screen, "What an agent uploads in the whole run", tables.COST_HEADS, tables.cost_lines(found))
+    sweeping.show(
+        screen, "What an agent uploads in the whole run", tables.COST_HEADS, tables.narrow(tables.cost_lines(found))
+    )
     for line in tables.notes(found):
         screen.print(line, highlight=False)
     screen.print(f"Files: {out} (table.json, table.md, runs/)", highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from fedspa.runs.guarantee import SEEDED
 _SAME = (
     *("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant"),
     *("unit", "private", "noise", "noise_multiplier", "participations_max", "coding", "compression", "dimension"),
-    *("rounds", "agents", "engine", "tf32", "adversary", "members", "colluders", "epsilon_floor"),
+    *("rounds", "agents", "engine", "tf32", "adversary", "members", "colluders"),
 )
 
 
@@ -41,9 +41,11 @@ def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, A
         "accuracy_last": spread([100 * run["accuracy_last"] for run in done]),
         **{key: done[0].get(key) for key in _SAME},
         **{key: _largest([run[key] for run in done]) for key in ("epsilon", "epsilon_replace_one")},
+        "epsilon_floor": _floor([run.get("epsilon_floor") for run in done]),
         "payload_bytes": statistics.mean(run["payload_bytes"] for run in done),
         "uplink_bytes": statistics.mean(run["uplink_bytes"] for run in done),
         "per_round": config.federation.per_round,
+        "first_seed": config.run.seed,
         "seconds": round(statistics.mean(run["seconds"] for run in done), 1),
     }
 
@@ -79,3 +81,9 @@ def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def _largest(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return max(known) if known else None
+
+
+def _floor(values: Sequence[float | None]) -> float | None:
+    """Of sums None is infinite, and elsewhere there is no floor."""
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None

@@ -3,7 +3,8 @@
 The file is TOML (tables/*.toml). Each row has up to three trials: `published` has the paper's hyperparameters and its
 Theorem 1's noise, which proves nothing; `verified` has a sound guarantee on the paper's model; `tuned` has the same
 guarantee and the best settings known here, the model included. A trial names a config, relative to the table's file,
-and the keys in which the row differs from it.
+and the keys in which the row differs from it. A row's `adversary` says whom its ε is to hold against. Nothing is
+printed of a row that the paper does not have.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ from pydantic import Field, ValidationError
 
 from fedspa import toml
 from fedspa.errors import ConfigError
+from fedspa.mechanisms.base import Adversary
 from fedspa.runs.config import Config, load
 from fedspa.runs.sections import Section
 
 TrialKind = Literal["published", "verified", "tuned"]
 TRIAL_KINDS: tuple[TrialKind, ...] = get_args(TrialKind)
-LABELS = {"fedspa": "Fed-SPA", "cpsgd": "cpSGD", "dp-fed": "DP-Fed", "fedavg": "FedAvg"}
+_LABELS = {"fedspa": "Fed-SPA", "cpsgd": "cpSGD", "dp-fed": "DP-Fed", "fedavg": "FedAvg"}
+
+
+def label(algorithm: str, adversary: Adversary) -> str:
+    """Names a row for readers."""
+    return _LABELS[algorithm] + ("" if adversary == "local" else ", secure aggregation")
 
 
 class Printed(Section):
@@ -36,21 +43,24 @@ class Printed(Section):
 class Trial(Section):
     """A config, and what this row changes in it (as in `fedspa run --set`); `quick` where the table's does not fit.
 
-    `seeds`: it runs with so many at least. What is compared from row to row needs its error bars.
+    `seeds`: it runs with so many at least. What is compared from row to row needs its error bars. They count from
+    `first_seed`, which is beyond those that its settings were tried on.
     """
 
     config: str
     set: list[str] = Field(default_factory=list)
     quick: list[str] | None = None
     seeds: int = Field(default=1, ge=1, le=1000)
+    first_seed: int = Field(default=0, ge=0)
 
 
 class Row(Section):
-    """One algorithm at one compression ratio p."""
+    """One algorithm at one compression ratio p, against one adversary."""
 
     algorithm: Literal["fedspa", "cpsgd", "dp-fed", "fedavg"]
     compression: float = Field(gt=0, le=1)
-    printed: Printed
+    adversary: Adversary = "local"
+    printed: Printed = Printed()
     published: Trial | None = None
     verified: Trial | None = None
     tuned: Trial | None = None
@@ -58,7 +68,7 @@ class Row(Section):
     @property
     def key(self) -> str:
         """Names the row in --rows and in folders."""
-        return f"{self.algorithm}-{self.compression:g}"
+        return f"{self.algorithm}-{self.compression:g}" + ("" if self.adversary == "local" else f"-{self.adversary}")
 
     def trial(self, setting: TrialKind) -> Trial | None:
         return {"published": self.published, "verified": self.verified, "tuned": self.tuned}[setting]

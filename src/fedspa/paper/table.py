@@ -10,7 +10,7 @@ from typing import Any
 from fedspa.algorithms import ALGORITHMS
 from fedspa.mechanisms import MECHANISMS
 from fedspa.paper import cells, rows
-from fedspa.paper.rows import TRIAL_KINDS, Row, TableSpec
+from fedspa.paper.rows import TRIAL_KINDS, Row, TableSpec, TrialKind
 from fedspa.paper.sweep import Outcome, Planned
 from fedspa.runs.statement import shown
 
@@ -26,7 +26,8 @@ def plan(
                 continue
             small = [] if not quick else spec.quick if trial.quick is None else trial.quick
             key = f"{row.key}-{setting}"
-            for seed in range(seeds if quick else max(seeds, trial.seeds)):
+            count = seeds if quick else max(seeds, trial.seeds)
+            for seed in range(trial.first_seed, trial.first_seed + count):
                 name = f"{key}-seed-{seed}"
                 own = [f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
                 run = Planned(name, rows.trial_config(path, trial, [*small, *overrides, *own]))
@@ -53,8 +54,9 @@ def assemble(
             {
                 "algorithm": row.algorithm,
                 "compression": row.compression,
+                "adversary": row.adversary,
                 "printed": row.printed.model_dump(),
-                "cost": _cost(row, list(found.values())),
+                "cost": _cost(row, [cell for setting, cell in found.items() if setting != "tuned"]),
                 **found,
             }
         )
@@ -62,7 +64,7 @@ def assemble(
 
 
 def _cost(row: Row, found: Sequence[Mapping[str, Any]]) -> float | None:
-    """The paper's formula, p·d·32·T·r bits, in MB: what an agent uploads in the whole run on average."""
+    """The paper's formula, p·d·32·T·r bits, in MB: what an agent uploads in the whole run of its model on average."""
     for run in found:
         if "dimension" in run:
             shares = row.compression * run["dimension"] * run["rounds"] * run["per_round"] / run["agents"]
@@ -97,9 +99,7 @@ def epsilon_lines(table: Mapping[str, Any]) -> list[list[str]]:
     """ε of the same rows. At the published noise two: what a published theorem says, and what is verified."""
     lines = []
     for row in table["rows"]:
-        published, others = row.get("published"), (row.get("verified"), row.get("tuned"))
-        ours = [_epsilon(published, "epsilon_published"), _epsilon(published, "epsilon")]
-        ours += [_epsilon(cell, "epsilon") for cell in others]
+        ours = [_published_epsilon(row.get("published")), *(epsilon(row, setting) for setting in TRIAL_KINDS)]
         lines.append([*_name(row), _number(row["printed"]["epsilon"], "g"), *ours])
     return lines
 
@@ -125,7 +125,8 @@ COST_HEADS = (
     *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes per\nupload", "× fewer\nthan FedAvg"),
     "tuned: bytes\nper upload",
 )
-RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "verified\nε")
+RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "our ε,\nfloor")
+_PRICED = "priced"
 
 
 def run_lines(table: Mapping[str, Any]) -> list[list[str]]:
@@ -138,8 +139,13 @@ def run_lines(table: Mapping[str, Any]) -> list[list[str]]:
             noise = NOISE[setting] if ALGORITHMS[row["algorithm"]].private else "none"
             name = [*_name(row), noise, _printed_accuracy(row)]
             accuracies = [text.replace(" ", "") for text in _accuracies(cell)]
-            lines.append([*name, *accuracies, _epsilon(cell, "epsilon_published"), _epsilon(cell, "epsilon")])
-    return lines
+            lines.append([*name, *accuracies, _published_epsilon(cell), "\n".join(_epsilons(row, setting))])
+    return narrow(lines)
+
+
+def narrow(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Names of rows in as many columns as a screen has for them."""
+    return [[name.replace(", secure aggregation", "\nin sums"), *others] for name, *others in lines]
 
 
 def notes(table: Mapping[str, Any]) -> list[str]:
@@ -160,16 +166,45 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         for setting in TRIAL_KINDS:
             cell = row.get(setting)
             if cell is not None and cell["reason"]:
-                name = f"{rows.LABELS[row['algorithm']]}, p = {row['compression']:g}, {setting}"
+                name = f"{', p = '.join(_name(row))}, {setting}"
                 lines.append(f"{name}: {cell['status']}: {cell['reason']}")
     if any("tuned" in row for row in table["rows"]):
         lines.append(
             "sound*, or tuned: the best settings known here, with another model. The configs say what they are and how "
             "they were chosen. The bandwidth is that of the paper's model."
         )
+    lines += _of_sums(table)
     published = [ALGORITHMS[row["algorithm"]].mechanism for row in table["rows"] if "published" in row]
     told = [mechanism.published_note for mechanism in MECHANISMS.values() if mechanism in published]
     return [*lines, *filter(None, told)]
+
+
+def _of_sums(table: Mapping[str, Any]) -> list[str]:
+    """Against whom the ε of secure aggregation hold."""
+    of = [
+        (row, row[setting])
+        for row in table["rows"]
+        if row["adversary"] != "local"
+        for setting in TRIAL_KINDS
+        if setting in row
+    ]
+    found = {
+        f"{cell['members']} members ({cell['colluders']} collude) in {rows.label(row['algorithm'], 'local')}'s": None
+        for row, cell in of
+        if _aggregated(cell)
+    }
+    lines = []
+    if found:
+        lines.append(
+            "Secure aggregation was run: the server saw sums only, and ε is against it and those who collude with it. "
+            f"Sums are over {', '.join(found)}. The floor is against a server with whom all other members collude."
+        )
+    if any("epsilon" in cell and not _aggregated(cell) for _, cell in of):
+        lines.append(
+            "Priced only: run before the protocol was there. The server would have seen each upload, and ε, which "
+            "counts all agents' noise, is no guarantee of that run."
+        )
+    return lines
 
 
 def _seeds(table: Mapping[str, Any]) -> str:
@@ -190,7 +225,7 @@ def markdown(table: Mapping[str, Any]) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> list[str]:
-    return [rows.LABELS[row["algorithm"]], f"{row['compression']:g}"]
+    return [rows.label(row["algorithm"], row["adversary"]), f"{row['compression']:g}"]
 
 
 def _printed_accuracy(row: Mapping[str, Any]) -> str:
@@ -216,9 +251,35 @@ def _accuracies(cell: Mapping[str, Any] | None) -> list[str]:
     return [cells.shown_spread(cell["accuracy_best"]), cells.shown_spread(cell["accuracy_last"])]
 
 
-def _epsilon(cell: Mapping[str, Any] | None, key: str) -> str:
-    value = cell.get(key) if cell is not None else None
+def _published_epsilon(cell: Mapping[str, Any] | None) -> str:
+    value = cell.get("epsilon_published") if cell is not None else None
     return "–" if value is None else shown(value)
+
+
+def epsilon(row: Mapping[str, Any], setting: TrialKind) -> str:
+    """In a line. Of sums the floor stands beside it, or that no sum was made."""
+    value, *aside = _epsilons(row, setting)
+    if not aside:
+        return value
+    return f"{value} ({'priced only' if aside == [_PRICED] else f'floor {aside[0]}'})"
+
+
+def _epsilons(row: Mapping[str, Any], setting: TrialKind) -> list[str]:
+    """ε, and of sums the floor or a word that there is none."""
+    cell = row.get(setting, {})
+    if cell.get("epsilon") is None:
+        return ["–"]
+    if row["adversary"] == "local":
+        return [shown(cell["epsilon"])]
+    if not _aggregated(cell):
+        return [shown(cell["epsilon"]), _PRICED]
+    floor = cell["epsilon_floor"]
+    return [shown(cell["epsilon"]), "∞" if floor is None else shown(floor)]
+
+
+def _aggregated(cell: Mapping[str, Any]) -> bool:
+    """Whether the protocol was run. Editions before it only priced it, and named no members."""
+    return cell.get("members") is not None
 
 
 def _mb(value: float) -> str:
