@@ -13,7 +13,8 @@ ROWS = {
     "mnist-best": "MNIST, linear on aligned orientations",
     "mnist-best-replace-one": "the same under replace-one",
     "mnist-cnn-best": "MNIST, the paper's CNN, mask by layer",
-    "cifar10-best": "CIFAR-10 (JPEG copy), linear on orientations",
+    "cifar10-patches": "CIFAR-10 (JPEG copy), linear on patches",
+    "cifar10-best": "the same, linear on orientations",
 }
 # The same under secure aggregation.
 SUMS = {
@@ -90,6 +91,6 @@ def audits() -> str:
         f"| `{name}` | {len(kept[name]['checks'])} | {kept[name]['check']} ({kept[name]['unit']}) "
         f"| {kept[name]['claimed']:.4f} | {kept[name]['lower_bound']:.4f} "
         f"| {'holds' if kept[name]['holds'] else 'does not hold'} |"
-        for name in ROWS
+        for name in (*ROWS, *SUMS)
     ]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accuracy import ROWS
+from accuracy import ROWS, SUMS
 from provenance import ROOT, stamp
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     origin, audits = stamp(), {}
-    for name in ROWS:
+    for name in (*ROWS, *SUMS):
         audits[name] = audit(name, arguments.data)
         print(f"{name}: {'holds' if audits[name]['holds'] else 'does not hold'}", flush=True)
     if arguments.json is not None:

@@ -10,30 +10,33 @@ import pytest
 import accuracy
 from fedspa.paper import shipped
 from fedspa.runs.config import load
+from fedspa.runs.guarantee import SEEDED
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_config_was_audited_and_holds() -> None:
     kept = json.loads((ROOT / "experiments" / "results" / "audits.json").read_text("utf-8"))
-    assert kept["audits"].keys() == accuracy.ROWS.keys()
+    assert kept["audits"].keys() == {**accuracy.ROWS, **accuracy.SUMS}.keys()
     assert not kept["provenance"]["commit"].endswith("+")
     for report in kept["audits"].values():
         assert report["holds"]
         assert all(check["holds"] for check in report["checks"])
 
 
-@pytest.mark.parametrize("name", accuracy.ROWS)
+@pytest.mark.parametrize("name", {**accuracy.ROWS, **accuracy.SUMS})
 def test_kept_results_are_those_of_their_config(name: str) -> None:
     kept = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text("utf-8"))
     config = load(shipped.config(name))
     assert config.data.holdout == 0
-    for seed, run in enumerate(kept["summaries"]):
+    first = 3000 if "--first-seed 3000" in kept["command"] else 0
+    for seed, run in enumerate(kept["summaries"], first):
         assert run["seed"] == seed
         assert run["rounds"] == config.federation.rounds
-        assert run["private"] is True
+        assert run["private"] is True or run["not_private_because"] == SEEDED
+        assert run["adversary"] == config.privacy.adversary
         assert run["neighbours"] == (config.privacy.neighbours or "add-remove")
         assert run["epsilon"] <= config.privacy.epsilon
         if config.algorithm.layer_shares is None:
             assert run["compression"] == pytest.approx(config.algorithm.compression, abs=0.001)
-        assert run["compression"] <= 0.1
+        assert run["compression"] <= 0.1 or config.algorithm.compression == 1
