@@ -21,6 +21,7 @@ SUMS = {
     "mnist-secure": "MNIST, linear on aligned orientations",
     "mnist-secure-100": "the same, all agents",
     "cifar10-secure": "CIFAR-10 (JPEG copy), linear on patches",
+    "cifar10-secure-100": "the same, all agents",
 }
 
 
