@@ -138,7 +138,7 @@ BINOMIAL = Mechanism(
     caveats=(NOT_AGGREGATED,),
     upload=upload,
     published_by="cpSGD's, printed",
-    published_note="cpSGD at the published noise: the printed ε assume secure aggregation. The clip value was read off "
-    "the data, and ε would hold if it were given. A dash stands where no accountant knows one. The published ε has the "
+    published_note="cpSGD: the printed ε assume secure aggregation. The clip value of all its rows was read off the "
+    "data, and ε would hold if it were given. A dash stands where no accountant knows one. The published ε has the "
     "sensitivities as printed.",
 )
