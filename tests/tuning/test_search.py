@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.runs.trials import Settings
+from fedspa.runs.halving import Settings
 from fedspa.tuning.search import CLIP, RATE, Search, apart
 
 START: dict[str, Any] = {RATE: 10.0, CLIP: 0.1, "algorithm.ema": 0.8}

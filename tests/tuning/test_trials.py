@@ -20,7 +20,7 @@ import fedspa
 from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError
-from fedspa.runs.trials import SEARCHED, Halving
+from fedspa.runs.halving import SEARCHED, Halving
 from fedspa.server.coordinator import Diverged
 from fedspa.server.optimizers import ServerOptimizer, ServerState
 

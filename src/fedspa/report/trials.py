@@ -10,9 +10,9 @@ from typing import Any
 from fedspa.errors import ConfigError
 from fedspa.report.read import RunRecord
 from fedspa.runs.config import Config
+from fedspa.runs.halving import settled
 from fedspa.runs.metrics import LOWER, heading, shown_score
 from fedspa.runs.statement import shown
-from fedspa.runs.trials import settled
 
 _MOST = 12  # rehearsals that are shown, of the best
 

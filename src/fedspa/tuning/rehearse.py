@@ -31,12 +31,12 @@ from fedspa.mechanisms import Plan
 from fedspa.runs import digest
 from fedspa.runs.books import Books
 from fedspa.runs.config import Config, load
+from fedspa.runs.halving import Settings, settled
 from fedspa.runs.metrics import LOWER, RoundMetrics
 from fedspa.runs.provenance import digests_of
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
-from fedspa.runs.trials import Settings, settled
 from fedspa.server.coordinator import Diverged
 from fedspa.server.job import Metric
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 
-from fedspa.runs.trials import Settings
+from fedspa.runs.halving import Settings
 
 Value = bool | int | float | str
 Space = Mapping[str, Sequence[Value]]

@@ -15,7 +15,7 @@ from fedspa.errors import ConfigError
 from fedspa.mechanisms.base import relation
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.privacy.event import Neighbours
-from fedspa.runs.trials import Settings
+from fedspa.runs.halving import Settings
 from fedspa.wire.payload import DEFAULT_STEP, HEADER_BYTES
 
 CLIP = 0.1  # of the whole gradient; below those of most models from their first to their last round

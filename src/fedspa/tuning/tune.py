@@ -28,11 +28,11 @@ from fedspa.learning.tasks.own import Loss
 from fedspa.running import RunResult, simulate
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
+from fedspa.runs.halving import Halving, Settings
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.records import records_of
 from fedspa.runs.sections import Tuning
 from fedspa.runs.setup import Job, Simulated, prepare, with_targets
-from fedspa.runs.trials import Halving, Settings
 from fedspa.server.evaluation import Evaluation
 from fedspa.server.job import Metric
 from fedspa.tuning.rehearse import OWN, Rehearsal
