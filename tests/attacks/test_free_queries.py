@@ -29,8 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
-from fedspa.algorithms import FED_SPA
-from fedspa.flower import agent
+from fedspa.algorithms import ALGORITHMS, FED_SPA
 from fedspa.flower.agent import participate
 from fedspa.flower.client_app import app
 from fedspa.flower.site import Site
@@ -74,7 +73,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         done.append(1)
         return FED_SPA.respond(*arguments)
 
-    monkeypatch.setitem(agent.ALGORITHMS, "fedspa", replace(FED_SPA, respond=counted))
+    monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=counted))
     return done
 
 
@@ -121,7 +120,7 @@ def test_a_failure_that_the_server_brings_about_is_one_answer_too(tmp_path: Path
     """Whichever way is left to break a training: it can be had once an entry, and is paid for."""
     site, theta, asked = attacked_site.target(tmp_path, True), torch.zeros(650), attacked_site.question(1.0)
     with monkeypatch.context() as patch:
-        patch.setitem(agent.ALGORITHMS, "fedspa", replace(FED_SPA, respond=failing))
+        patch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=failing))
         assert over_the_wire(site, asked, theta) == {"refusal": "spent"}
     assert [over_the_wire(site, asked, theta) for _ in range(5)] == [{"refusal": "spent"}] * 5
     assert entries(site) == 1

@@ -22,7 +22,10 @@ from fedspa.runs.sections import Many, Section
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 
 # Keys whose values come as JSON, and what that must be.
-AS_TEXT: Final = {"algorithm.layer_shares": list, "task.weights": list, "data.columns": dict}
+AS_TEXT: Final = {
+    **dict.fromkeys(("algorithm.layer_shares", "task.weights", "tuning.candidates", "tuning.ahead"), list),
+    "data.columns": dict,
+}
 
 
 class FlowerSettings(Section):

@@ -50,6 +50,8 @@ MOST_CANDIDATES = 64
 _LONGEST_NAME = 255  # of a file, in bytes, on every usual file system
 Many = Annotated[int, Field(ge=1, le=10**7)]  # agents, records
 Times = Annotated[int, Field(ge=1, le=10**6)]  # rounds, steps
+Bounded = Annotated[float, Field(ge=-1e12, le=1e12)]  # a score; what a key may be, its own section says
+Setting = bool | Annotated[int, Field(ge=-(10**12), le=10**12)] | Bounded | str
 Share = Annotated[float, Field(ge=0, lt=1)]
 StepSize = Annotated[float, Field(ge=1e-10, le=1e10)]
 Name = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_a_path)]  # of something that may be a file
@@ -312,9 +314,7 @@ class Privacy(Section):
 class Tuning(Section):
     """Trials within the run: its first rounds try settings, and the best of them go on. `fedspa tune` fills it in."""
 
-    candidates: (
-        Annotated[list[dict[str, bool | int | float | str]], Field(min_length=1, max_length=MOST_CANDIDATES)] | None
-    ) = Field(
+    candidates: Annotated[list[dict[str, Setting]], Field(min_length=1, max_length=MOST_CANDIDATES)] | None = Field(
         None,
         description='Settings to try, as in `[{ "algorithm.server_lr" = 30.0 }, { "algorithm.server_lr" = 90.0 }]`: '
         "keys that leave the cost of a participation as it is. Unset, the run has no trials.",
@@ -324,7 +324,7 @@ class Tuning(Section):
         description="The most of `federation.rounds` that are for trials; unset, the fewest that halving the "
         "candidates takes.",
     )
-    ahead: Annotated[list[list[float]], Field(max_length=MOST_CANDIDATES)] | None = Field(
+    ahead: Annotated[list[list[Bounded]], Field(max_length=MOST_CANDIDATES)] | None = Field(
         None,
         description="For each candidate, what its score is expected to gain from its first, second, … round to the "
         "end. Trials are compared by their score plus that: what learns slowly at first is not held against it.",
