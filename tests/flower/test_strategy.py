@@ -132,6 +132,7 @@ def test_no_key_of_a_config_is_dropped():
     """Each is in a twin's config above, is refused (test_settings.py), or is named here with who looks after it."""
     elsewhere = {
         "run.device", "run.tf32", "run.checkpoint_every", "run.workers", "run.cluster",  # refused
+        "tuning.candidates", "tuning.rounds", "tuning.ahead",  # refused
         "run.ledger", "run.policy",  # below, and test_resume.py
         "run.out", "run.keep", "run.track",  # the simulator's own RunFolder
         "data.dir", "model.init",  # the simulator's own prepare

@@ -11,12 +11,8 @@ from test_trials import CANDIDATES, searching
 
 import fedspa
 from fedspa import report
-from fedspa.errors import ConfigError
 from fedspa.report.read import read
 from fedspa.report.trials import chosen, search
-from fedspa.runs.config import load
-from fedspa.runs.records import records_of
-from fedspa.runs.setup import prepare_server
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +59,3 @@ def test_what_was_edited_does_not_break_the_page(folder: Path, tmp_path: Path, t
     text = report.render([read(copy)])
     assert "<b>&lt;" not in text
     assert "fedspa report</title>" in text
-
-
-def test_a_deployments_server_refuses_trials_rather_than_forget_them(folder: Path) -> None:
-    config = load(folder / "config.toml")
-    with pytest.raises(ConfigError, match="in simulations only"):
-        prepare_server(config, records_of(config), {100})

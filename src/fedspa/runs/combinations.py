@@ -14,7 +14,7 @@ from fedspa.runs.plans import algorithm_of, flat
 
 if TYPE_CHECKING:
     from fedspa.runs.config import Config
-    from fedspa.runs.sections import Data, Federation, Privacy, Run, Task
+    from fedspa.runs.sections import Data, Federation, Privacy, Run, Task, Tuning
 
 # What only a table has.
 TABLE_KEYS = ("columns", "agent", "split", "test")
@@ -31,6 +31,7 @@ def check(config: Config) -> None:
     _refuse_foreign_options(config.task)
     _refuse_foreign_data(config.data)
     _refuse_lone_workers(config.run)
+    _refuse_trials_of_nothing(config.tuning)
     try:
         known = algorithm_of(config)
     except ConfigError as error:
@@ -113,6 +114,12 @@ def _refuse_lone_workers(run: Run) -> None:
         raise ValueError(
             f"run.device is {run.device!r}; each of run.workers = {run.workers} has a GPU of its own: 'cuda'"
         )
+
+
+def _refuse_trials_of_nothing(tuning: Tuning) -> None:
+    for key in ("rounds", "ahead"):
+        if tuning.candidates is None and getattr(tuning, key) is not None:
+            raise ValueError(f"tuning.{key} is for tuning.candidates, and there are none: name some, or leave it out")
 
 
 def _refuse_foreign_data(data: Data) -> None:

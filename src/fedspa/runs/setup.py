@@ -43,7 +43,6 @@ from fedspa.runs.guarantee import refuse_unpriced
 from fedspa.runs.initial_clip import median_clip
 from fedspa.runs.plans import algorithm_of, calibrated_plan, cap_of
 from fedspa.runs.records import dealt, records_of, trained_on, unit_of
-from fedspa.runs.sections import Tuning
 from fedspa.server.job import Metric, ServerJob
 from fedspa.server.optimizers import ServerOptimizer
 
@@ -130,8 +129,7 @@ def prepare(
     if data.persons is not None and config.data.person is None:  # every file of the run is to say who is protected
         config = config.model_copy(update={"data": config.data.model_copy(update={"person": f"{GIVEN}persons"})})
     holdings = dealt(config, data)
-    without_trials = config.model_copy(update={"tuning": Tuning()})  # whoever drives the rounds has them, not the job
-    job = prepare_server(without_trials, data, {len(held) for held in holdings}, module, task, metrics)
+    job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
     data = with_targets(data, job.server.model.task)
     require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
     server, plan = job.server, job.plan
@@ -166,11 +164,6 @@ def prepare_server(
 ) -> Job:
     """The server's part, for agents that hold so many records, or persons, each. Of `data` it gets the held-out
     records, which stay records whoever they belong to."""
-    if config.tuning.candidates is not None:
-        raise ConfigError(
-            "tuning.candidates are tried in simulations only (`fedspa tune`); a deployment takes the settings that "
-            "were found: put them in their places, and leave [tuning] out"
-        )
     learned = task_of(config, data, task)
     prepared = with_targets(data, learned)
     like, test = prepared.like, Examples(prepared.test_x, prepared.test_y)
