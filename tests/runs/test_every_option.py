@@ -125,6 +125,7 @@ COMPANIONS: dict[str, Sections] = {
     "data.split": table(split="part"),
     "data.test": table(split="part", holdout=0.0),
     "data.features": {"data": {"name": "small_records:mnist"}},
+    "data.features=patches": {"data": {"name": "small_records:cifar10"}},
     "data.alpha": {"data": {"partition": "dirichlet"}, "algorithm": {"batch": 2}},
     "data.person": {"data": {"name": "small_records:visits"}},
     "data.person_records": {"data": {"name": "small_records:visits"}},
