@@ -24,9 +24,13 @@ def smaller(path: Path, out: Path) -> Config:
     """The same options on a few records of the same shape."""
     shipped = load(path)
     sizes: dict[str, Any] = dict(SIZES)
-    sizes["federation.per_round"] = 2 if shipped.algorithm.name == "cpsgd" else 1
-    if shipped.algorithm.name == "cpsgd":
+    sums = shipped.algorithm.name != "cpsgd" and shipped.privacy.adversary == "secure-aggregation"
+    together = sums or shipped.algorithm.name == "cpsgd"
+    sizes["federation.per_round"] = 2 if together else 1
+    if together:
         sizes["algorithm.local_steps"] = 1
+    if sums:  # one step on all of an agent's records
+        sizes |= {"algorithm.batch": 120, "privacy.colluders": min(1, shipped.privacy.colluders)}
     if shipped.data.name in ("mnist", "cifar10"):
         sizes["data.name"] = f"'small_records:{shipped.data.name}'"
     sizes |= {"privacy.noise": "seeded", "run.out": f"'{out}'", "run.threads": 1}
