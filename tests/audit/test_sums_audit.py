@@ -331,7 +331,7 @@ def test_on_the_command_line() -> None:
     assert sum(1 - check["confidence"] for check in answer["checks"]) == pytest.approx(1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @both
 @pytest.mark.parametrize("name", CAUGHT_BY)
 def test_a_planted_mistake_is_caught_at_every_seed(name: str, mechanism: str) -> None:
@@ -342,7 +342,7 @@ def test_a_planted_mistake_is_caught_at_every_seed(name: str, mechanism: str) ->
         assert failed(ask(Setting(mode, seed=seed), planted(name, mechanism)), FALSE_ALARM / 37) >= wanted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ratio", "ask", "name", "least", "most"),
     [
@@ -360,7 +360,7 @@ def test_power_of_the_sums(ratio: float, ask: Ask, name: str, least: int, most: 
     assert least <= caught <= most
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @both
 def test_false_alarms_of_sums_come_no_oftener_than_stated(mechanism: str) -> None:
     """As in test_audit.py: 100 audits with α = 0.1 for each question."""
