@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
-from fedspa.runs.sections import Many, Section
+from fedspa.runs.section import Many, Section
 
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 

@@ -28,7 +28,7 @@ from fedspa import durable
 from fedspa.errors import FedspaError, first_line, worded
 from fedspa.runs.config import Config
 from fedspa.runs.journal import Mark
-from fedspa.runs.sections import Section
+from fedspa.runs.section import Section
 from fedspa.server.optimizers import ServerState
 
 Fact = str | int

@@ -20,7 +20,8 @@ from fedspa.data.columns import Schema
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import combinations
 from fedspa.runs.plans import algorithm_of
-from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Section, Task, Tuning
+from fedspa.runs.section import Section
+from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Task, Tuning
 
 
 class Config(Section):

@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fedspa import durable
 from fedspa.errors import FedspaError
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.sections import Section
+from fedspa.runs.section import Section
 
 log = logging.getLogger(__name__)
 

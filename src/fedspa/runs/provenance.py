@@ -27,7 +27,7 @@ from fedspa.learning.tasks.own import Loss
 from fedspa.runs import digest
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, with_task
-from fedspa.runs.sections import Section
+from fedspa.runs.section import Section
 from fedspa.runs.setup import Job, Simulated
 
 COMMIT = "commit of the working folder"

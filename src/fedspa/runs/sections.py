@@ -6,12 +6,11 @@ default, but a private algorithm needs exactly one of `privacy.epsilon` and `pri
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from fedspa.algorithms import ALGORITHMS
 from fedspa.data import columns as tables
@@ -21,6 +20,7 @@ from fedspa.engine.names import EngineName
 from fedspa.learning.options import Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
+from fedspa.runs.section import Bounded, Many, Name, Section, Setting, Share, StepSize, Times
 
 
 def _an_algorithm(name: str) -> str:
@@ -32,35 +32,14 @@ def _an_algorithm(name: str) -> str:
 AlgorithmName = Annotated[str, AfterValidator(_an_algorithm)]
 
 
-def _a_path(text: str) -> str:
-    if "\0" in text or max(len(os.fsencode(part)) for part in text.split("/")) > _LONGEST_NAME:
-        raise ValueError(f"it must have no NUL character in it and no name of more than {_LONGEST_NAME} bytes")
-    return text
-
-
 def _an_address(text: str) -> str:
     if re.fullmatch(r"auto|[^\s/]+:[0-9]{1,5}", text) is None:
         raise ValueError("it must be 'auto', or host:port of a Ray cluster that this machine belongs to")
     return text
 
 
-# Every number has bounds, far beyond any use and well within what the code behind it can count, store or invert.
 MOST_THREADS = 1024
 MOST_CANDIDATES = 64
-_LONGEST_NAME = 255  # of a file, in bytes, on every usual file system
-Many = Annotated[int, Field(ge=1, le=10**7)]  # agents, records
-Times = Annotated[int, Field(ge=1, le=10**6)]  # rounds, steps
-Bounded = Annotated[float, Field(ge=-1e12, le=1e12)]  # a score; what a key may be, its own section says
-Setting = bool | Annotated[int, Field(ge=-(10**12), le=10**12)] | Bounded | str
-Share = Annotated[float, Field(ge=0, lt=1)]
-StepSize = Annotated[float, Field(ge=1e-10, le=1e10)]
-Name = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_a_path)]  # of something that may be a file
-
-
-class Section(BaseModel):
-    """Strict: unknown keys, NaN, ∞ and values of another type are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Federation(Section):
