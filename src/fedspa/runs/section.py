@@ -6,6 +6,7 @@ Every number has bounds, far beyond any use and well within what the code behind
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -19,6 +20,12 @@ def _a_path(text: str) -> str:
     return text
 
 
+def _an_address(text: str) -> str:
+    if re.fullmatch(r"auto|[^\s/]+:[0-9]{1,5}", text) is None:
+        raise ValueError("it must be 'auto', or host:port of a Ray cluster that this machine belongs to")
+    return text
+
+
 Many = Annotated[int, Field(ge=1, le=10**7)]  # agents, records
 Times = Annotated[int, Field(ge=1, le=10**6)]  # rounds, steps
 Bounded = Annotated[float, Field(ge=-1e12, le=1e12)]  # a score; what a key may be, its own section says
@@ -26,6 +33,7 @@ Setting = bool | Annotated[int, Field(ge=-(10**12), le=10**12)] | Bounded | str
 Share = Annotated[float, Field(ge=0, lt=1)]
 StepSize = Annotated[float, Field(ge=1e-10, le=1e10)]
 Name = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_a_path)]  # of something that may be a file
+Address = Annotated[str, Field(max_length=300), AfterValidator(_an_address)]  # of a Ray cluster
 
 
 class Section(BaseModel):

@@ -6,7 +6,6 @@ default, but a private algorithm needs exactly one of `privacy.epsilon` and `pri
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ from fedspa.engine.names import EngineName
 from fedspa.learning.options import Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
-from fedspa.runs.section import Bounded, Many, Name, Section, Setting, Share, StepSize, Times
+from fedspa.runs.section import Address, Bounded, Many, Name, Section, Setting, Share, StepSize, Times
 
 
 def _an_algorithm(name: str) -> str:
@@ -30,13 +29,6 @@ def _an_algorithm(name: str) -> str:
 
 
 AlgorithmName = Annotated[str, AfterValidator(_an_algorithm)]
-
-
-def _an_address(text: str) -> str:
-    if re.fullmatch(r"auto|[^\s/]+:[0-9]{1,5}", text) is None:
-        raise ValueError("it must be 'auto', or host:port of a Ray cluster that this machine belongs to")
-    return text
-
 
 MOST_THREADS = 1024
 MOST_CANDIDATES = 64
@@ -331,7 +323,7 @@ class Run(Section):
         description="Processes that train a round's agents, each with `threads` cores and, on `cuda`, a GPU of its "
         "own; 1 is this process. They change the time, and not one bit of the result. More need the extra `ray`.",
     )
-    cluster: Annotated[str, Field(max_length=300), AfterValidator(_an_address)] | None = Field(
+    cluster: Address | None = Field(
         None,
         description="The Ray cluster that `workers` run on: `auto`, the one that this machine belongs to, or its "
         "`host:port`. Unset, they run on this machine.",
