@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,14 @@ clippings = ["l2"]
 """
 
 
-def main(folder: Path) -> None:
+def clock() -> Callable[[str], None]:
+    """Says things with the seconds since now before them."""
     started = time.monotonic()
+    return lambda text: print(f"[{time.monotonic() - started:5.1f} s] {text}", flush=True)
 
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:5.1f} s] {text}", flush=True)
 
+def main(folder: Path) -> None:
+    say = clock()
     with Deployment(folder) as deployment:
         deployment.start_superlink()
         say(f"SuperLink on 127.0.0.1:{deployment.port}, TLS, authenticated nodes only")

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from hospital.records import PER_SITE, SITES
 from loopback import BIN, Deployment
-from run import HERE, POLICY, fresh, lines, set_up, wait_for_rounds
+from run import HERE, POLICY, clock, fresh, lines, set_up, wait_for_rounds
 
 from fedspa.runs.statement import shown
 
@@ -39,11 +38,7 @@ SUMS: dict[str, Any] = {
 
 
 def main(folder: Path) -> None:
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:5.1f} s] {text}", flush=True)
-
+    say = clock()
     with Deployment(folder) as deployment:
         deployment.start_superlink()
         nodes = join(deployment)

@@ -324,18 +324,24 @@ def test_a_server_that_shows_two_cohorts_gets_no_sum(clinics, train, tmp_path, m
     assert dropped[0]["payload-binding"] == 2
 
 
-def test_asked_again_with_another_cohort_a_member_is_spent(clinics, train, tmp_path):
-    """The server shows one cohort, keeps the answer, and asks for the same attempt with another."""
+def question_of(clinics, train, group: str) -> Message:
+    """A whole training, and what node 103 was asked in one round of it."""
     questions: list[Message] = []
 
     def watch(node, question, answer):
-        if node == 103 and question.metadata.group_id == "2":
+        if node == 103 and question.metadata.group_id == group:
             questions.append(question)
         return [answer()]
 
     clinics.fault = watch
     train(clinics)
     (question,) = questions
+    return question
+
+
+def test_asked_again_with_another_cohort_a_member_is_spent(clinics, train, tmp_path):
+    """The server shows one cohort, keeps the answer, and asks for the same attempt with another."""
+    question = question_of(clinics, train, "2")
     first = answer_of(clinics, 103, question)
     assert first == answer_of(clinics, 103, question)
     assert "payload" in first
@@ -347,16 +353,7 @@ def test_asked_again_with_another_cohort_a_member_is_spent(clinics, train, tmp_p
 
 def test_a_rolled_back_round_is_stale(clinics, train):
     """A server that was restored from an old copy asks for a round that its members answered long ago."""
-    first: list[Message] = []
-
-    def watch(node, question, answer):
-        if node == 103 and question.metadata.group_id == "0":
-            first.append(question)
-        return [answer()]
-
-    clinics.fault = watch
-    train(clinics)
-    assert answer_of(clinics, 103, first[0]) == {"refusal": "stale"}
+    assert answer_of(clinics, 103, question_of(clinics, train, "0")) == {"refusal": "stale"}
 
 
 @pytest.mark.parametrize(
