@@ -201,10 +201,6 @@ def test_neon_has_the_bits_of_the_plain_level(machine: Machine) -> None:
 
 def _compare_with_plain_here(name: str, module: nn.Sequential, theta: Tensor, task: LocalTask, found: Outcome) -> None:
     """The plain level here: but for the last bits of exp, which is the C library's, the same."""
-    engine = NativeEngine(module, 1, "plain")
-    (here,) = engine.train(theta, [task])
-    delta = torch.frombuffer(bytearray(found.delta), dtype=torch.float32)
-    logits = torch.frombuffer(bytearray(found.logits), dtype=torch.float32)
+    (here,) = NativeEngine(module, 1, "plain").train(theta, [task])
     assert found.zeroed[0] == here.zeroed, name
-    assert torch.equal(logits, engine.logits(theta, task.x).flatten()) or name == "wild"  # type: ignore[arg-type]
-    assert torch.equal(delta, here.delta), name
+    assert found.delta == here.delta.numpy().tobytes(), name

@@ -26,7 +26,7 @@ int aes_hardware(void) {
 #if defined(__clang__)
 #define WITH_AES __attribute__((target("aes")))
 #else
-#define WITH_AES __attribute__((target("+aes")))
+#define WITH_AES __attribute__((target("+crypto")))
 #endif
 
 /* Eight blocks at a time: a round takes some cycles, and several can be under way. The instruction adds a round's key before
