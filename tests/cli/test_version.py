@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import metadata
 
@@ -10,6 +11,14 @@ import torch
 
 from fedspa.cli import main
 from fedspa.engine.native import library
+
+AT_THE_END = """
+import atexit, sys
+from fedspa.cli import main
+sys.argv = ["fedspa", "--version"]
+atexit.register(lambda: print("torch" in sys.modules))
+main()
+"""
 
 
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
@@ -27,6 +36,12 @@ def test_it_names_fedspa_torch_and_the_instruction_set(
     monkeypatch.setattr(library, "best_level", lambda: "neon")
     expected = f"fedspa {metadata.version('fedspa')} (torch {torch.__version__}, native neon)\n"
     assert told(monkeypatch, capsys) == expected
+
+
+def test_it_does_not_wait_for_torch() -> None:
+    """Importing it takes seconds, and its version is written down."""
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(")\nFalse\n")
 
 
 def test_it_says_where_the_compiled_part_is_missing(

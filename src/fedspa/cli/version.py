@@ -10,14 +10,14 @@ import typer
 def _told(asked: bool) -> None:
     if not asked:
         return
-    import torch
+    from importlib import metadata
 
     from fedspa import __version__
     from fedspa.engine.native import library
 
     missing = library.missing()
     native = f"native {library.best_level()}" if missing is None else "native engine: none, see fedspa doctor"
-    print(f"fedspa {__version__} (torch {torch.__version__}, {native})")
+    print(f"fedspa {__version__} (torch {metadata.version('torch')}, {native})")
     raise typer.Exit
 
 
