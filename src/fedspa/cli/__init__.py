@@ -22,17 +22,18 @@ from fedspa.cli import (
     table,
     tradeoff,
     tune,
+    version,
     watch,
 )
 
 app = typer.Typer(
     name="fedspa",
-    help="Federated learning under record-level local differential privacy, with sparse uploads.",
     no_args_is_help=True,
     suggest_commands=False,  # click has its own suggestion
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(version.version)
 app.command("run")(run.run)
 app.command("tune")(tune.tune)
 app.command("suggest")(suggest.suggest)

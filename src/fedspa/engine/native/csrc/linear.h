@@ -7,7 +7,7 @@
 #include "simd.h"
 
 #define DOT_OUTPUTS 4
-#if LEVEL == 2
+#if MANY_REGISTERS
 #define DOT_EXAMPLES 4
 #else
 #define DOT_EXAMPLES 3
