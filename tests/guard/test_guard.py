@@ -147,6 +147,8 @@ def test_what_is_composed_of_several_is_paid_together_or_not_at_all(path: Path, 
     both = dp_accounting.ComposedDpEvent([GAUSSIAN, dp_accounting.GaussianDpEvent(0.05)])
     with pytest.raises(BudgetError), guarded().spend(both):
         pytest.fail("the body ran")
+    with pytest.raises(BudgetError, match="no room for 1 spends of 2 mechanisms"):
+        guarded().require(both)
     assert export(path)["entries"] == []
     guard = guarded(1e4)
     with guard.spend(both, message="count"):

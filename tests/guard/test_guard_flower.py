@@ -135,7 +135,7 @@ def test_an_app_that_fails_has_spent_and_tells_nothing(path: Path, guarded: Call
 
 def test_metrics_on_records_are_releases(path: Path, guarded: Callable[..., Guard]) -> None:
     site = Site(guard=lambda context: guarded())
-    for kind in ("evaluate", "evaluate.again", "query", "get_properties"):
+    for kind in ("evaluate", "query"):
         assert refusal(site.app(asked(kind), at())) == "not-paid"
     assert site.evaluated == 0
     assert export(path)["entries"] == []
@@ -207,5 +207,6 @@ def test_a_stock_numpy_client(path: Path, guarded: Callable[..., Guard]) -> None
     reply = app(asked(content=content), at())
     answer = recorddict_to_fitres(reply.content, keep_input=True)
     assert (answer.num_examples, answer.metrics, answer.status.message) == (200, {}, "")
-    assert refusal(app(asked("evaluate"), at())) == "not-paid"
+    for kind in ("evaluate", "get_parameters", "get_properties"):
+        assert refusal(app(asked(kind), at())) == "not-paid"
     assert len(export(path)["entries"]) == 1

@@ -14,7 +14,7 @@ import torch
 from fedspa.agent.ledger.export import export
 from fedspa.errors import BudgetError, PrivacyError
 from fedspa.guard import Guard
-from fedspa.guard.opacus import _rate
+from fedspa.guard.opacus import _chance
 from fedspa.privacy.accounting import epsilon
 
 from .loops import BATCH, RECORDS, Loop
@@ -94,7 +94,7 @@ def test_noise_that_is_lowered_after_wrapping_is_paid_for(
     found.optimizer.noise_multiplier = 1.0
     found.step()
     assert spent(path) == {(2, 2.0): 1, (2, 1.0): 1}
-    found.optimizer.noise_multiplier = 1e-3
+    found.optimizer.noise_multiplier = 0.1
     found.batch()
     with pytest.raises(BudgetError):
         found.optimizer.step()
@@ -131,16 +131,19 @@ def test_a_clip_that_shrinks_between_parts_of_a_batch_is_seen(
     assert spent(path) == {(1, 1.0): 1, (1, 2.0): 1}
 
 
-def test_a_loader_that_samples_more_is_paid_for(
+def test_a_loader_that_samples_at_another_rate_is_refused(
     path: Path, guarded: Callable[..., Guard], loop: Callable[..., Loop]
 ) -> None:
     found = loop()
     guarded().optimizer(found.optimizer, found.loader, epochs=1)
     found.step()
-    found.loader.batch_sampler.sample_rate = 0.2
-    found.step()
-    rates = [entry["event"]["batch"] / entry["event"]["records"] for entry in export(path)["entries"]]
-    assert rates == pytest.approx([0.1, 0.2], rel=1e-5)
+    (entry,) = export(path)["entries"]
+    assert entry["event"]["batch"] / entry["event"]["records"] == pytest.approx(0.1, rel=1e-5)
+    found.batch()
+    for rate in (0.2, 0.05):
+        found.loader.batch_sampler.sample_rate = rate
+        with pytest.raises(PrivacyError, match=f"sample rate is {rate}, and it was 0.1 when"):
+            found.optimizer.add_noise()
 
 
 def test_batches_that_are_added_up_are_refused(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
@@ -243,7 +246,7 @@ def test_noise_is_secure_where_no_generator_has_a_seed(
 @pytest.mark.parametrize("rate", [1.0, 0.1, 1 / 3, 1 / 60, 1e-4, 1 / 49, 2**-24, 1e-9])
 def test_a_record_is_drawn_no_oftener_than_was_paid_for(rate: float) -> None:
     """torch.rand gives multiples of 2⁻²⁴: all of those near the rate are compared as the sampler compares them."""
-    paid = _rate(rate)
+    paid = _chance(rate)
     numerator = int(paid * 2**24)
     near = torch.arange(max(0, numerator - 3), min(numerator + 3, 2**24), dtype=torch.float32) / 2**24
     drawn = max(0, numerator - 3) + int((near < rate).sum())

@@ -10,6 +10,7 @@ The ledger is opened for each write and closed again, so that a guard may be car
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy
-from fedspa.errors import ConfigError, LedgerError
+from fedspa.errors import BudgetError, ConfigError, LedgerError
 from fedspa.guard import limits
 from fedspa.guard.events import events_of
-from fedspa.privacy.cap import Cap, Total
+from fedspa.privacy.cap import Cap, Total, admits
 from fedspa.privacy.event import Event, Neighbours, NoiseMode, Unit, noise_modes, seeded_words
 
 _P = ParamSpec("_P")
@@ -132,10 +133,19 @@ class Guard:
 
     def require(self, event: object, *, participations: int = 1, noise: NoiseMode | None = None) -> None:
         """Raise where so many spends of `event` are refused; nothing is paid."""
-        for own in self._events(event, noise):
+        events = self._events(event, noise)
+        for own in events:
             self._check(own, participations)
-            with self.opened() as ledger:
-                ledger.require(self.agent, own, self.cap, participations=participations)
+        with self.opened() as ledger:
+            if len(events) == 1:
+                ledger.require(self.agent, events[0], self.cap, participations=participations)
+                return
+            after = Counter(ledger.spent(self.agent)) + Counter(dict.fromkeys(events, participations))
+            if not admits(after, self.cap, ledger.first_plan(self.agent)):
+                raise BudgetError(
+                    f"agent {self.agent!r} has no room for {participations} spends of {len(events)} mechanisms under "
+                    f"its cap {self.cap.epsilon:g} (δ = {self.cap.delta:g}, {self.cap.neighbours}); ask for less"
+                )
 
     def pay(
         self,

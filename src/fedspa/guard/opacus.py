@@ -1,9 +1,9 @@
 """Opacus under the guard: an optimiser and its loader, as `PrivacyEngine.make_private` returns them.
 
 Before a step's noise is added, the step is read off the optimiser as it is at that moment: how much noise it will add,
-beside the bound that its gradients were clipped to, and how the loader samples. A step that the newest entry covers
-uses one of the steps that the entry paid for; any other is paid for first, with a block of its own. So a scheduler that
-lowers the noise is seen, and pays.
+beside the bound that its gradients were clipped to. A step that the newest entry covers uses one of the steps that the
+entry paid for; any other is paid for first, with a block of its own. So a scheduler that lowers the noise is seen, and
+pays.
 
 What is known to be sound is accepted, by the exact class: flat and per-layer clipping of per-sample gradients, on one
 machine, on Poisson batches. Nothing of Opacus is imported here; its objects are known by where their classes come from.
@@ -60,7 +60,7 @@ class _Watcher:
         self, guard: Guard, optimizer: Any, sampler: Any, bound: Callable[[Any], float], epochs: int, block: int
     ) -> None:
         self._guard, self._optimizer, self._sampler, self._bound = guard, optimizer, sampler, bound
-        self._epochs, self._block = epochs, block
+        self._epochs, self._block, self._rate = epochs, block, sampler.sample_rate
         self._clip_and_accumulate, self._add_noise = optimizer.clip_and_accumulate, optimizer.add_noise
         self._clipped_to = 0.0  # the largest bound of what was added up since the last step
         self._paid: GaussianEvent | None = None
@@ -97,7 +97,12 @@ class _Watcher:
             )
         if clipped_to != norm:  # noise scales with max_grad_norm as it is now
             multiplier = multiplier * norm / clipped_to
-        rate = _rate(self._sampler.sample_rate)
+        if self._sampler.sample_rate != self._rate:  # batches that were drawn ahead may be of either rate
+            raise PrivacyError(
+                f"the loader's sample rate is {self._sampler.sample_rate}, and it was {self._rate} when the optimiser "
+                "was wrapped; make the loader anew"
+            )
+        rate = _chance(self._rate)
         mode = _noise_mode(self._optimizer, self._sampler)
         batch, records = rate.as_integer_ratio()
         return GaussianEvent("poisson", batch, records, self._block, multiplier, noise=mode)
@@ -105,7 +110,7 @@ class _Watcher:
 
 def _covers(paid: GaussianEvent, now: GaussianEvent) -> bool:
     """Whether a step of `now` costs no more than one that was paid for."""
-    return paid.noise == now.noise and paid.rate >= now.rate and paid.noise_multiplier <= now.noise_multiplier
+    return paid.noise == now.noise and paid.noise_multiplier <= now.noise_multiplier
 
 
 def _flat(optimizer: Any) -> float:
@@ -168,7 +173,7 @@ def _check_pair(guard: Guard, optimizer: Any, sampler: Any) -> None:
         )
 
 
-def _rate(rate: float) -> Fraction:
+def _chance(rate: float) -> Fraction:
     """The chance that a record is drawn: a little above the rate that was asked for, since draws have 24 bits."""
     rate = max(float(rate), float(np.float32(rate)))
     if not 0 < rate <= 1:
