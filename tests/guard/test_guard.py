@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import dp_accounting
 import pytest
+from typer.testing import CliRunner
 
 import fedspa
 import fedspa.guard
@@ -21,6 +23,7 @@ from fedspa.agent.ledger.schema import ADDED, TRIGGERS
 from fedspa.agent.ledger.summary import summary
 from fedspa.agent.ledger.verify import verify
 from fedspa.agent.policy import Policy, PolicyRefusal
+from fedspa.cli.ledger import app
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
 from fedspa.guard import Guard
 from fedspa.guard.guard import UNSEEN
@@ -308,3 +311,17 @@ def test_what_it_says_of_itself(path: Path, guarded: Callable[..., Guard]) -> No
 def test_it_is_found_under_fedspa() -> None:
     assert fedspa.guard is __import__("importlib").import_module("fedspa.guard")
     assert "guard" in fedspa.__all__
+
+
+def test_show_names_the_tools(path: Path, guarded: Callable[..., Guard]) -> None:
+    with guarded(run="count").spend(EVENT):
+        pass
+    guarded(run="net").train(lambda: None, EVENT)()
+    for number in range(10):
+        guarded(run=f"again-{number}").pay(GAUSSIAN, tool="opacus")
+    said = CliRunner().invoke(app, ["show", str(path), "--cap", "30"]).stdout
+    assert "… 2 earlier runs (--json has them)" in said
+    assert "guard:count" not in said
+    assert "run opacus:again-9: 1 rounds, 20" in said
+    only = CliRunner().invoke(app, ["show", str(path), "--agent", "north", "--json"]).stdout
+    assert [run["run"] for run in json.loads(only)["agents"][0]["runs"]][:2] == ["guard:count", "train:net"]
