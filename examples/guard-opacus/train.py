@@ -28,7 +28,7 @@ def main() -> None:
 
     if not LEDGER.exists():  # once in the life of these records; in earnest it is a step of its own, not of a script
         fedspa.guard.create(LEDGER)
-    guard = fedspa.guard.open(LEDGER, agent="digits", epsilon=3.0, delta=1e-4)
+    guard = fedspa.guard.open(LEDGER, agent="digits", epsilon=2.5, delta=1e-4)
 
     torch.manual_seed(0)
     digits = load_digits()
