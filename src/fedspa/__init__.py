@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
+    from fedspa import guard
     from fedspa.data.dataset import Dataset
     from fedspa.data.given import from_agents, from_arrays, from_examples, from_partitioner, from_table
     from fedspa.errors import FedspaError, MixingWarning, SeededNoiseWarning
@@ -41,6 +42,7 @@ _PUBLIC = {
     "from_examples": ("fedspa.data.given", "from_examples"),
     "from_partitioner": ("fedspa.data.given", "from_partitioner"),
     "from_table": ("fedspa.data.given", "from_table"),
+    "guard": ("fedspa.guard", ""),
     "load": ("fedspa.runs.config", "load"),
     "run": ("fedspa.running", "simulate"),
     "tune": ("fedspa.tuning.tune", "tune"),
@@ -61,6 +63,7 @@ __all__ = [
     "from_examples",
     "from_partitioner",
     "from_table",
+    "guard",
     "load",
     "run",
     "tune",
@@ -74,4 +77,4 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module, attribute = _PUBLIC[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(module), attribute) if attribute else import_module(module)

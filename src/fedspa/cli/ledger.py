@@ -24,6 +24,7 @@ File = Annotated[Path, typer.Argument(help="The ledger, an SQLite file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Relation = Literal["add-remove", "replace-one"]
 MOST_AGENTS = 50  # listed where nobody asks for all: those that spent most
+MOST_RUNS = 10  # of an agent that is alone on the screen: the newest
 
 
 @app.command()
@@ -211,6 +212,14 @@ def _cells(agent: AgentSummary) -> list[str]:
     ]
 
 
+def _print_runs(agent: AgentSummary) -> None:
+    """What the entries are of, newest last. Those of a guard begin with the tool that spent (docs/guard.md)."""
+    if len(agent.runs) > MOST_RUNS:
+        print(f"… {len(agent.runs) - MOST_RUNS} earlier runs (--json has them)")
+    for run in agent.runs[-MOST_RUNS:]:
+        print(f"run {run.run}: {run.participations} rounds, {run.first_at[:16]} to {run.last_at[:16]}")
+
+
 def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -251,6 +260,8 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
         )
     for event in events:
         screen.print(f"last event: {event}", highlight=False, markup=False)
+    if listed == 1 and first is not None:
+        _print_runs(first)
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if first is not None:
         screen.print(
