@@ -33,7 +33,8 @@ def test_a_plant_gives_exit_code_1():
 def test_the_table_names_what_failed():
     result = _audit("--plant", "sampling", "--neighbours", "replace-one")
     assert result.exit_code == 1
-    assert "Does not hold with 'sampling' planted" in result.output
+    assert result.output.startswith("VIOLATED with 'sampling' planted: ")
+    assert " checks failed. The planted fault was caught.\n" in result.output
     assert "sampler: steps" in result.output
 
 
