@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -101,18 +102,11 @@ def test_ledgers(call: Call, finished: Path, tmp_path: Path) -> None:
     sound = call("ledger verify run/ledger.sqlite")
     assert sound.startswith("SOUND: run/ledger.sqlite\n- THE NOISE WAS SEEDED")
     fits(sound)
-    fits(call("watch run"))
 
 
 def test_a_damaged_ledger_is_a_verdict_first(call: Call, finished: Path) -> None:
-    import shutil
-    import sqlite3
-
-    for file in finished.glob("ledger.sqlite*"):
-        shutil.copy(file, file.name)
-    with sqlite3.connect("ledger.sqlite") as ledger:
-        ledger.execute("UPDATE head SET releases = 99")
-    ledger.close()
+    shutil.copy(finished / "ledger.sqlite", "ledger.sqlite")
+    Path("ledger.sqlite.witness").write_text("of nothing")
     damaged = call("ledger verify ledger.sqlite", code=1)
     verdict, *problems = damaged.splitlines()
     assert verdict.startswith("DAMAGED: ledger.sqlite, ")
@@ -129,13 +123,14 @@ def test_a_damaged_ledger_is_a_verdict_first(call: Call, finished: Path) -> None
         "--colluders 2",
         "suggest --agents 100 --records 600 --shape 784 --epsilon 1",
         "suggest --agents 3 --records 50 --shape 3,64,64 --epsilon 0.1",
-        "audit --draws 200",
-        "audit --draws 200 --algorithm cpsgd",
+        "audit --draws 100 --neighbours add-remove",
         "doctor --model mlp",
     ],
 )
-def test_arithmetic_and_audits(call: Call, words: str) -> None:
-    fits(call(words))
+def test_arithmetic_an_audit_and_a_doctor(call: Call, words: str) -> None:
+    said = call(words)
+    fits(said)
+    assert said.startswith("HOLDS: all ") is words.startswith("audit")
 
 
 def test_privacy_begins_with_what_holds(call: Call) -> None:
@@ -144,13 +139,6 @@ def test_privacy_begins_with_what_holds(call: Call) -> None:
     claims = said.index("For comparison, what the paper's Theorem 1 claims")
     assert said.rindex("verified  ", 0, claims) < claims < said.index("published  ")
     assert "NO" not in said[:claims].replace("Noise", "")
-
-
-def test_a_planted_fault_is_a_verdict_first(call: Call) -> None:
-    said = call("audit --plant sensitivity --neighbours replace-one --draws 500", code=1)
-    assert said.startswith("VIOLATED with 'sensitivity' planted: ")
-    fits(said)
-    assert call("audit --draws 200 --neighbours replace-one").startswith("HOLDS: all ")
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -202,5 +190,4 @@ def commands(command: click.Command, *path: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", list(commands(get_command(app))))
 def test_help(call: Call, path: str) -> None:
-    said = call(f"{path} --help")
-    fits(said.replace("...", ""))
+    assert max(map(len, call(f"{path} --help").splitlines())) <= 80

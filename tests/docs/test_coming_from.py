@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedspa.flower.settings import read_config
 from fedspa.runs.config import Config
 
+Printed = Callable[[str], list[float]]
 DOCS = Path(__file__).parents[2] / "docs"
 TITLED = re.compile(r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```$", flags=re.M | re.S)
 
@@ -24,24 +27,34 @@ def files(page: str, folder: Path) -> dict[str, str]:
     return found
 
 
-def printed(folder: Path, script: str) -> list[float]:
-    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [float(number) for number in done.stdout.split()]
+@pytest.fixture
+def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """The numbers that a script of `tmp_path` prints, run there and in this process, which has torch at hand."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(script: str) -> list[float]:
+        with torch.random.fork_rng(devices=[]):
+            runpy.run_path(script)
+        return [float(number) for number in capsys.readouterr().out.split()]
+
+    return run
 
 
-def test_opacus_and_fedspa_agree(tmp_path: Path) -> None:
+def test_opacus_and_fedspa_agree(tmp_path: Path, printed: Printed) -> None:
     pytest.importorskip("opacus")
     files("from-opacus.md", tmp_path)
-    theirs, ours = (printed(tmp_path, f"with_{name}.py") for name in ("opacus", "fedspa"))
+    theirs, ours = (printed(f"with_{name}.py") for name in ("opacus", "fedspa"))
+    del sys.modules["records"]
     assert min(theirs[0], ours[0]) > 0.85
     assert ours[1:] == pytest.approx(theirs[1:], rel=0.03)
     assert max(theirs[1], ours[1]) <= 2.0
 
 
-def test_partitions_train(tmp_path: Path) -> None:
+def test_partitions_train(tmp_path: Path, printed: Printed) -> None:
     files("from-flower.md", tmp_path)
-    accuracy, epsilon = printed(tmp_path, "simulate.py")
+    accuracy, epsilon = printed("simulate.py")
+    del sys.modules["task"]
     assert accuracy > 0.8
     assert epsilon <= 4
 

@@ -113,9 +113,9 @@ def _show(report: Report, plant: str | None) -> None:
 def _verdict(report: Report, plant: str | None) -> str:
     """The one line that somebody in a hurry reads."""
     failed, count = sum(not check.holds for check in report.checks), len(report.checks)
-    with_fault = "" if plant is None else f" with {plant!r} planted"
-    if not failed:
-        missed = " THE PLANTED FAULT WAS NOT CAUGHT." if plant is not None else ""
-        return f"[green]HOLDS[/green]{with_fault}: all {count} checks stayed within what is claimed.{missed}"
-    caught = " The planted fault was caught." if plant is not None else ""
-    return f"[red]VIOLATED[/red]{with_fault}: {failed} of {count} checks failed.{caught}"
+    if plant is not None:
+        caught = f"as it must be: {failed} of {count} checks failed." if failed else "NOT CAUGHT by any check."
+        return f"{'[red]VIOLATED' if failed else '[red]HOLDS'}[/red] with {plant!r} planted, {caught}"
+    if failed:
+        return f"[red]VIOLATED[/red]: {failed} of {count} checks failed."
+    return f"[green]HOLDS[/green]: all {count} checks stayed within what is claimed."

@@ -214,7 +214,7 @@ def _cells(agent: AgentSummary) -> list[str]:
         str(len(agent.runs)),
         str(sum(run.participations for run in agent.runs)),
         str(sum(run.released for run in agent.runs)),
-        agent.runs[-1].last_at[:16],
+        agent.runs[-1].last_at[:16].replace("T", " "),
         shown(agent.epsilon)
         + (f" (floor {shown(agent.epsilon_floor)})" if any(event.members for event in agent.spent) else "")
         + (" SEEDED" if agent.noise.get("seeded") else ""),
@@ -237,7 +237,9 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     accountants: dict[str, None] = {}
     units: dict[str, None] = {}
     summed = False
-    table = Table(*_COLUMNS, box=None)
+    table = Table(box=None)
+    for column in _COLUMNS:
+        table.add_column(column, overflow="fold")
     listed = 0
     for agent in agents:
         first = first or agent

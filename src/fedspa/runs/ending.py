@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedspa import durable
-from fedspa.errors import FedspaError, one_line, printable
+from fedspa.errors import FedspaError, place_of, printable
 
 Ending = Literal["stopped", "failed"]
 FILE = "ended.json"
@@ -21,9 +21,18 @@ class Stopping(FedspaError):
 def note(folder: Path, error: BaseException) -> None:
     """Beside the run, whatever becomes of the exception. A disk that takes no more is no reason to hide the error."""
     how: Ending = "failed" if isinstance(error, Exception) and not isinstance(error, Stopping) else "stopped"
-    why = str(error) if isinstance(error, FedspaError) else one_line(error)
     with suppress(OSError):
-        durable.replace_text(folder / FILE, json.dumps({"ended": how, "why": printable(why)}) + "\n")
+        durable.replace_text(folder / FILE, json.dumps({"ended": how, "why": _why(error)}) + "\n")
+
+
+def _why(error: BaseException) -> str:
+    """What fedspa says itself. Of foreign code the kind and the place: its words may quote a record, and the folder is
+    one that is shown around."""
+    root = error.__cause__ or error
+    if isinstance(error, FedspaError) and isinstance(root, FedspaError):
+        return str(error)
+    place = place_of(root)
+    return type(root).__name__ + ("" if place is None else f" at {place}")
 
 
 def clear(folder: Path) -> None:
