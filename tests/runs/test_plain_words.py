@@ -47,9 +47,13 @@ def test_four_short_paragraphs_say_all_that_is_signed(unit: str, neighbours: str
     assert ("used or left out" in promise) is (neighbours == "add-remove")
 
 
-def test_noise_in_whole_numbers_is_said_and_a_weak_promise_too() -> None:
-    words = dict(plain_words(SUMMARY | {"noise": "exact", "epsilon": 8.0}, 10))
-    assert "in whole numbers" in words["Against whom."]
+@pytest.mark.parametrize("change", [{"noise": "exact"}, {"members": 8, "colluders": 2}, {"bits": 4}])
+def test_noise_in_whole_numbers_is_said(change: dict[str, Any]) -> None:
+    assert "in whole numbers" in dict(plain_words(SUMMARY | change, 10))["Against whom."]
+
+
+def test_a_weak_promise_is_said() -> None:
+    words = dict(plain_words(SUMMARY | {"epsilon": 8.0}, 10))
     assert "So large an ε protects hardly at all." in words["What is promised."]
     assert "hardly" not in str(plain_words(SUMMARY, 10))
 

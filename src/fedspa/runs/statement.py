@@ -180,9 +180,18 @@ def _other_terms(summary: Mapping[str, Any]) -> str:
     return found
 
 
+def noise_kind(summary: Mapping[str, Any]) -> str | None:
+    """How the noise was drawn; None where it is nobody's protection. Shares of sums and cpSGD's are whole numbers in
+    any mode."""
+    if summary["noise"] not in ("secure", "exact"):
+        return None
+    whole = summary["noise"] == "exact" or summary.get("members") or summary.get("bits") is not None
+    return f"keyed by the operating system, in {'whole numbers' if whole else 'float64'}"
+
+
 def _noise_words(summary: Mapping[str, Any]) -> str:
-    arithmetic = {"secure": "in float64", "exact": "in whole numbers"}.get(summary["noise"] or "")
-    return "" if arithmetic is None else f" The noise is cryptographic, keyed by the operating system, {arithmetic}."
+    kind = noise_kind(summary)
+    return "" if kind is None else f" The noise is cryptographic, {kind}."
 
 
 def _sums_in_ledger(summary: Mapping[str, Any]) -> bool:
