@@ -26,6 +26,7 @@ from fedspa.runs import config as configs
 from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.config import Config
 from fedspa.runs.course import Course
+from fedspa.runs.ending import Stopping
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
@@ -66,7 +67,7 @@ class RunResult:
     folder: Path = field(default_factory=Path)
 
 
-class Stopped(FedspaError):
+class Stopped(Stopping):
     """A run that was asked to stop did, after a whole round, and can be resumed."""
 
     def __init__(self, folder: Path, done: int, config: Config) -> None:

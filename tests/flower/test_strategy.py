@@ -135,7 +135,7 @@ def test_no_key_of_a_config_is_dropped():
         "tuning.candidates", "tuning.rounds", "tuning.ahead",  # refused
         "run.ledger", "run.policy",  # below, and test_resume.py
         "run.out", "run.keep", "run.track",  # the simulator's own RunFolder
-        "data.dir", "model.init",  # the simulator's own prepare
+        "data.dir", "model.init", "run.code",  # the simulator's own prepare
     }  # fmt: skip
     twins = {key for twin in (SIMULATION, *TWINS) for key in twin if not key.startswith("flower.")}
     keys = {f"{section}.{key}" for section, of in Config.model_fields.items() for key in of.annotation.model_fields}

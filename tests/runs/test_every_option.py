@@ -93,6 +93,7 @@ VALUES: dict[str, list[Any]] = {
     "run.workers": [],  # workers have tests of their own: test_workers.py, test_ray.py
     "run.cluster": [],
     "run.out": [],  # every run here has one
+    "run.code": [],  # tests/data/test_plugin.py
     "run.ledger": ["outlives.sqlite"],
     "run.policy": ["policy.toml"],
     "run.checkpoint_every": [3],

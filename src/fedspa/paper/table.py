@@ -122,7 +122,7 @@ def cost_lines(table: Mapping[str, Any]) -> list[list[str]]:
 
 NOISE = {"published": "published", "verified": "sound", "tuned": "sound*"}
 COST_HEADS = (
-    *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes per\nupload", "× fewer\nthan FedAvg"),
+    *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes per\nupload", "× below\nFedAvg"),
     "tuned: bytes\nper upload",
 )
 RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "our ε,\nfloor")

@@ -1,5 +1,5 @@
 """The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/ (with a copy of those lines),
-summary.json, model.safetensors, ledger, report.html.
+summary.json, model.safetensors, ledger, report.html; ended.json where it ended before its last round.
 
 A folder is one run's and is locked while that runs. The lock is the kernel's and ends with the process, however that
 ends, so nothing stale is left to clear away.
@@ -23,7 +23,7 @@ from torch import nn
 from fedspa import durable
 from fedspa.agent.ledger.content import has_entries
 from fedspa.errors import ConfigError, FedspaError, worded
-from fedspa.runs import checkpoint
+from fedspa.runs import checkpoint, ending
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
 from fedspa.runs.journal import Journal
@@ -70,6 +70,7 @@ class RunFolder:
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
         with _starting(path):
             self._take_lock()
+            ending.clear(path)
         return self
 
     def _name(self, path: Path, config: Config, follow: Follow) -> None:
@@ -136,7 +137,9 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            ending.note(self.path, error)
         self.close()
 
     def _take_lock(self) -> None:

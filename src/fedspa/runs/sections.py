@@ -329,6 +329,11 @@ class Run(Section):
         "`host:port`. Unset, they run on this machine.",
     )
     out: Name | None = Field(None, description="The run's folder; a new one under runs/ if unset.")
+    code: Name | None = Field(
+        None,
+        description="The folder in which `package.module:function` is looked for, before the current one; if unset, "
+        "that of the config's file.",
+    )
     ledger: Name | None = Field(
         None,
         description="A ledger to go on with, so that runs on the same records add up; a new one in the run's folder if "
@@ -343,7 +348,7 @@ class Run(Section):
         "run's folder); an extra of the same name.",
     )
 
-    @field_validator("ledger", "policy")
+    @field_validator("code", "ledger", "policy")
     @classmethod
     def _absolute(cls, path: str | None) -> str | None:
         """In the run's own files too: resumed from another folder, the same words would name another ledger."""

@@ -228,7 +228,9 @@ def _test_scores(
 ) -> dict[str, float | None] | None:
     """None where the data has no test records beside those that were held out."""
     named = config.data
-    whole = data if data is not None else load_data(named.name, Path(named.dir), named.person, named.table)
+    whole = data
+    if whole is None:
+        whole = load_data(named.name, Path(named.dir), named.person, named.table, config.run.code)
     if not count(whole.test_y):
         return None
     few = slice(0, 1)  # of the training records, which are not looked at
