@@ -6,12 +6,19 @@ anything else that escapes is a bug, and cli/failure.py keeps its traceback.
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+# Whose frames lie between a warning and the line that it is about.
+_WITHIN = (os.path.dirname(os.path.abspath(__file__)) + os.sep, functools.__file__)
 
 
 class FedspaError(Exception):
@@ -22,12 +29,31 @@ class FedspaError(Exception):
         return printable(super().__str__())
 
 
-class SeededNoiseWarning(UserWarning):
+class FedspaWarning(UserWarning):
+    """Base of every warning of fedspa's."""
+
+
+class SeededNoiseWarning(FedspaWarning):
     """A run whose noise follows from a seed: a simulation, of which nothing is private."""
 
 
-class MixingWarning(UserWarning):
+class MixingWarning(FedspaWarning):
     """A model that gives an example another output in a batch than alone: it trains otherwise than it evaluates."""
+
+
+class RunWarning(FedspaWarning):
+    """What the reader of a finished run must know before believing ε or the score, as in the summary's `warnings`."""
+
+
+def warn(text: str, kind: type[FedspaWarning]) -> None:
+    """A warning at the line that called into this package, from however deep within it: Python's own filters then say
+    it once for that line."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_WITHIN):
+        frame = frame.f_back
+    space = frame.f_globals
+    where = frame.f_code.co_filename, frame.f_lineno, space.get("__name__", "<unknown>")
+    warnings.warn_explicit(text, kind, *where, registry=space.setdefault("__warningregistry__", {}))
 
 
 class ConfigError(FedspaError):

@@ -13,6 +13,7 @@ from fedspa.cli import (
     doctor,
     failure,
     ledger,
+    model,
     new,
     privacy,
     report,
@@ -47,6 +48,7 @@ app.command("new")(new.new)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(model.app, name="model")
 app.add_typer(site.app, name="site")
 
 

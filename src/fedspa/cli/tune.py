@@ -13,12 +13,12 @@ import typer
 
 from fedspa.cli import interrupt
 from fedspa.cli import run as running
-from fedspa.errors import ConfigError, SeededNoiseWarning
+from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedspa.running import RunResult
+    from fedspa.result import RunResult
 
 
 def tune(
@@ -106,10 +106,11 @@ def tune(
         screen.print("Stopping after this round; Ctrl-C again stops at once.")
 
     with interrupt.watched(stopping) as asked:
-        warnings.simplefilter("ignore", SeededNoiseWarning)  # said on the screen, beside ε
+        for told in (SeededNoiseWarning, RunWarning):  # on the screen, beside ε and below it
+            warnings.simplefilter("ignore", told)
         try:
             if resume is not None:
-                result = tune(resume=resume, on_round=advance, stop=asked)
+                result = tune(resume=resume, progress=False, on_round=advance, stop=asked)
             else:
                 result = tune(
                     settings,
@@ -118,6 +119,7 @@ def tune(
                     space=_space(space or ()),
                     studies=studies,
                     on_rehearsed=rehearsed,
+                    progress=False,
                     on_round=advance,
                     stop=asked,
                 )

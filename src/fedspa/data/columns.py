@@ -283,6 +283,18 @@ class Schema(_Section):
         """Their names, in order."""
         return tuple(feature for name, column in self.inputs.items() for feature in column.features(name))
 
+    def decoded(self, answers: NDArray[Any]) -> NDArray[Any]:
+        """A model's answers in the targets' own words and units, the counterpart of what encodes them: words (None for
+        one that is not listed), truth values, or numbers."""
+        columns = list(self.targets.values())
+        numbers = [column for column in columns if isinstance(column, Number)]
+        if numbers:
+            scale, offset = np.array([c.scale for c in numbers]), np.array([c.offset for c in numbers])
+            return answers * (scale if len(numbers) > 1 else scale[0]) + (offset if len(numbers) > 1 else offset[0])
+        if isinstance(columns[0], Category):
+            return np.array([*columns[0].categories, None], dtype=object)[answers]
+        return answers == 1
+
 
 def is_table(name: str) -> bool:
     """Whether `name` is a path of a table rather than the name of something else."""

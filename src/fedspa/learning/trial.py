@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import random
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspa.errors import ConfigError, MixingWarning, one_line
+from fedspa.errors import ConfigError, MixingWarning, one_line, warn
 from fedspa.examples import Examples, layout, mapped
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.made_up import made_up
@@ -56,7 +55,7 @@ def try_gradients(module: nn.Module, like: Examples, task: Task | None = None) -
     for problem in found.problems:
         if problem.unsound:
             raise ConfigError(str(problem))
-        warnings.warn(str(problem), MixingWarning, stacklevel=2)
+        warn(str(problem), MixingWarning)
     return found.draws
 
 

@@ -26,7 +26,8 @@ from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Ru
 
 
 class Config(Section):
-    """A whole run."""
+    """The settings of a whole run, in eight sections; `load` makes one. It cannot be changed, and unknown keys, values
+    of another type, NaN and ∞ are errors."""
 
     federation: Federation = Federation()
     data: Data = Data()
@@ -69,9 +70,24 @@ def _given(section: object) -> dict[str, Any]:
 
 
 def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
-    """A checked config from a TOML file, a nested mapping, or None (the packaged quickstart); then `--set` overrides.
+    """A checked config.
 
-    An override reads `section.key=value`, with the value in TOML's notation or a bare word; `none` unsets a key.
+    Args:
+        source: The path of a TOML file, the same as a nested mapping, or None for the packaged quickstart.
+        overrides: Texts that read `section.key=value`, with the value in TOML's notation or a bare word; `none` unsets
+            a key. `--set` on the command line takes the same.
+
+    Returns:
+        The config, with a default for every key that was not given.
+
+    Raises:
+        ConfigError: A key is unknown, or a value not allowed; one line names the key and what is.
+
+    Example:
+        >>> import fedspa
+        >>> config = fedspa.load({"privacy": {"epsilon": 2.0}}, ["algorithm.compression=0.05"])
+        >>> config.algorithm.compression, config.privacy.sampling
+        (0.05, 'poisson')
     """
     if source is None:
         values = toml.parse(resources.files("fedspa.runs").joinpath("quickstart.toml").read_text("utf-8"))

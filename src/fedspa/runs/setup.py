@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedspa.algorithms import Terms
+from fedspa.data.columns import Schema
 from fedspa.data.dataset import Dataset
 from fedspa.data.participation import schedule
 from fedspa.data.persons import blank_person
@@ -49,7 +50,8 @@ from fedspa.server.optimizers import ServerOptimizer
 
 @dataclass(frozen=True)
 class Job:
-    """A run whose server could start now. Its agents take part `cap` times at most, and hold records of their own."""
+    """A run whose server could start now. Its agents take part `cap` times at most, and hold records of their own.
+    `schema` is that of a table, where the records are one."""
 
     config: Config
     server: ServerJob
@@ -57,6 +59,7 @@ class Job:
     data_name: str
     choice: Choice
     frozen: Frozen
+    schema: Schema | None
 
     @property
     def plan(self) -> Plan | None:
@@ -144,6 +147,7 @@ def prepare(
         cap=job.cap,
         data_name=job.data_name,
         choice=job.choice,
+        schema=job.schema,
         data=data,
         train=train,
         holdings=holdings,
@@ -237,7 +241,7 @@ def prepare_server(
         scored=frozen.scored,
         engine_scores=frozen.engine_scores,
     )
-    return Job(config, server, cap_of(config), data.name, choice, frozen)
+    return Job(config, server, cap_of(config), data.name, choice, frozen, data.schema)
 
 
 def _maker(config: Config, module: nn.Module, like: Examples, task: Task) -> Callable[[], Engine]:

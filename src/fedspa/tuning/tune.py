@@ -25,7 +25,8 @@ from fedspa.examples import Examples, count, taken
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks.own import Loss
-from fedspa.running import RunResult, simulate
+from fedspa.result import RunResult
+from fedspa.running import simulate
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
 from fedspa.runs.halving import Halving, Settings
@@ -66,6 +67,7 @@ def tune(
     task: str | Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     resume: Path | str | None = None,
+    progress: bool | None = None,
     on_rehearsed: Callable[[Rehearsed], None] | None = None,
     on_start: Callable[[Simulated, Path], None] | None = None,
     on_round: Callable[[RoundMetrics], None] | None = None,
@@ -73,15 +75,30 @@ def tune(
 ) -> RunResult:
     """Find settings and train with them, all within the ε of the config or of `epsilon`.
 
-    `share` is the most of the rounds that trials may take. `public` is what settings are rehearsed on: "holdout", the
-    records that the server holds out and scores trials by (`data.holdout`), the name of a public data set, or "none".
-    `space` has values of keys to try beside the rate, the clip and the average of the iterates. `studies` is a
-    folder in which rehearsals are kept for the next time. The rest is as for `fedspa.run`; `resume` takes the folder
-    of a tuning run that was interrupted.
+    Args:
+        config: As for `run`; `data.holdout` says how many of the server's records trials are scored by.
+        epsilon: In place of the config's.
+        share: The most of the rounds that trials may take.
+        public: What settings are rehearsed on: "holdout", the records that the server holds out and scores trials by,
+            the name of a public data set, or "none".
+        space: Values of keys to try beside the rate, the clip and the average of the iterates.
+        studies: A folder in which rehearsals are kept for the next time.
+        data: As for `run`.
+        module: As for `run`.
+        task: As for `run`.
+        metrics: As for `run`.
+        resume: The folder of a tuning run that was interrupted.
+        progress: As for `run`.
+        on_rehearsed: Called after each rehearsal, with its settings and score.
+        on_start: As for `run`.
+        on_round: As for `run`.
+        stop: As for `run`.
 
-    The summary's `tuning` has the trials, the choice, and the scores on the test records, which chose nothing.
+    Returns:
+        The result of the run. Its summary's `tuning` has the trials, the choice, and the scores on the test records,
+        which chose nothing.
     """
-    calls: dict[str, Any] = {"on_round": on_round, "stop": stop}
+    calls: dict[str, Any] = {"progress": progress, "on_round": on_round, "stop": stop}
     if resume is not None:
         result = simulate(
             config, resume=resume, data=data, module=module, task=task, metrics=metrics, on_start=on_start, **calls

@@ -86,3 +86,9 @@ _SHIPPED: dict[str, Callable[[Options, Tree, int | None, str | None], Task]] = {
     "module": lambda options, y, classes, key: OfModule(key),
 }
 NAMES = tuple(_SHIPPED)
+
+
+def answers(name: str, found: Tensor) -> Tensor:
+    """What a module's outputs answer in the task that a summary has by this name."""
+    kinds: tuple[type[Task], ...] = (Classification, Binary, MultiLabel, Regression, NextToken, TokenClassification)
+    return next((kind for kind in kinds if kind.name == name), Task).answers(found)
