@@ -17,6 +17,7 @@ from fedspa.cli import (
     privacy,
     report,
     run,
+    server,
     site,
     suggest,
     table,
@@ -47,6 +48,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(site.app, name="site")
+app.add_typer(server.app, name="server")
 
 
 def main() -> None:
