@@ -18,6 +18,7 @@ from fedspa.cli import (
     privacy,
     report,
     run,
+    server,
     site,
     suggest,
     table,
@@ -50,6 +51,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(model.app, name="model")
 app.add_typer(site.app, name="site")
+app.add_typer(server.app, name="server")
 
 
 def main() -> None:

@@ -35,16 +35,19 @@ from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
+from fedspa.runs import editions
 from fedspa.runs.sections import Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
-VERSION: Final = 4  # one more with every change of the keys below: else an agent of before calls them unknown
+VERSION: Final = 5  # one more with every change of the keys below, or of what one means
+_LONGEST_EDITIONS = 200
 _LONGEST_TASK = 300_000  # its weights are as many as there are classes
 _RUN = re.compile(r"[0-9a-f]{32}")
 # Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
 _KEYS: Final[dict[str, type]] = {
     "version": int,
+    "editions": str,
     "run": str,
     "number": int,
     "round": int,
@@ -157,6 +160,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
     terms, plan = announcement.terms, announcement.terms.plan
     values: dict[str, Any] = {
         "version": VERSION,
+        "editions": editions.written(),
         **{key: getattr(announcement, key) for key in _OWN},
         "task": announcement.task.model_dump_json(),
         "private": plan is not None,
@@ -180,7 +184,10 @@ def from_record(record: ConfigRecord) -> Announcement:
     """The announcement in `record`, or a TermsError. Any record may be handed in."""
     values: dict[str, Any] = dict(record)
     if values.get("version") != VERSION:
-        raise TermsError(f"terms of version {values.get('version')!r}; this agent reads {VERSION}: install one fedspa")
+        raise TermsError(
+            f"terms of version {values.get('version')!r}; this agent reads {VERSION}: upgrade one end until "
+            "`fedspa site check` and `fedspa server check` print the same"
+        )
     algorithm = _algorithm(values.get("algorithm"), values.get("adversary"))
     private, mechanism = values.get("private"), algorithm.mechanism
     expected = {**_KEYS, **(mechanism.record if mechanism is not None else {}), "noise": str} if private else _KEYS
@@ -190,6 +197,11 @@ def from_record(record: ConfigRecord) -> Announcement:
     limits = LIMITS if mechanism is None else {**LIMITS, **mechanism.limits}
     for key, kind in expected.items():
         _check(key, values[key], kind, limits)
+    if other := editions.differences(values["editions"][:_LONGEST_EDITIONS]):
+        raise TermsError(
+            f"the server's fedspa would misunderstand this one: {', '.join(other)}; upgrade one end until `fedspa site "
+            "check` and `fedspa server check` print the same editions (versions of the package may differ)"
+        )
     if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
     if values["active"] > values["dimension"] or len(values["model"]) > 200:
