@@ -37,7 +37,7 @@ def test_results_of_other_code_are_not_mixed_in(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "tuning.json"
     tuning.keep(path, {"wine": {"default": {"1": 3.0}}})
     monkeypatch.setattr(tuning, "commit", lambda: "another")
-    with pytest.raises(SystemExit, match="measured at .*, and this is another"):
+    with pytest.raises(SystemExit, match="and this is another"):
         tuning.kept(path)
 
 
