@@ -222,7 +222,7 @@ def test_there_and_back_without_privacy():
 
 # One wrong value at a time; each must be refused, with the key or its rule named.
 BAD = {
-    "version": [1, 0, 2, 3, 5],
+    "version": [1, 0, 2, 3, 4, 6],
     "run": ["", "0" * 31, "g" * 32, "../../etc/passwd", "0" * 33],
     "number": [-1, True, 1.0],
     "round": [-1, 2**31, 2**62, 1.0, "2"],
@@ -254,6 +254,7 @@ BAD = {
     "noise": ["none", ""],
     "adversary": ["", "server", "secure-aggregation"],
     "attempt": [0, 2, -1, 2**31, 1.0],
+    "scored": [-1, 65, 1.0, True],
     "cohort": [["north", "south"], [1, 2], ["x" * 65], "north"],
     "binding": [bytes(32), bytes(31), ""],
     "task": ["", "regression", "{}x", '{"name": 3}', '{"nme": "regression"}', '{"huber": NaN}', "[" * 100_000],
@@ -290,7 +291,7 @@ def test_other_keys_are_another_version():
     """Whoever changes the keys changes the version, and then this number."""
     given = {"": GIVEN, "cpsgd: ": CPSGD, "sums: ": SUMMED}
     keys = sorted({prefix + key for prefix, announced in given.items() for key in to_record(announced)})
-    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (4, "64555fcb")
+    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (5, "727504f0")
 
 
 NUMBERS = [
