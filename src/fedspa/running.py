@@ -33,7 +33,7 @@ from fedspa.runs.records import records_of
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import USED_UP, Simulation
 from fedspa.runs.statement import SEEDED_NOISE
-from fedspa.runs.trials import Trials, server_of
+from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Diverged
 from fedspa.server.job import Metric
 from fedspa.track import Tracking
@@ -181,7 +181,7 @@ def _simulated(
         warn(SEEDED_NOISE, SeededNoiseWarning)
     if resume is None:
         refuse_over_budget(job)
-    server = server_of(job, records, module, task, metrics)
+    server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics)
     simulation, known = Simulation(job, server), facts(job, digests.result())
     if resume is None:
         simulation.server.try_scores()
@@ -194,8 +194,6 @@ def _simulated(
         course = Course(job, simulation.server, folder, known, started, resume=resume is not None)
         done, module = course.history, job.server.model.module
         progress.resumed(done)
-        if isinstance(server, Trials):
-            server.history = done
         with Books(job, folder.path, course.begun) as books, torch_threads(1):
             if course.over and (told := folder.summary()) is not None:
                 job.server.model.load(simulation.server.state.model)
@@ -224,11 +222,7 @@ def _simulated(
                     on_round(measured)
                 if stopping:
                     raise Stopped(folder.path, len(done), config)
-            if isinstance(server, Trials):  # what is said of the result is said of the settings that made it
-                course.job = server.chosen(job)
             summary = course.summary(books.guarantee, books.total())
-            if isinstance(server, Trials):
-                summary["tuning"] = server.told()
             if (turns := sum(map(len, job.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
                 summary["warnings"].append(f"{turns} turns of agents fell away: {USED_UP}")
         folder.finish(summary, module)

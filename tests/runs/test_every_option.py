@@ -146,6 +146,7 @@ COMPANIONS: dict[str, Sections] = {
     "tuning.candidates": {"data": {"holdout": 0.2}},
     "tuning.rounds": _TRIALS,
     "tuning.ahead": _TRIALS,
+    "tuning.scored_by": _TRIALS,
     "run.threads": {"run": {"engine": "native"}},
     **{f"algorithm.name={name}": sections for name, sections in ALGORITHMS.items()},
 }

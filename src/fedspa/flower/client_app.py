@@ -88,15 +88,16 @@ def _read(content: RecordDict) -> tuple[Announcement, Tensor]:
     if not isinstance(terms, ConfigRecord) or not isinstance(arrays, ArrayRecord) or set(arrays) != {"theta"}:
         raise Refusal("terms", "the message's records are of other kinds than a round's")
     announcement = _announced(terms)
-    array = arrays["theta"]
-    if len(array.data) > 4 * announcement.terms.dimension + 1024:
+    array, dimension, scored = arrays["theta"], announcement.terms.dimension, announcement.scored
+    if len(array.data) > 4 * dimension * max(1, scored) + 1024:
         raise Refusal("terms", f"θ comes as {len(array.data)} bytes; 4 per parameter were expected")
     try:
         theta = array.numpy()
     except Exception as error:  # whatever numpy makes of foreign bytes
         raise Refusal("terms", f"θ cannot be read: {error}") from error
-    if theta.dtype != np.float32 or theta.shape != (announcement.terms.dimension,) or not np.isfinite(theta).all():
-        raise Refusal("terms", f"θ is {theta.dtype} of shape {theta.shape}; d finite float32 values were expected")
+    wanted = (scored, dimension) if scored else (dimension,)  # a model per row, where several are to be scored
+    if theta.dtype != np.float32 or theta.shape != wanted or not np.isfinite(theta).all():
+        raise Refusal("terms", f"θ is {theta.dtype} of shape {theta.shape}; {wanted} finite float32 were expected")
     return announcement, torch.from_numpy(theta.copy())
 
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from fedspa.algorithms import ALGORITHMS, Algorithm, Terms, chosen
 from fedspa.algorithms.base import require_sendable
+from fedspa.algorithms.scores import MOST_MODELS, score_terms
 from fedspa.data.features import NAMES
 from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError
 from fedspa.flower.node_config import MOST_CLASSES
@@ -70,6 +71,7 @@ _KEYS: Final[dict[str, type]] = {
     "private": bool,
     "adversary": str,
     "attempt": int,
+    "scored": int,
     "cohort": list,
     "binding": bytes,
 }
@@ -111,6 +113,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "noise_multiplier": (1e-6, 1e6),
     "delta": (1e-30, 1.0),
     "attempt": (1, _MANY),
+    "scored": (0, MOST_MODELS),
     "members": (0, MOST_MEMBERS),
     "colluders": (0, MOST_MEMBERS),
 }
@@ -133,6 +136,8 @@ class Announcement:
 
     Under secure aggregation, `cohort` names everybody in the sum of this `attempt` at the round, the agent itself
     among them, and `binding` is that of the session in which the server adds up; empty where no update is asked for.
+
+    Where `scored` is not 0, nobody trains: so many models are to be scored.
     """
 
     run: str
@@ -147,6 +152,7 @@ class Announcement:
     noise: NoiseMode | None
     terms: Terms
     attempt: int = 1
+    scored: int = 0
     cohort: tuple[str, ...] = ()
     binding: bytes = b""
 
@@ -166,6 +172,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "private": plan is not None,
         "adversary": announcement.adversary,
         "attempt": announcement.attempt,
+        "scored": announcement.scored,
         "cohort": list(announcement.cohort),
         "binding": announcement.binding,
         "layer_sizes": [size for size, _ in terms.layers or ()],
@@ -221,10 +228,11 @@ def from_record(record: ConfigRecord) -> Announcement:
         layers=_layers(values),
     )
     try:
-        require_sendable(terms, values["coding"], exact=values.get("noise") == "exact")
+        answered = score_terms(terms, values["scored"]) if values["scored"] else terms
+        require_sendable(answered, values["coding"], exact=values.get("noise") == "exact")
     except (PayloadError, PrivacyError) as error:
         raise TermsError(f"terms under which no update can be written: {error}") from error
-    own = {key: values[key] for key in (*_OWN, "attempt", "binding")}
+    own = {key: values[key] for key in (*_OWN, "attempt", "scored", "binding")}
     found = Announcement(
         **own, cohort=tuple(values["cohort"]), task=_task(values["task"]), noise=values.get("noise"), terms=terms
     )

@@ -282,6 +282,9 @@ class Privacy(Section):
     )
 
 
+ScoredBy = Literal["server", "agents"]
+
+
 class Tuning(Section):
     """Trials within the run: its first rounds try settings, and the best of them go on. `fedspa tune` fills it in."""
 
@@ -299,6 +302,12 @@ class Tuning(Section):
         None,
         description="For each candidate, what its score is expected to gain from its first, second, … round to the "
         "end. Trials are compared by their score plus that: what learns slowly at first is not held against it.",
+    )
+    scored_by: ScoredBy | None = Field(
+        None,
+        description="Who scores trials: the `server`, by `data.holdout`, or the `agents`, each by a noisy count over "
+        "its own records, in rounds of their own that cost what a round of training does. Unset, the server where it "
+        "holds records out.",
     )
 
 

@@ -110,6 +110,12 @@ class Simulated(Job):
         return Examples(self.features.of(torch.from_numpy(held)), self.train.y)
 
     @property
+    def held_model(self) -> FlatModel:
+        """What is learned of the agents' examples, which may be persons, and of features where there are some."""
+        task = self.server.model.task
+        return FlatModel(self.frozen.trained, task if unit_of(self.config, self.data) == "record" else PerPerson(task))
+
+    @property
     def trained_by(self) -> dict[str, Any]:
         return {
             "engine": self.engine.name,

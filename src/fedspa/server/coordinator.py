@@ -49,6 +49,10 @@ class Coordinator:
         self.state: ServerState = job.optimizer.start(theta)
         self.clip_value = job.clip_value
         self._evaluation = Evaluation(job, theta.device)
+        # Models that agents are to score in the round that was announced last, a θ per row; None where they train.
+        self.models: torch.Tensor | None = None
+        # What they said of them, by the candidate's number, in the round that was closed last.
+        self.told_by_agents: dict[int, float | None] | None = None
 
     def restore(self, state: ServerState, clip_value: float | None) -> None:
         """Go on from a checkpoint of this run."""
