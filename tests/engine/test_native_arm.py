@@ -200,7 +200,9 @@ def test_neon_has_the_bits_of_the_plain_level(machine: Machine) -> None:
 
 
 def _compare_with_plain_here(name: str, module: nn.Sequential, theta: Tensor, task: LocalTask, found: Outcome) -> None:
-    """The plain level here: but for the last bits of exp, which is the C library's, the same."""
+    """The same records and the same noise, but for the last bits of exp, which is the C library's."""
     (here,) = NativeEngine(module, 1, "plain").train(theta, [task])
     assert found.zeroed[0] == here.zeroed, name
-    assert found.delta == here.delta.numpy().tobytes(), name
+    delta = torch.frombuffer(bytearray(found.delta), dtype=torch.float32)
+    assert float((delta - here.delta).abs().max()) < 2e-6, name
+    assert float(here.delta.abs().max()) > 2e-4, name
