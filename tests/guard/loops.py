@@ -24,6 +24,7 @@ class Loop:
     optimizer: Any
     loader: Any
     batch: Callable[[], None]
+    learn: Callable[[Tensor, Tensor], None] | None = None
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -58,15 +59,18 @@ def real(
         )
     drawn = iter(())
 
+    def learn(x: Tensor, y: Tensor) -> None:
+        nn.functional.cross_entropy(model(x), y).backward()
+
     def batch() -> None:
         nonlocal drawn
         x, y = next(drawn, (None, None))
         if x is None:
             drawn = iter(loader)
             x, y = next(drawn)
-        nn.functional.cross_entropy(model(x), y).backward()
+        learn(x, y)
 
-    return Loop(optimizer, loader, batch)
+    return Loop(optimizer, loader, batch, learn)
 
 
 def twin(

@@ -17,7 +17,7 @@ from fedspa.guard import Guard
 from fedspa.guard.opacus import _chance
 from fedspa.privacy.accounting import epsilon
 
-from .loops import BATCH, RECORDS, Loop
+from .loops import BATCH, RECORDS, Loop, real
 
 EPOCH = RECORDS // BATCH
 
@@ -153,6 +153,25 @@ def test_batches_that_are_added_up_are_refused(guarded: Callable[..., Guard], lo
         parameter.grad_sample = [torch.ones(2, *parameter.shape), torch.ones(2, *parameter.shape)]
     with pytest.raises(PrivacyError, match="gradients of 2 batches were added up"):
         found.optimizer.step()
+
+
+def test_parts_of_a_batch_are_one_step(path: Path, guarded: Callable[..., Guard]) -> None:
+    """Opacus's own splitter, at five records or fewer at a time."""
+    pytest.importorskip("opacus")
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+    found = real()
+    guarded().optimizer(found.optimizer, found.loader, epochs=1)
+    parts = 0
+    with BatchMemoryManager(data_loader=found.loader, max_physical_batch_size=5, optimizer=found.optimizer) as split:
+        for x, y in split:
+            parts += 1
+            assert found.learn is not None
+            found.learn(x, y)
+            found.optimizer.step()
+            found.optimizer.zero_grad()
+    assert parts > 2 * EPOCH
+    assert spent(path) == {(EPOCH, 2.0): 1}
 
 
 def test_clipping_by_layer_has_the_norm_of_its_bounds(
