@@ -161,6 +161,8 @@ def json_logs(tmp_path, monkeypatch, capfd):
 def test_an_agents_line_has_the_code_and_its_words_are_in_the_private_file(
     deployment, train, json_logs, capfd, monkeypatch
 ):
+    logging.getLogger("fedspa").handlers[0].stream = sys.stderr  # pytest's own, which changes after fixtures
+
     def refuse(*_):
         raise Refusal("data", "the record of patient 17 cannot be read")
 

@@ -78,7 +78,8 @@ def versions() -> Iterator[Finding]:
 
 def told(node: Mapping[str, Any]) -> list[Finding]:
     """What there is to say of a node-config that can be served; an error of one line where none could."""
-    logger.addHandler(logging.NullHandler())  # bad records are told below, once
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())  # bad records are told below, once
     site = read_site(node_config.parsed(node), {})
     held = site.held(0)
     trainer = _require_use(site, held)
