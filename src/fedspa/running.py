@@ -206,6 +206,7 @@ def _simulated(
                 on_start(job, folder.path)
             if resume is not None:
                 books.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
+            folder.begin()
             for cohort in islice(job.cohorts(), len(done), None):
                 try:
                     measured = simulation.round(cohort, books)

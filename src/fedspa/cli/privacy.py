@@ -75,14 +75,16 @@ def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> 
     screen = Console(highlight=False)
     sound, claimed = ([row for row in rows if (row.method == "verified") is verified] for verified in (True, False))
     first = sound[0]
-    of = f"{first.sampling} sampling, {first.neighbours}, accountant {first.accountant}, δ = {setting['delta']:g}"
+    delta = f"δ = {setting['delta']:g}"
     if asked is None:
-        screen.print(f"Noise {first.noise:.4g} costs ε = {first.epsilon:.4g} ({of}).")
+        screen.print(f"Noise {first.noise:.4g} costs ε = {first.epsilon:.4g} at {delta}.")
     else:
-        screen.print(f"ε = {asked:g} takes noise {first.noise:.4g} ({of}).")
-    screen.print("Noise is σ in units of √p·G/B (coordinate clip) or C/B (l2 clip).")
+        screen.print(f"ε = {asked:g} at {delta} takes noise {first.noise:.4g}.")
+    screen.print(f"That is with {first.sampling} sampling, under {first.neighbours}, by accountant {first.accountant}.")
+    screen.print("Noise is that on a step's sum, over the most that one record can weigh in it")
+    screen.print("(σ in units of √p·G/B under a coordinate clip, of C/B under an l2 clip).")
     screen.print(_table(sound))
-    screen.print("\nFor comparison, what the paper's Theorem 1 claims; no guarantee where it says NO:")
+    screen.print("\nFor comparison, the paper's Theorem 1. It is no guarantee where it says NO:")
     screen.print(_table(claimed))
     for warning in compare.warnings(rows, **setting):
         screen.print(f"[red]{warning}[/red]")

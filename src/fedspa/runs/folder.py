@@ -70,11 +70,10 @@ class RunFolder:
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
         with _starting(path):
             self._take_lock()
-            ending.clear(path)
         return self
 
     def _name(self, path: Path, config: Config, follow: Follow) -> None:
-        self.path, self._lock = path, -1
+        self.path, self._lock, self._begun = path, -1, False
         self._follower = follow(config, path)
         self._journal = Journal(path, self.checkpoints)
         self._to_go_on = to_go_on(config, path)
@@ -96,7 +95,15 @@ class RunFolder:
         with self._writing():
             return self._journal.rewind(state.metrics)
 
+    def begin(self) -> None:
+        """Nothing refuses the run any more: from here on the folder says how it ends. One that is refused leaves what
+        is there as it was."""
+        if not self._begun:
+            ending.clear(self.path)
+            self._begun = True
+
     def add_round(self, metrics: Mapping[str, Any]) -> None:
+        self.begin()
         with self._writing():
             self._journal.add(metrics)
         self._follower.add_round(metrics)
@@ -138,7 +145,7 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+        if error is not None and self._begun:
             ending.note(self.path, error)
         self.close()
 
