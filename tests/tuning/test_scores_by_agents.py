@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,9 @@ from torch import Tensor, nn
 
 from fedspa.agent.participate import Invitation, payloads
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
-from fedspa.algorithms import scores as scoring
 from fedspa.algorithms.scores import deviation, score_plan, score_terms, share
-from fedspa.audit.bounds import mu_lower
+from fedspa.audit.scores import SCORES, Target
+from fedspa.audit.setting import Setting
 from fedspa.engine.scores import Scores, score
 from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
@@ -176,37 +174,30 @@ def test_scores_of_other_tasks_and_of_persons() -> None:
     assert float(score(PerPerson(Classification(2)), model.module, person, labels)) == pytest.approx(2 / 3)
 
 
-Planted = Callable[[GaussianPlan, int], GaussianPlan]
+def failed(target: Target) -> set[str]:
+    report = SCORES.audit(Setting("seeded", draws=120), target)
+    return {check.name for check in report.checks if not check.holds}
 
 
-def attacked(models: int, draws: int, planted: Planted | None, monkeypatch: pytest.MonkeyPatch) -> float:
-    """What a threshold attack shows of μ: with a record that every model is right about, or without any."""
-    if planted is not None:
-        monkeypatch.setattr(scoring, "score_plan", planted)
-    plan, model = plan_of(), linear()
-    parameters = always(model, 0, models)
-    sigma = plan.noise_multiplier * math.sqrt(models)
-    guesses = []
-    for side, records in enumerate((1, 0)):
-        x, y = torch.ones(records, 2), torch.zeros(records, dtype=torch.int64)
-        keys = (derive_key(bytes(32), "attack", side, i) for i in range(draws))
-        sums = [said(model, parameters, plan, x, y, key).sum() / math.sqrt(models) / sigma for key in keys]
-        guesses.append(int((np.array(sums) > 0.5).sum()))
-    return mu_lower(*guesses, draws, 1e-6)
+def test_attacks_on_counts_stay_within_the_claim_and_see_something() -> None:
+    report = SCORES.audit(Setting("seeded", draws=400), SCORES.synthetic(neighbours="replace-one"))
+    assert all(check.holds for check in report.checks)
+    attack = next(check for check in report.checks if check.name.startswith("scores: μ"))
+    assert 0.5 * attack.claimed < attack.lower_bound <= attack.claimed
+    assert failed(SCORES.synthetic(sampling="fixed")) == set()
 
 
-def test_an_attack_on_counts_stays_within_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0.3 < attacked(4, 500, None, monkeypatch) <= 1.0
+def test_a_sensitivity_that_forgets_the_other_models_is_caught() -> None:
+    found = failed(SCORES.planted("sensitivity", SCORES.synthetic()))
+    assert {"scores: pair, add-remove", "scores: pair, replace-one", "scores: noise"} <= found
+    assert "scores: μ, replace-one" in found
 
 
-def test_a_sensitivity_that_forgets_the_other_models_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(plan: GaussianPlan, models: int) -> GaussianPlan:
-        return replace(score_plan(plan, models), noise_multiplier=plan.noise_multiplier / math.sqrt(models))
-
-    assert attacked(4, 500, forgetful, monkeypatch) > 1.0
+def test_weak_noise_is_caught() -> None:
+    assert "scores: noise" in failed(SCORES.planted("noise", SCORES.synthetic(neighbours="add-remove")))
 
 
-def test_one_that_counts_double_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_counts_tenfold_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Scores.rows
     monkeypatch.setattr(Scores, "rows", lambda *given: (10 * found for found in rows(*given)))
-    assert attacked(2, 300, None, monkeypatch) <= 1.0
+    assert failed(SCORES.synthetic(neighbours="add-remove")) == set()

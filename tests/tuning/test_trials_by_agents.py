@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interruptions import crash, refuse_a_difference
-from small_runs import ALGORITHMS, outcome
+from small_runs import ALGORITHMS
 from test_trials import CANDIDATES, EPSILON, entries, recomputed, searching
 
 import fedspa
@@ -116,7 +116,7 @@ def test_what_cannot_be_scored_so_is_refused_before_anything_is_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_killed_anywhere_it_ends_as_if_never_killed(tmp_path: Path, seed: int) -> None:
     """By kill -9: no trial and no score is lost, made twice or missing in the ledger."""
     refuse_a_difference(lambda folder: asking(folder), tmp_path, random.Random(100 + seed))
@@ -148,12 +148,6 @@ def test_other_noise_and_samplings_score_too(tmp_path: Path) -> None:
     }.items():
         summary = fedspa.run(asking(tmp_path / name, tuning=tuning, **sections)).summary
         assert all(score is not None for trial in summary["tuning"]["trials"] for score in trial["scores"]), name
-
-
-def test_the_same_search_has_the_same_bits(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        fedspa.run(asking(tmp_path / name))
-    assert outcome(tmp_path / "one") == outcome(tmp_path / "other")
 
 
 def test_the_report_shows_scores_noise_and_spend(tmp_path: Path) -> None:

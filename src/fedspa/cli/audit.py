@@ -18,7 +18,9 @@ def audit(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="fedspa (default), cpsgd or shares, without a config.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="fedspa (default), cpsgd, shares or scores, without a config.")
+    ] = None,
     plant: Annotated[
         str | None,
         typer.Option(

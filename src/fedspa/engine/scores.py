@@ -56,7 +56,7 @@ class Scores:
     def _column(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
         found = torch.full((count(y),), torch.nan)
         for number, (one, target) in enumerate(zip(each_alone(x), each_alone(y))):
-            torch.manual_seed(_SEED)
+            torch.default_generator.manual_seed(_SEED)
             try:
                 found[number] = score(self._model.task, module, one, target)
             except MemoryError:
