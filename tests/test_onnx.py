@@ -41,8 +41,9 @@ def test_another_runtime_gives_the_same_outputs(tmp_path: Path) -> None:
     for records in (1, 7):
         x = torch.rand(records, 1, 8, 8, generator=torch.Generator().manual_seed(records))
         with torch.no_grad():
-            np.testing.assert_allclose(outputs(file, x=x.numpy()), result.module(x).numpy(), atol=1e-5)
+            np.testing.assert_allclose(outputs(file, x=x.numpy()), result.module(x).numpy(), rtol=1e-5, atol=1e-3)
     before = file.read_bytes()
+    assert str(Path(torch.__file__).parent).encode() not in before  # no path of the machine that wrote it
     ended = CliRunner().invoke(app, ["model", "export", str(tmp_path / "run"), str(file)])  # replaces its own
     assert (ended.exit_code, ended.output) == (0, f"{file}\n")
     assert len(file.read_bytes()) == len(before)
@@ -60,7 +61,7 @@ def test_modules_that_take_keywords_and_are_not_in_eval_mode(tmp_path: Path) -> 
     ids = data.test_x["input_ids"][:3]  # type: ignore[index]
     with torch.no_grad():
         wanted = result.module.eval()(ids)["logits"].numpy()
-    np.testing.assert_allclose(outputs(file, input_ids=ids.numpy()), wanted, atol=1e-5)
+    np.testing.assert_allclose(outputs(file, input_ids=ids.numpy()), wanted, rtol=1e-5, atol=1e-3)
 
 
 @needs_onnx
@@ -75,7 +76,7 @@ def test_files_of_others_stay(tmp_path: Path, name: str) -> None:
 
 
 @needs_onnx
-def test_what_cannot_be_written_as_onnx_is_said_in_a_line(tmp_path: Path) -> None:
+def test_what_cannot_be_written_as_onnx_is_said_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     class Strange(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -85,8 +86,10 @@ def test_what_cannot_be_written_as_onnx_is_said_in_a_line(tmp_path: Path) -> Non
             return self.head(x.flatten(1)) * (1.0 if float(x.sum()) > 0.5 else 2.0)
 
     result = fedspa.run(small(tmp_path / "run"), module=Strange())
+    capfd.readouterr()
     with pytest.raises(FedspaError, match="torch cannot write this Strange as ONNX") as caught:
         result.export_onnx(tmp_path / "model.onnx")
+    assert capfd.readouterr() == ("", "")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "model.onnx").exists()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def _model(module: nn.Module, like: Tree) -> bytes:
         with _quiet():
             program = torch.onnx.export(
                 _Outputs(copied(module).cpu()).eval(),
-                (example,),
+                (),
+                kwargs={"x": example},  # as the last of the positional arguments a dict would be taken for these
                 input_names=names,
                 output_names=["outputs"],
                 dynamic_shapes={"x": _sizes(example, batch)},
@@ -71,11 +73,27 @@ def _model(module: nn.Module, like: Tree) -> bytes:
             proto = program.model_proto
     except Exception as error:  # torch's exporter raises many kinds, over code that is the user's
         raise FedspaError(
-            f"torch cannot write this {type(module).__name__} as ONNX ({first_line(error)}); use the module itself, by "
-            "fedspa.load_model"
+            f"torch cannot write this {type(module).__name__} as ONNX ({first_line(_reason(error))}); use the module "
+            "itself, by fedspa.load_model"
         ) from error
     proto.producer_name = _SOURCE
+    _without_traces(proto)
     return bytes(proto.SerializeToString())
+
+
+def _without_traces(proto: Any) -> None:
+    """torch writes the lines of code that each step came from into the file, with the paths of this machine."""
+    for graph in (proto.graph, *proto.functions):
+        for kind in ("node", "input", "output", "value_info", "initializer"):
+            for part in getattr(graph, kind, ()):
+                if hasattr(part, "metadata_props"):  # of a function, inputs are mere names
+                    del part.metadata_props[:]
+        del graph.metadata_props[:]
+
+
+def _reason(error: Exception) -> Exception:
+    """torch wraps what went wrong in advice to its own developers."""
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error
 
 
 def _sizes(example: Tree, batch: Any) -> Any:
@@ -89,11 +107,11 @@ def _sizes(example: Tree, batch: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch's exporter talks of itself in logs and warnings, which are nothing to its user."""
+    """torch's exporter talks of itself on every way there is, which is nothing to its user."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

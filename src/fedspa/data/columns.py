@@ -288,12 +288,13 @@ class Schema(_Section):
         one that is not listed), truth values, or numbers."""
         columns = list(self.targets.values())
         numbers = [column for column in columns if isinstance(column, Number)]
+        found: NDArray[Any] = answers == 1
         if numbers:
-            scale, offset = np.array([c.scale for c in numbers]), np.array([c.offset for c in numbers])
-            return answers * (scale if len(numbers) > 1 else scale[0]) + (offset if len(numbers) > 1 else offset[0])
-        if isinstance(columns[0], Category):
-            return np.array([*columns[0].categories, None], dtype=object)[answers]
-        return answers == 1
+            scale, offset = (np.array([getattr(c, key) for c in numbers]) for key in ("scale", "offset"))
+            found = answers * scale + offset if len(numbers) > 1 else answers * scale[0] + offset[0]
+        elif isinstance(columns[0], Category):
+            found = np.array([*columns[0].categories, None], dtype=object)[answers]
+        return found
 
 
 def is_table(name: str) -> bool:
