@@ -47,7 +47,7 @@ def _path(argument: str) -> str:
 
 
 def commit() -> str:
-    """Of the code that ran; `+` where sources differ from it. A copy without its repository is told by FEDSPA_COMMIT."""
+    """Of the code that ran; `+` where sources differ from it. FEDSPA_COMMIT tells it where there is no repository."""
     if named := os.environ.get("FEDSPA_COMMIT"):
         return named
     try:
