@@ -52,12 +52,12 @@ $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 
 # Not after .installed: every install of the package compiles the native engine.
 $(VENV)/.installed-dev: $(VENV)/.torch $(SOURCES)
-	$(PIP) install -c constraints.txt -e '.[dev,flower,ray,plots,tensorboard,mlflow,parquet,docs]'
+	$(PIP) install -c constraints.txt -e '.[dev,flower,ray,plots,tensorboard,mlflow,parquet,onnx,docs]'
 	touch $(VENV)/.installed $@
 
 # The extra `docs` without a second build of the package.
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(PIP) install -c constraints.txt mkdocs-material
+	$(PIP) install -c constraints.txt mkdocs-material 'mkdocstrings[python]'
 	touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages: files that live outside docs/, the generated reference, and mended Markdown.
+"""What `make docs` adds to the pages: files that live outside docs/, and mended Markdown.
 
 Pages are written for a forge first: they link to sources and examples by relative paths. Here every such target becomes
 a page of the site, so that nothing leads nowhere and the site needs no network.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
-
-import reference  # noqa: E402
 
 # Page of the site ← file of the repository.
 OUTSIDE = {
@@ -50,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, source in OUTSIDE.items():
         files.append(File.generated(config, page, content=_moved((ROOT / source).read_text("utf-8"), source, page)))
     for page in [file.src_uri for file in files.documentation_pages() if file.src_uri not in OUTSIDE]:
-        text = reference.filled((ROOT / "docs" / page).read_text("utf-8"))
+        text = (ROOT / "docs" / page).read_text("utf-8")
         files.remove(files.src_uris[page])
         files.append(File.generated(config, page, content=_moved(text, f"docs/{page}", page)))
     for source in sorted(_linked):

@@ -1,14 +1,15 @@
-"""The reference of the config and of the command line, from the code that reads them. Run by docs/hooks.py.
+"""The reference of the config and of the command line, in config.md and cli.md, from the code that reads them.
 
-python docs/reference.py config     # prints the tables
-python docs/reference.py cli
+    python docs/reference.py     # after a change of keys or commands: writes both pages anew
+
+A test holds the pages to the code.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -20,10 +21,17 @@ from fedspa.runs.config import Config
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
+PAGES = tuple(Path(__file__).with_name(name) for name in ("config.md", "cli.md"))
+
+
 def filled(page: str) -> str:
-    """A page with its markers `<!-- reference: config -->` replaced by what they name."""
+    """A page with what stands between `<!-- reference: config -->` and `<!-- end -->` made anew."""
     makers = {"config": config, "cli": cli}
-    return re.sub(r"<!-- reference: (\w+) -->\n(?:.*\n)*?<!-- end -->\n", lambda match: makers[match[1]](), page)
+    return re.sub(
+        r"(<!-- reference: (\w+) -->\n)(?:.*\n)*?(<!-- end -->\n)",
+        lambda match: f"{match[1]}{makers[match[2]]()}{match[3]}",
+        page,
+    )
 
 
 def config() -> str:
@@ -121,4 +129,5 @@ def _unwrapped(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print({"config": config, "cli": cli}[sys.argv[1]](), end="")
+    for page in PAGES:
+        page.write_text(filled(page.read_text("utf-8")), "utf-8")

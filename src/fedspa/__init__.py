@@ -1,11 +1,16 @@
 """Federated learning under record-level local differential privacy, with sparse uploads.
 
-import fedspa
+    import fedspa
 
-result = fedspa.run({"privacy": {"epsilon": 2.0}})
-print(result.summary["accuracy_last"], result.summary["epsilon"])
+    result = fedspa.run({"privacy": {"epsilon": 2.0}})
+    print(result)                       # the score, the guarantee in one line, the run's folder
+    result.predict(x)                   # answers of the trained module, which is result.module
 
-Whatever is wrong with what a run was given is a `fedspa.FedspaError` of one line.
+Data of your own: `from_arrays`, `from_examples`, `from_agents`, `from_partitioner`, `from_table`. A module of your own:
+`run(config, data=…, module=…)`; `check` says whether it can be trained privately, `fix` mends what it can. `tune` finds
+settings within the same budget. `load_model` and `RunResult.load` bring a finished run back.
+
+Whatever is wrong with what was given is a `fedspa.FedspaError` of one line. Warnings are `fedspa.FedspaWarning`s.
 """
 
 from __future__ import annotations
@@ -14,45 +19,52 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
+    from fedspa import guard
     from fedspa.data.dataset import Dataset
     from fedspa.data.given import from_agents, from_arrays, from_examples, from_partitioner, from_table
-    from fedspa.errors import FedspaError, MixingWarning, SeededNoiseWarning
+    from fedspa.errors import FedspaError, FedspaWarning, MixingWarning, RunWarning, SeededNoiseWarning
     from fedspa.learning.check import check
     from fedspa.learning.fix import fix
     from fedspa.learning.sound import Problem
-    from fedspa.running import RunResult
-    from fedspa.running import simulate as run
+    from fedspa.result import RunResult, load_model
+    from fedspa.running import run
     from fedspa.runs.config import Config, load
     from fedspa.tuning.tune import tune
 
 # Name → where it lives. Looked up on first use: torch takes seconds to import, and `fedspa --help` does not need it.
 _PUBLIC = {
-    "Config": ("fedspa.runs.config", "Config"),
-    "Dataset": ("fedspa.data.dataset", "Dataset"),
-    "FedspaError": ("fedspa.errors", "FedspaError"),
-    "MixingWarning": ("fedspa.errors", "MixingWarning"),
-    "Problem": ("fedspa.learning.sound", "Problem"),
-    "RunResult": ("fedspa.running", "RunResult"),
-    "SeededNoiseWarning": ("fedspa.errors", "SeededNoiseWarning"),
-    "check": ("fedspa.learning.check", "check"),
-    "fix": ("fedspa.learning.fix", "fix"),
-    "from_agents": ("fedspa.data.given", "from_agents"),
-    "from_arrays": ("fedspa.data.given", "from_arrays"),
-    "from_examples": ("fedspa.data.given", "from_examples"),
-    "from_partitioner": ("fedspa.data.given", "from_partitioner"),
-    "from_table": ("fedspa.data.given", "from_table"),
-    "load": ("fedspa.runs.config", "load"),
-    "run": ("fedspa.running", "simulate"),
-    "tune": ("fedspa.tuning.tune", "tune"),
+    "Config": "fedspa.runs.config",
+    "Dataset": "fedspa.data.dataset",
+    "FedspaError": "fedspa.errors",
+    "FedspaWarning": "fedspa.errors",
+    "MixingWarning": "fedspa.errors",
+    "Problem": "fedspa.learning.sound",
+    "RunResult": "fedspa.result",
+    "RunWarning": "fedspa.errors",
+    "SeededNoiseWarning": "fedspa.errors",
+    "check": "fedspa.learning.check",
+    "fix": "fedspa.learning.fix",
+    "from_agents": "fedspa.data.given",
+    "from_arrays": "fedspa.data.given",
+    "from_examples": "fedspa.data.given",
+    "from_partitioner": "fedspa.data.given",
+    "from_table": "fedspa.data.given",
+    "guard": "fedspa.guard",
+    "load": "fedspa.runs.config",
+    "load_model": "fedspa.result",
+    "run": "fedspa.running",
+    "tune": "fedspa.tuning.tune",
 }
 
 __all__ = [
     "Config",
     "Dataset",
     "FedspaError",
+    "FedspaWarning",
     "MixingWarning",
     "Problem",
     "RunResult",
+    "RunWarning",
     "SeededNoiseWarning",
     "check",
     "fix",
@@ -61,7 +73,9 @@ __all__ = [
     "from_examples",
     "from_partitioner",
     "from_table",
+    "guard",
     "load",
+    "load_model",
     "run",
     "tune",
 ]
@@ -73,5 +87,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fedspa' has no attribute {name!r}; it has {', '.join(__all__)}")
     from importlib import import_module
 
-    module, attribute = _PUBLIC[name]
-    return getattr(import_module(module), attribute)
+    module = import_module(_PUBLIC[name])
+    return module if module.__name__ == f"fedspa.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -6,8 +6,19 @@ anything else that escapes is a bug, and cli/failure.py keeps its traceback.
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
+import sysconfig
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+# Whose frames lie between a warning and the line that it is about.
+_WITHIN = (os.path.dirname(os.path.abspath(__file__)) + os.sep, functools.__file__)
 
 
 class FedspaError(Exception):
@@ -18,12 +29,31 @@ class FedspaError(Exception):
         return printable(super().__str__())
 
 
-class SeededNoiseWarning(UserWarning):
+class FedspaWarning(UserWarning):
+    """Base of every warning of fedspa's."""
+
+
+class SeededNoiseWarning(FedspaWarning):
     """A run whose noise follows from a seed: a simulation, of which nothing is private."""
 
 
-class MixingWarning(UserWarning):
+class MixingWarning(FedspaWarning):
     """A model that gives an example another output in a batch than alone: it trains otherwise than it evaluates."""
+
+
+class RunWarning(FedspaWarning):
+    """What the reader of a finished run must know before believing ε or the score, as in the summary's `warnings`."""
+
+
+def warn(text: str, kind: type[FedspaWarning]) -> None:
+    """A warning at the line that called into this package, from however deep within it: Python's own filters then say
+    it once for that line."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_WITHIN):
+        frame = frame.f_back
+    space = frame.f_globals
+    where = frame.f_code.co_filename, frame.f_lineno, space.get("__name__", "<unknown>")
+    warnings.warn_explicit(text, kind, *where, registry=space.setdefault("__warningregistry__", {}))
 
 
 class ConfigError(FedspaError):
@@ -84,9 +114,43 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error of somebody else's code says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
+
+
+def one_line(error: BaseException) -> str:
+    """A foreign exception in one line: its kind, the first line of what it says, and where in the user's code."""
+    said, kind, place = first_line(error), type(error).__name__, place_of(error)
+    return (kind if said == kind else f"{kind}: {said}") + ("" if place is None else f", at {place}")
+
+
+def place_of(error: BaseException) -> str | None:
+    """The last line of the user's own code on the way to the error, as file:line; None where there is none: fedspa's
+    own lines and those of installed packages help nobody to mend theirs."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not _is_installed(file := frame.f_code.co_filename):
+            found = file, line
+    return None if found is None else f"{_from_here(found[0])}:{found[1]}"
+
+
+def _from_here(file: str) -> str:
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (OSError, ValueError):  # it lies elsewhere, or the current folder is gone
+        return file
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    """Whether a file belongs to fedspa, to Python or to an installed package; what has no file is nobody's to edit."""
+    if not Path(file).is_file():
+        return True
+    paths = sysconfig.get_paths()
+    homes = {str(Path(__file__).parent), *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
+    own = Path(file).resolve()
+    return any(own.is_relative_to(Path(home).resolve()) for home in homes)
 
 
 def quoted(value: object, most: int = 200) -> str:

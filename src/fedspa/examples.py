@@ -6,16 +6,18 @@ Leaves are float, integer or bool tensors; dicts and tuples hold them together, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedspa.errors import DataError
+from fedspa.errors import DataError, quoted
 
 Tree: TypeAlias = "Tensor | dict[str, Tree] | tuple[Tree, ...]"
 TARGETS = ("labels", "label", "target", "targets", "y")
+_LEAF = re.compile(r"(?:([^()]+) )?\(([\d, ]*)\) (float32|int64|bool)(?:, |$)")  # of a layout
 
 
 class Examples(NamedTuple):
@@ -120,6 +122,35 @@ def layout(tree: Tree) -> str:
         f"{name} {tuple(leaf.shape[1:])} {leaf.dtype}".replace("torch.", "").strip()
         for name, leaf in named_leaves(tree)
     )
+
+
+def of_layout(text: str) -> Tree:
+    """One example of zeros, made as `layout` said by this text of others. Keys that are numbers are places in a
+    tuple."""
+    root: dict[str, Tree] = {}
+    end = 0
+    while end < len(text) or not root:
+        found = _LEAF.match(text, end)
+        if found is None:
+            raise DataError(f"{quoted(text)} does not say what an example is made of")
+        *way, last = (found[1] or "").split(".")
+        branch = root
+        for key in way:
+            deeper = branch.setdefault(key, {})
+            branch = deeper if isinstance(deeper, dict) else {}
+        sides = [int(side) for side in found[2].replace(",", " ").split()]
+        branch[last] = torch.zeros(1, *sides, dtype=getattr(torch, found[3]))
+        end = found.end()
+    return _with_tuples(root)
+
+
+def _with_tuples(tree: Tree) -> Tree:
+    if not isinstance(tree, dict):
+        return tree
+    if list(tree) == [""]:
+        return tree[""]
+    parts = {key: _with_tuples(part) for key, part in tree.items()}
+    return tuple(parts.values()) if all(key.isdecimal() for key in parts) else parts
 
 
 def require_aligned(tree: Tree, what: str) -> None:

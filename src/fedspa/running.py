@@ -1,16 +1,12 @@
-"""A run as its user starts it, from the config to the report. `fedspa.run` is `simulate`.
-
-Killed at any instant and resumed, a run ends as if it had never been killed.
-"""
+"""A run as its user starts it, from the config to the report: `fedspa.run`."""
 
 from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,21 +15,25 @@ from torch import nn
 
 from fedspa import report
 from fedspa.data.dataset import Dataset
-from fedspa.errors import ConfigError, FedspaError, SeededNoiseWarning, quoted
+from fedspa.errors import ConfigError, FedspaError, RunWarning, SeededNoiseWarning, quoted, warn
 from fedspa.learning.tasks.own import Loss
 from fedspa.learning.threads import torch_threads
+from fedspa.progress import Progress, watching
+from fedspa.result import RunResult
 from fedspa.runs import config as configs
 from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.config import Config
 from fedspa.runs.course import Course
+from fedspa.runs.ending import Stopping
 from fedspa.runs.folder import RunFolder
+from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import USED_UP, Simulation
 from fedspa.runs.statement import SEEDED_NOISE
-from fedspa.runs.trials import Trials, server_of
+from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Diverged
 from fedspa.server.job import Metric
 from fedspa.track import Tracking
@@ -56,17 +56,7 @@ class Following(Tracking):
             log.warning("there is no report: %s; `fedspa report %s` tries again", error, self._path)
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run: what it reached, the trained module, and where its files are."""
-
-    summary: Mapping[str, Any]
-    metrics: list[RoundMetrics]
-    module: nn.Module
-    folder: Path = field(default_factory=Path)
-
-
-class Stopped(FedspaError):
+class Stopped(Stopping):
     """A run that was asked to stop did, after a whole round, and can be resumed."""
 
     def __init__(self, folder: Path, done: int, config: Config) -> None:
@@ -75,7 +65,7 @@ class Stopped(FedspaError):
         )
 
 
-def simulate(
+def run(
     config: Config | Mapping[str, Any] | Path | str | None = None,
     *,
     data: Dataset | None = None,
@@ -83,21 +73,53 @@ def simulate(
     task: str | Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     resume: Path | str | None = None,
+    progress: bool | Progress | None = None,
     on_start: Callable[[Simulated, Path], None] | None = None,
     on_round: Callable[[RoundMetrics], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> RunResult:
-    """Simulate a whole federation.
+    """Train a federation in this process, under a stated privacy guarantee.
 
-    `config` is a `Config`, a nested mapping, the path of a TOML file, or None for the packaged quickstart. `data` and
-    `module` are used in place of what the config names. `task` says what is learned: a name, as `task.name` has, or a
-    function loss(module, example) that gives one number for a batch of examples. `metrics` are functions of all
-    held-out outputs and targets, by name. Nothing is written before everything was checked.
+    Everything is checked before anything is written. Killed at any instant and resumed, a run ends as if it had never
+    been killed. Every agent spends of its own budget, in the run's ledger, before it trains.
 
-    `resume` is the folder of an interrupted run: without a `config`, its own is used; with one that differs, the run is
-    refused. `stop` is asked after each round; where it says so, the run is saved and raises `Stopped`.
+    Args:
+        config: The path of a TOML file, the same as a nested mapping, a `Config`, or None for the quickstart, which
+            learns scikit-learn's digits in seconds. Unset keys have defaults; a private run needs `privacy.epsilon`.
+        data: Records in place of those that the config names, made by `from_arrays`, `from_examples`, `from_agents`,
+            `from_partitioner` or `from_table`.
+        module: A `torch.nn.Module` in place of the model that the config names. It is trained in place.
+        task: What is learned: a name, as `task.name` has, or a function loss(module, example) that gives one number for
+            a batch of examples.
+        metrics: Functions of all held-out outputs and targets, by name: scores beside the task's own.
+        resume: The folder of an interrupted run. Without a `config`, its own is used; one that differs is refused.
+        progress: Whether to show the rounds as they go by. By default that is so in terminals and notebooks.
+        on_start: Called once everything is ready, with what was made ready and the run's folder.
+        on_round: Called after each round, with its metrics.
+        stop: Asked after each round; where it says True, the run is saved and `Stopped` is raised.
 
-    Seeded noise, with which nothing is private, is a `SeededNoiseWarning`.
+    Returns:
+        What the run reached, what it promises, and the trained module.
+
+    Raises:
+        FedspaError: Something that was given is not allowed, or cannot be done; one line says what and what to do.
+
+    Warns:
+        SeededNoiseWarning: The noise follows from a seed: nothing of the run is private.
+        MixingWarning: The module compares the examples of a batch, and trains otherwise than it evaluates.
+        RunWarning: What the reader of ε or of the score must know, as in `summary["warnings"]`.
+
+    Example:
+        >>> import fedspa
+        >>> result = fedspa.run({
+        ...     "federation": {"agents": 4, "rounds": 2, "per_round": 2},
+        ...     "algorithm": {"compression": 0.1},
+        ...     "privacy": {"epsilon": 2.0},
+        ... })
+        >>> result.summary["epsilon"] <= 2.0
+        True
+        >>> type(result.module).__name__
+        'Sequential'
     """
     started = time.monotonic()
     if resume is not None and not isinstance(resume, str | Path):
@@ -109,6 +131,8 @@ def simulate(
     for name in metrics or ():
         if not isinstance(name, str) or not name.isprintable() or name in RoundMetrics.__slots__:
             raise ConfigError(f"a metric is called {quoted(name)}; give it a name that no other figure of a round has")
+    if not isinstance(progress, bool | Progress | None):
+        raise ConfigError(f"progress is {quoted(progress)}; give True, False, or nothing for what suits the screen")
     for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
         if called is not None and not callable(called):
             raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")
@@ -122,16 +146,42 @@ def simulate(
     if isinstance(task, str):
         config, task = configs.with_task(config, task), None
     config = under_true_names(config, data, module, task)
+    own = nullcontext(progress) if isinstance(progress, Progress) else watching(config, progress)
+    with own as told:
+        result = _simulated(config, data, module, task, metrics, resume, told, on_start, on_round, stop, started)
+    for note in result.summary["warnings"]:
+        if not note.startswith(SEEDED):  # of which one is warned before it begins
+            warn(note, RunWarning)
+    return result
+
+
+# What the package's own code calls it: there `run` is a section of the config, a room and a folder.
+simulate = run
+
+
+def _simulated(
+    config: Config,
+    data: Dataset | None,
+    module: nn.Module | None,
+    task: Loss | None,
+    metrics: Mapping[str, Metric] | None,
+    resume: Path | str | None,
+    progress: Progress,
+    on_start: Callable[[Simulated, Path], None] | None,
+    on_round: Callable[[RoundMetrics], None] | None,
+    stop: Callable[[], bool] | None,
+    started: float,
+) -> RunResult:
     records = records_of(config, data, module)
     with ThreadPoolExecutor(1) as beside:
         digests = beside.submit(digests_of, records)
         job = prepare(config, records, module, task, metrics)
     config = job.config
     if config.private and config.privacy.noise == "seeded":
-        warnings.warn(SEEDED_NOISE, SeededNoiseWarning, stacklevel=2)
+        warn(SEEDED_NOISE, SeededNoiseWarning)
     if resume is None:
         refuse_over_budget(job)
-    server = server_of(job, records, module, task, metrics)
+    server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics)
     simulation, known = Simulation(job, server), facts(job, digests.result())
     if resume is None:
         simulation.server.try_scores()
@@ -143,8 +193,7 @@ def simulate(
     ):
         course = Course(job, simulation.server, folder, known, started, resume=resume is not None)
         done, module = course.history, job.server.model.module
-        if isinstance(server, Trials):
-            server.history = done
+        progress.resumed(done)
         with Books(job, folder.path, course.begun) as books, torch_threads(1):
             if course.over and (told := folder.summary()) is not None:
                 job.server.model.load(simulation.server.state.model)
@@ -157,6 +206,7 @@ def simulate(
                 on_start(job, folder.path)
             if resume is not None:
                 books.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
+            folder.begin()
             for cohort in islice(job.cohorts(), len(done), None):
                 try:
                     measured = simulation.round(cohort, books)
@@ -168,15 +218,12 @@ def simulate(
                 if last or stopping or len(done) % config.run.checkpoint_every == 0:
                     books.settle()
                     course.save(books.run, books.kept)
+                progress.advance(measured)
                 if on_round is not None:
                     on_round(measured)
                 if stopping:
                     raise Stopped(folder.path, len(done), config)
-            if isinstance(server, Trials):  # what is said of the result is said of the settings that made it
-                course.job = server.chosen(job)
             summary = course.summary(books.guarantee, books.total())
-            if isinstance(server, Trials):
-                summary["tuning"] = server.told()
             if (turns := sum(map(len, job.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
                 summary["warnings"].append(f"{turns} turns of agents fell away: {USED_UP}")
         folder.finish(summary, module)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from frozen_nets import chain
 
-from fedspa.cli.run import _features_told
 from fedspa.examples import blank
 from fedspa.learning.frozen import Features, Split, features, split
 from fedspa.learning.tasks import Classification
+from fedspa.progress import _features_told
 
 
 def test_it_says_how_many_features_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

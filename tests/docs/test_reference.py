@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedspa.runs.config import Config
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
@@ -45,6 +47,15 @@ def test_every_command_is_there_with_its_options() -> None:
 def test_markers_are_filled_and_the_rest_stays() -> None:
     page = "before\n<!-- reference: config -->\nsee elsewhere\n<!-- end -->\nafter\n"
     filled = reference.filled(page)
-    assert filled.startswith("before\n## [federation]")
-    assert filled.endswith("after\n")
+    assert filled.startswith("before\n<!-- reference: config -->\n## [federation]")
+    assert filled.endswith("<!-- end -->\nafter\n")
     assert "elsewhere" not in filled
+    assert reference.filled(filled) == filled
+
+
+@pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.stem)
+def test_the_pages_are_up_to_date(page: Path) -> None:
+    """After a change of keys or commands: python docs/reference.py."""
+    text = page.read_text("utf-8")
+    assert "<!-- reference: " in text
+    assert text == reference.filled(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -51,3 +52,12 @@ def test_sources_that_pages_link_to_are_pages(site: Path) -> None:
     page = (site / "pitfalls.html").read_text("utf-8")
     assert 'href="source/src/fedspa/mechanisms/gaussian/plan.py.html"' in page
     assert "class" in (site / "source/src/fedspa/mechanisms/gaussian/plan.py.html").read_text("utf-8")
+
+
+def test_the_api_is_made_from_docstrings_and_found(site: Path) -> None:
+    page = (site / "api.html").read_text("utf-8")
+    for name in ("run", "load_model", "RunResult", "from_table"):
+        assert f'id="fedspa.{name}"' in page, name
+    assert "Where the run was given its module in Python" in page
+    found = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
+    assert any(entry["location"] == "api.html#fedspa.load_model" for entry in found)

@@ -13,10 +13,12 @@ from fedspa.cli import (
     doctor,
     failure,
     ledger,
+    model,
     new,
     privacy,
     report,
     run,
+    server,
     site,
     suggest,
     table,
@@ -47,7 +49,9 @@ app.command("new")(new.new)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(model.app, name="model")
 app.add_typer(site.app, name="site")
+app.add_typer(server.app, name="server")
 
 
 def main() -> None:

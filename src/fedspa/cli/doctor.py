@@ -12,7 +12,7 @@ from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedspa.cli.environment import Answer
-    from fedspa.cli.model import Finding
+    from fedspa.cli.examine import Finding
 
 
 def doctor(
@@ -52,7 +52,7 @@ def doctor(
 
 
 def _on_model(model: str, overrides: list[str], shape: str | None, classes: int | None, as_json: bool) -> bool:
-    from fedspa.cli.model import examine_model
+    from fedspa.cli.examine import examine_model
 
     finding = examine_model(model, overrides, shape, classes)
     if as_json:

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -174,15 +175,17 @@ def _folder() -> Iterator[Answer]:
 
 def _quickstart() -> Iterator[Answer]:
     """One real round: data, model, accountant, engine, ledger, checkpoint, files."""
+    from fedspa.errors import RunWarning
     from fedspa.running import simulate
     from fedspa.runs.config import load
 
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunWarning)  # one round learns little
         # TOML would take a backslash in the path for an escape; Config takes the text as it is.
         config = load(None, ["federation.rounds=1"])
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": f"{folder}/run"})})
-        summary = simulate(config).summary
+        summary = simulate(config, progress=False).summary
     seconds = time.monotonic() - started
     detail = f"one round in {seconds:.1f} s, engine {summary['engine']}"
     yield Answer("quickstart", "fedspa run", True, detail, needed=True)

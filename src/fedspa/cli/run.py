@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedspa.cli import interrupt
-from fedspa.errors import ConfigError, SeededNoiseWarning
+from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedspa.running import RunResult
+    from fedspa.result import RunResult
     from fedspa.runs.config import Config
 
 
@@ -72,76 +70,34 @@ def run(
 
 
 def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -> RunResult:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from fedspa.report.read import read_metrics
+    from fedspa import progress
     from fedspa.running import Stopped, simulate
-    from fedspa.runs.metrics import RoundMetrics, shown_score
-    from fedspa.runs.statement import shown, shown_bytes, shown_floor
-
-    summed = settings.privacy.adversary != "local"
-    bar = Progress(
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=14),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=screen,
-        disable=not screen.is_terminal,
-    )
-
-    sent = sum(line.uplink_bytes for line in read_metrics(resume / "metrics.jsonl", [])) if resume is not None else 0
-
-    def advance(metrics: RoundMetrics) -> None:
-        nonlocal sent
-        sent += metrics.uplink_bytes
-        flaw = "" if metrics.private else f" ({_not_private(settings.privacy.noise)})"
-        floor = f" (floor {shown_floor(metrics.epsilon_floor)})" if summed else ""
-        spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{floor}{flaw}"
-        text = f"{shown_score(metrics.headline, metrics.score)}{spent}  {shown_bytes(sent)}"
-        bar.update(task, completed=metrics.round + 1, description=text)
 
     def stopping() -> None:
         screen.show_cursor(True)  # the bar hid it, and a second Ctrl-C leaves no time to show it
         screen.print("Stopping after this round; Ctrl-C again stops at once.")
 
-    with interrupt.watched(stopping) as asked, bar:
-        task = bar.add_task("", total=settings.federation.rounds)
-        warnings.simplefilter("ignore", SeededNoiseWarning)  # said on the screen, beside ε
-        try:
-            with _features_told(lambda words: bar.update(task, description=words)):
-                return simulate(settings, resume=resume, on_round=advance, stop=asked)
-        except Stopped as stopped:
-            bar.stop()
-            print(f"fedspa: {stopped}", file=sys.stderr)
-            raise typer.Exit(interrupt.EXIT_CODE) from None
-
-
-@contextmanager
-def _features_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """The first pass through a frozen body can take minutes: what it says meanwhile is told."""
-    logger, handler = logging.getLogger("fedspa.learning.frozen.features"), logging.Handler()
-    handler.emit = lambda record: tell(record.getMessage())  # type: ignore[method-assign]
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
+    for told in (SeededNoiseWarning, RunWarning):  # on the screen, beside ε and below it
+        warnings.simplefilter("ignore", told)
     try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        with interrupt.watched(stopping) as asked, progress.watching(settings, None, screen) as bar:
+            return simulate(settings, resume=resume, progress=bar, stop=asked)
+    except Stopped as stopped:
+        print(f"fedspa: {stopped}", file=sys.stderr)
+        raise typer.Exit(interrupt.EXIT_CODE) from None
 
 
 def show(result: RunResult, screen: Console) -> None:
     """The end of a run in a screenful."""
     from rich.table import Table
 
+    from fedspa.progress import not_private
     from fedspa.runs.metrics import heading, label, shown_score
     from fedspa.runs.statement import shown, shown_bytes, shown_floor, statement
 
     name = result.summary["score"]
     table = Table(title=f"{heading(name)} by round", box=None)
-    why = "" if result.summary["private"] else f" ({_not_private(result.summary['noise'])})"
+    why = "" if result.summary["private"] else f" ({not_private(result.summary['noise'])})"
     cost = f"ε so far{' per person' * (result.summary['unit'] == 'person')}{why}"
     floors = ["its floor"] if result.summary["members"] else []
     columns = ("round", *([] if name == "loss" else [label(name)]), "loss", cost, *floors, "uploaded")
@@ -188,10 +144,6 @@ def show(result: RunResult, screen: Console) -> None:
         screen.print(f"[red]Note[/red]        {warning}", highlight=False)
     screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)
     screen.print(f"Report      {result.folder / 'report.html'}", highlight=False, soft_wrap=True)
-
-
-def _not_private(noise: str | None) -> str:
-    return "SEEDED NOISE: not private" if noise == "seeded" else "not private"
 
 
 def _upload(summary: Mapping[str, Any]) -> str:

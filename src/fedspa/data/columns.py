@@ -283,6 +283,19 @@ class Schema(_Section):
         """Their names, in order."""
         return tuple(feature for name, column in self.inputs.items() for feature in column.features(name))
 
+    def decoded(self, answers: NDArray[Any]) -> NDArray[Any]:
+        """A model's answers in the targets' own words and units, the counterpart of what encodes them: words (None for
+        one that is not listed), truth values, or numbers."""
+        columns = list(self.targets.values())
+        numbers = [column for column in columns if isinstance(column, Number)]
+        found: NDArray[Any] = answers == 1
+        if numbers:
+            scale, offset = (np.array([getattr(c, key) for c in numbers]) for key in ("scale", "offset"))
+            found = answers * scale + offset if len(numbers) > 1 else answers * scale[0] + offset[0]
+        elif isinstance(columns[0], Category):
+            found = np.array([*columns[0].categories, None], dtype=object)[answers]
+        return found
+
 
 def is_table(name: str) -> bool:
     """Whether `name` is a path of a table rather than the name of something else."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedspa.data.columns import Schema
 from fedspa.errors import DataError, quoted
 from fedspa.examples import Examples, Tree, blanks, count, layout, leaves, named_leaves, require_aligned
 
@@ -21,7 +22,7 @@ class Dataset:
     lay in a dict that held all, "" where there were none; None where inputs and targets came apart. `owners` says which
     agent holds each training example, `persons` whom it belongs to, by numbers from 0; without, they are dealt out, and
     each is a person's own. Where a table's targets were scaled, `y * target_scale + target_offset` is in their own
-    units. There may be no held-out examples yet: a run then holds out some of the others.
+    units; `schema` is the table's. There may be no held-out examples yet: a run then holds out some of the others.
     """
 
     train_x: Tree
@@ -35,6 +36,7 @@ class Dataset:
     persons: NDArray[np.int64] | None = None
     target_scale: tuple[float, ...] | None = None
     target_offset: tuple[float, ...] | None = None
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -179,19 +179,24 @@ class Encoder:
         """How many rows are bad, and how many are for testing."""
         return len(self._bad), sum(self._test)
 
-    def table(self) -> Table:
-        """All rows so far."""
-        schema, bad = self._schema, np.array(self._bad, dtype=np.int64)
+    def features(self) -> NDArray[np.float32]:
+        """Of all rows so far; NaN in bad ones."""
+        schema = self._schema
         x = np.empty((len(self), len(schema.features)), dtype=np.float32)
         start = 0
         for name, column in schema.inputs.items():
             end = start + column.width()
             x[:, start:end] = column.encoded(np.frombuffer(self._values[name]))
             start = end
-        x[bad] = np.nan
+        x[np.array(self._bad, dtype=np.int64)] = np.nan
+        return x
+
+    def table(self) -> Table:
+        """All rows so far."""
+        schema, bad = self._schema, np.array(self._bad, dtype=np.int64)
         numbers = [column for column in schema.targets.values() if isinstance(column, Number)]
         return Table(
-            x=torch.from_numpy(x),
+            x=torch.from_numpy(self.features()),
             y=torch.from_numpy(self._targets(bad)),
             owners=None if self._owner is None else self._owners.array(),
             persons=None if self._person is None else self._persons.array(),

@@ -49,6 +49,18 @@ def examples(source: Any, what: str, target: str | None = None) -> Entry:
     return entry
 
 
+def inputs(source: Any, what: str) -> Tree:
+    """Inputs alone, without targets: arrays, tensors, and dicts and tuples of them, a row per example."""
+    try:
+        tree = _tree(source, what)
+    except RecursionError:
+        raise DataError(f"{what} is nested too deeply") from None
+    require_aligned(tree, what)
+    if not count(tree):
+        raise DataError(f"{what} has no records")
+    return tree
+
+
 def require_alike(first: Tree, other: Tree, what: str, versus: str, *, records: bool = True) -> None:
     """Two trees have the same keys, and leaves of the same type and shape (of a record, where they hold many)."""
     if isinstance(first, dict) and isinstance(other, dict) and first.keys() == other.keys():

@@ -34,12 +34,28 @@ def from_arrays(
     owners: Any = None,
     persons: Any = None,
 ) -> Dataset:
-    """A Dataset from four arrays or tensors, or dicts or tuples of them, taken as they are: integers stay integers.
+    """Data from four arrays or tensors, or dicts or tuples of them, taken as they are: integers stay integers.
 
-    Where each target is one whole number, they are classes: as many as `classes` says, which is public, and without it
-    from 0 to the largest that there is. `owners` says by an id, a whole
-    number or a text, which agent holds each training record. `persons` says so whose it is: each person is then
-    protected, and not each record.
+    Args:
+        train_x: What the agents' records hold, a row each.
+        train_y: What is learned of them. Where each target is one whole number, they are classes.
+        test_x: The same of records that are held out for testing.
+        test_y: Their targets.
+        name: What the run's files call the data.
+        classes: How many classes there are, which is public; without it, from 0 to the largest that there is.
+        owners: By an id, a whole number or a text, which agent holds each training record. Without, records are dealt
+            out.
+        persons: By an id, whose each training record is: each person is then protected, and not each record.
+
+    Returns:
+        The data, for `run(data=…)`.
+
+    Example:
+        >>> import fedspa, numpy
+        >>> x, y = numpy.random.default_rng(0).normal(size=(40, 3)), numpy.arange(40) % 2
+        >>> data = fedspa.from_arrays(x[:30], y[:30], x[30:], y[30:], name="made up")
+        >>> data.classes, data.train_x.shape
+        (2, torch.Size([30, 3]))
     """
     if train_y is None or test_y is None:
         raise DataError("targets are None; fedspa.from_examples takes examples that hold theirs, or that have none")
@@ -57,12 +73,28 @@ def from_examples(
     owners: Any = None,
     persons: Any = None,
 ) -> Dataset:
-    """A Dataset from two sources of examples, each a dict of arrays that holds its targets, a pair (x, y), a torch
-    Dataset or a `datasets.Dataset`.
+    """Data from two sources of examples, each a dict of arrays that holds its targets, a pair (x, y), a torch Dataset
+    or a `datasets.Dataset`.
 
-    `target` is the targets' key in a dict, by default the one of labels, label, target, targets and y that is there; ""
-    says that there are none, as for texts whose next token is learned. A module gets the rest as keyword arguments, and
-    a task of one's own gets the dict whole. `classes`, `owners` and `persons` are as for `from_arrays`.
+    Args:
+        train: The agents' examples.
+        test: Those that are held out for testing.
+        name: What the run's files call the data.
+        target: The targets' key in a dict, by default the one of labels, label, target, targets and y that is there; ""
+            says that there are none, as for texts whose next token is learned. A module gets the rest as keyword
+            arguments, and a task of one's own gets the dict whole.
+        classes: As for `from_arrays`.
+        owners: As for `from_arrays`.
+        persons: As for `from_arrays`.
+
+    Returns:
+        The data, for `run(data=…)`.
+
+    Example:
+        >>> import fedspa, torch
+        >>> texts = {"input_ids": torch.zeros(8, 5, dtype=torch.int64), "labels": torch.arange(8) % 2}
+        >>> fedspa.from_examples(texts, texts, name="texts").key
+        'labels'
     """
     what = _named(name)
     held = examples(train, f"{what}, train", target)
@@ -80,10 +112,26 @@ def from_agents(
     classes: int | None = None,
     persons: Sequence[Any] | None = None,
 ) -> Dataset:
-    """Each agent's own records, in a list with an entry per agent; `test` is one such entry.
+    """Data that comes with its agents: each one's own records.
 
-    An entry is what `from_examples` takes. `persons` has an array of ids per agent; the same id at two agents is the
-    same person, whom a run refuses to protect at each of them alone.
+    Args:
+        agents: A list with an entry per agent; an entry is what `from_examples` takes.
+        test: One such entry, held out for testing.
+        name: What the run's files call the data.
+        target: As for `from_examples`.
+        classes: As for `from_arrays`.
+        persons: An array of ids per agent; the same id at two agents is the same person, whom a run refuses to protect
+            at each of them alone.
+
+    Returns:
+        The data, for `run(data=…)`, with `federation.agents` as many as the list has.
+
+    Example:
+        >>> import fedspa, torch
+        >>> pairs = [(torch.rand(6, 3), torch.arange(6) % 2) for agent in range(4)]
+        >>> data = fedspa.from_agents(pairs, test=pairs[0], name="four agents")
+        >>> data.owners.tolist()[:8]
+        [0, 0, 0, 0, 0, 0, 1, 1]
     """
     what = _named(name)
     if not isinstance(agents, Sequence) or isinstance(agents, str | bytes) or not agents:
@@ -101,7 +149,17 @@ def from_agents(
 
 
 def from_partitioner(partitioner: Any, *, test: Any, name: str, target: str | None = None) -> Dataset:
-    """The partitions of a partitioner of flwr-datasets, an agent each: it has `num_partitions` and `load_partition`."""
+    """Data from a partitioner of flwr-datasets, each partition an agent's.
+
+    Args:
+        partitioner: An object with `num_partitions` and `load_partition(number)`, which has been given its dataset.
+        test: What `from_examples` takes, held out for testing.
+        name: What the run's files call the data.
+        target: As for `from_examples`.
+
+    Returns:
+        The data, for `run(data=…)`.
+    """
     try:
         partitions = [partitioner.load_partition(i) for i in range(int(partitioner.num_partitions))]
     except Exception as cause:  # its own code, which may raise anything
@@ -112,10 +170,27 @@ def from_partitioner(partitioner: Any, *, test: Any, name: str, target: str | No
 
 
 def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, name: str | None = None) -> Dataset:
-    """The records of a .csv or .parquet file, or of a pandas frame, by a schema: the path of a TOML file with
-    [data.columns], or a mapping with `columns` and, where they are, `agent`, `person`, `split` and `test`.
+    """Data from a table, by a schema that says what each column is.
 
-    Without `split` there are no held-out records: the run's `data.holdout` says how many of them to hold out.
+    Scaling and encoding use the constants of the schema, which are public, and nothing that was read off the records.
+
+    Args:
+        table: The path of a .csv or .parquet file, or a pandas frame.
+        schema: The path of a TOML file with [data.columns], or a mapping with `columns` and, where they are, `agent`,
+            `person`, `split` and `test`. Without `split` there are no held-out records: the run's `data.holdout` says
+            how many to hold out.
+        name: What the run's files call the data; by default, the file's name.
+
+    Returns:
+        The data, for `run(data=…)`.
+
+    Example:
+        >>> import fedspa, pandas
+        >>> frame = pandas.DataFrame({"age": [30, 60, 45, 20], "ill": ["no", "yes", "yes", "no"]})
+        >>> columns = {"age": {"kind": "number", "range": [0, 120]}, "ill": {"kind": "flag", "target": True}}
+        >>> data = fedspa.from_table(frame, {"columns": columns})
+        >>> data.train_x.flatten().tolist(), data.train_y.tolist()
+        ([-0.5, 0.0, -0.25, -0.6666666865348816], [0, 1, 1, 0])
     """
     if isinstance(schema, str | os.PathLike):
         schema = load_schema(Path(schema))
@@ -140,6 +215,7 @@ def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, n
         persons=None if found.persons is None else found.persons[~test],
         target_scale=found.target_scale,
         target_offset=found.target_offset,
+        schema=schema,
     )
 
 

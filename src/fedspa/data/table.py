@@ -15,6 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedspa.data import plugin
 from fedspa.data.cells import Odd
 from fedspa.data.columns import Schema
@@ -90,20 +93,43 @@ def open_source(path: Path) -> Source:
 
 def from_frame(frame: Any, schema: Schema) -> Table:
     """The records of a pandas frame (or of whatever has `columns` and gives a column by its name), read strictly."""
+    names = _columns(frame)
+    check_header(schema, names, "the frame", agents=True)
+    return _fed(Encoder(schema, names, _refuse_of_frame, agents=True), frame).table()
+
+
+def features_of(frame: Any, schema: Schema) -> Tensor:
+    """The features of a frame's rows, for a model to predict from: of its columns only those are read that become
+    features, and what is learned need not be known."""
+    names, wanted = _columns(frame), list(schema.inputs)
+    if lacking := [name for name in wanted if name not in names]:
+        raise DataError(f"the frame has no column {quoted(lacking[0])}, which the model was trained with")
+    return torch.from_numpy(_fed(Encoder(schema, wanted, _refuse_of_frame, agents=False), frame).features())
+
+
+def _columns(frame: Any) -> list[str]:
     try:
-        names = [str(name) for name in frame.columns]
-        check_header(schema, names, "the frame", agents=True)
-        encoder = Encoder(schema, names, _refuse_of_frame, agents=True)
-        columns = [list(frame[list(frame.columns)[place]].tolist()) for place in encoder.places]
-    except DataError:
-        raise
+        return [str(name) for name in frame.columns]
     except Exception as cause:  # a foreign object's own code may raise anything
-        raise DataError(f"the frame cannot be read ({plugin.one_line(cause)}); give a pandas DataFrame") from cause
+        raise _no_frame(cause) from cause
+
+
+def _fed(encoder: Encoder, frame: Any) -> Encoder:
+    """With all rows of the frame."""
+    try:
+        by_name = {str(name): name for name in frame.columns}
+        columns = [list(frame[by_name[name]].tolist()) for name in encoder.wanted]
+    except Exception as cause:
+        raise _no_frame(cause) from cause
     for row, cells in enumerate(zip(*columns)):
         encoder.add(row, cells)
     if not len(encoder):
         raise DataError("the frame has no records")
-    return encoder.table()
+    return encoder
+
+
+def _no_frame(cause: Exception) -> DataError:
+    return DataError(f"the frame cannot be read ({plugin.one_line(cause)}); give a pandas DataFrame")
 
 
 def _silent(line: int, column: str, cell: object, odd: Odd) -> None:

@@ -18,12 +18,25 @@ from fedspa.learning.trial import trial
 
 
 def check(module: nn.Module, example: object = None) -> list[Problem]:
-    """What keeps a module from being trained privately, layer by layer; empty if nothing does.
+    """What keeps a module from being trained privately, layer by layer.
 
-    `example` is a batch as the module takes it: a tensor for `module(x)`, a tuple for `module(*x)`, a dict for
-    `module(**x)`. The module is then also run, on a copy, with the example and with others made like it: that finds
-    what is kept from one example to the next, whatever keeps it. Without an example only kinds and modes of layers are
-    looked at. Nothing is trained and nothing is released.
+    Nothing is trained and nothing is released.
+
+    Args:
+        module: The module, which is left as it was.
+        example: A batch as the module takes it: a tensor for `module(x)`, a tuple for `module(*x)`, a dict for
+            `module(**x)`. Use made-up numbers or public records. The module is then also run, on a copy, with the
+            example and with others made like it: that finds what is kept from one example to the next, whatever keeps
+            it. Without an example only kinds and modes of layers are looked at.
+
+    Returns:
+        A `Problem` for each; none where the module can be trained as it is.
+
+    Example:
+        >>> import fedspa, torch
+        >>> module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+        >>> [(problem.layer, problem.kind) for problem in fedspa.check(module, torch.rand(2, 4))]
+        [('1', 'BatchNorm1d')]
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")

@@ -13,11 +13,25 @@ _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 4
 
 
 def fix(module: nn.Module) -> tuple[nn.Module, list[str]]:
-    """A copy of the module whose unsound layers are replaced or switched off, and a line for each that was.
+    """A copy of the module whose unsound layers are replaced or switched off.
 
-    BatchNorm in training mode becomes GroupNorm with the same weight and bias; its running statistics are dropped. The
-    module itself is left as it is, and what is sound stays in the copy: weights, frozen parts, modes, a BatchNorm in
-    eval mode. What this cannot mend is left for `fedspa.check` to name.
+    BatchNorm in training mode becomes GroupNorm with the same weight and bias; its running statistics are dropped. What
+    is sound stays as it is: weights, frozen parts, modes, a BatchNorm in eval mode. What this cannot mend is left for
+    `check` to name.
+
+    Args:
+        module: The module, which is left as it was.
+
+    Returns:
+        The copy, and a line for each change.
+
+    Example:
+        >>> import fedspa, torch
+        >>> module, changes = fedspa.fix(torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8)))
+        >>> type(module[1]).__name__
+        'GroupNorm'
+        >>> changes
+        ['1: BatchNorm2d(8) became GroupNorm(2, 8); weight and bias kept, running statistics dropped']
     """
     fixed, done = copied(module), []
     instead: dict[nn.Module, nn.Module] = {}

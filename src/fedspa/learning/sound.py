@@ -26,10 +26,15 @@ _FIX = "`module = fedspa.fix(module)[0]`"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a module.
+    """One thing that is wrong with a module; `str()` of it is a sentence.
 
-    `layer` is its name in `module.named_modules()`, "" for the module itself, None for the task. `unsound` problems are
-    refused. The others are warnings: the guarantee holds, but the model trains otherwise than it evaluates.
+    Attributes:
+        layer: Its name in `module.named_modules()`, "" for the module itself, None for the task.
+        kind: The class of the layer.
+        why: What is wrong with it.
+        mend: What to do about it.
+        unsound: Whether a run refuses it. The others are warnings: the guarantee holds, but the model trains otherwise
+            than it evaluates.
     """
 
     layer: str | None

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedspa import durable
-from fedspa.errors import ConfigError, FedspaError, PrivacyError, SeededNoiseWarning
+from fedspa.errors import ConfigError, FedspaError, PrivacyError, RunWarning, SeededNoiseWarning
 from fedspa.paper import provenance
 from fedspa.running import Stopped, simulate
 from fedspa.runs.config import Config, load
@@ -91,8 +91,10 @@ def settle(run: Planned, stop: Callable[[], bool]) -> Outcome:
     """Bring one run to its end, from wherever it is."""
     folder, begun = run.folder, _begun(run)
     try:
-        warnings.simplefilter("ignore", SeededNoiseWarning)  # the table and the curves say so
-        simulate(None if begun else run.config, resume=folder if begun else None, on_start=_sign, stop=stop)
+        for told in (SeededNoiseWarning, RunWarning):  # by the table, the curves and each run's own report
+            warnings.simplefilter("ignore", told)
+        given = None if begun else run.config
+        simulate(given, resume=folder if begun else None, progress=False, on_start=_sign, stop=stop)
     except Diverged as error:
         durable.replace_text(folder / "diverged.json", json.dumps({"reason": f"{error.sign}, round {error.round + 1}"}))
     except PrivacyError as error:

@@ -17,6 +17,7 @@ from pydantic import ValidationError, model_validator
 from fedspa import toml
 from fedspa.data import columns as tables
 from fedspa.data.columns import Schema
+from fedspa.data.plugin import GIVEN, is_plugin
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import combinations
 from fedspa.runs.plans import algorithm_of
@@ -25,7 +26,8 @@ from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Ru
 
 
 class Config(Section):
-    """A whole run."""
+    """The settings of a whole run, in eight sections; `load` makes one. It cannot be changed, and unknown keys, values
+    of another type, NaN and ∞ are errors."""
 
     federation: Federation = Federation()
     data: Data = Data()
@@ -68,9 +70,24 @@ def _given(section: object) -> dict[str, Any]:
 
 
 def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
-    """A checked config from a TOML file, a nested mapping, or None (the packaged quickstart); then `--set` overrides.
+    """A checked config.
 
-    An override reads `section.key=value`, with the value in TOML's notation or a bare word; `none` unsets a key.
+    Args:
+        source: The path of a TOML file, the same as a nested mapping, or None for the packaged quickstart.
+        overrides: Texts that read `section.key=value`, with the value in TOML's notation or a bare word; `none` unsets
+            a key. `--set` on the command line takes the same.
+
+    Returns:
+        The config, with a default for every key that was not given.
+
+    Raises:
+        ConfigError: A key is unknown, or a value not allowed; one line names the key and what is.
+
+    Example:
+        >>> import fedspa
+        >>> config = fedspa.load({"privacy": {"epsilon": 2.0}}, ["algorithm.compression=0.05"])
+        >>> config.algorithm.compression, config.privacy.sampling
+        (0.05, 'poisson')
     """
     if source is None:
         values = toml.parse(resources.files("fedspa.runs").joinpath("quickstart.toml").read_text("utf-8"))
@@ -87,6 +104,7 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
         if not isinstance(override, str):
             raise ConfigError(f"an override is {quoted(override)}; give a list of texts, as in ['run.seed=1']")
         _apply(values, override)
+    _with_code(values, Path(source).parent if isinstance(source, str | Path) else Path())
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -128,6 +146,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
     except ConfigError:
         value = text.strip()
     values[section][name] = value
+
+
+def _with_code(values: dict[str, Any], folder: Path) -> None:
+    """Where functions of the user's own are named, they lie in `folder`, beside the file that names them. Every file of
+    the run says so, and it can be resumed from anywhere."""
+    names = [_given(values.get(section)).get("name") for section in ("data", "model", "task")]
+    own = any(isinstance(name, str) and is_plugin(name) and not name.startswith(GIVEN) for name in names)
+    if own and isinstance(run := values.setdefault("run", {}), dict):
+        run.setdefault("code", str(folder.absolute()))
 
 
 def _one_line(error: ValidationError) -> str:

@@ -48,6 +48,7 @@ def measured(
         clip_value=server.clip_value,
         scores=scores,
         epsilon_floor=None if guarantee is None else finite(guarantee.epsilon_floor()),
+        trials=server.told_by_agents,
     )
 
 
@@ -69,7 +70,8 @@ def summarise(
     agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out
     records. `baseline` is what `baseline_answer`, which looks at no input, scores on the held-out records that it was
     chosen by: the server's own, so that nothing of an agent is in it. `adversary` says against whom ε holds; `bits` and
-    `trials` are cpSGD's. `rounds_empty` had no update.
+    `trials` are cpSGD's. `rounds_empty` had no update. `features` and `schema` are what it takes to use the model: how
+    an image becomes its input, and what a table's columns mean.
     """
     config, server = job.config, job.server
     together = isinstance(job, Simulated) and _takes_together(job)
@@ -94,6 +96,8 @@ def summarise(
         "coding": server.coding,
         "compression": job.plan.compression if job.plan is not None else server.terms.active / server.model.dimension,
         "dimension": server.model.dimension,
+        "features": config.data.features,
+        "schema": None if job.schema is None else job.schema.model_dump(exclude_none=True),
         "rounds": len(history),
         "rounds_empty": empty,
         "agents": config.federation.agents,

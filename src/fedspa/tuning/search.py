@@ -98,7 +98,7 @@ def _against(key: str, other: str) -> Callable[[Settings, float], Settings]:
     return move
 
 
-def scaled(value: Value, factor: float) -> float:
+def scaled(value: Value, factor: float = 1.0) -> float:
     """Three significant digits, within what a config takes."""
     return float(f"{min(max(float(value) * factor, 1e-9), 1e9):.3g}")
 

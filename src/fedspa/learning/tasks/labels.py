@@ -60,6 +60,10 @@ class MultiLabel(OfOutputs):
     def baseline(self, y: Tree) -> Baseline | None:
         return Baseline("one answer for all", 0.5)
 
+    @staticmethod
+    def answers(found: Tensor) -> Tensor:
+        return (found.reshape(len(found), -1) > 0).to(torch.int64)
+
 
 class Binary(MultiLabel):
     """Targets are 0 or 1, one per example; the module gives one logit."""
@@ -81,6 +85,10 @@ class Binary(MultiLabel):
         assert isinstance(y, Tensor)
         ones = int((y == 1).sum())
         return Baseline(MOST_FREQUENT, max(ones, len(y) - ones) / len(y))
+
+    @staticmethod
+    def answers(found: Tensor) -> Tensor:
+        return MultiLabel.answers(found)[:, 0]
 
 
 class _Two(ClassCounts):

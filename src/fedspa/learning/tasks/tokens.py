@@ -76,6 +76,10 @@ class TokenClassification(OfOutputs):
         counted = y[y != self.ignored]
         return counted.bincount().double() / len(counted) if len(counted) else None
 
+    @staticmethod
+    def answers(found: Tensor) -> Tensor:
+        return found.argmax(dim=-1)
+
 
 class NextToken(TokenClassification):
     """Targets lie at the position of their own token, as transformers has them, and are held against the output one

@@ -1,0 +1,209 @@
+"""What a run leaves in its user's hands: the trained module, its answers, its card, and the way to other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedspa.data import foreign
+from fedspa.data.columns import Schema
+from fedspa.data.features import transform
+from fedspa.data.table import features_of
+from fedspa.errors import DataError, first_line
+from fedspa.examples import Tree, layout, moved, of_layout, split
+from fedspa.learning.forward import evaluating, outputs
+from fedspa.learning.tasks.named import answers
+from fedspa.report.card import card
+from fedspa.report.read import read_metrics
+from fedspa.runs import rebuild
+from fedspa.runs.metrics import RoundMetrics, label, shown_score
+from fedspa.runs.rebuild import path_of
+from fedspa.runs.statement import shown_bytes, statement
+
+_AT_ONCE = 256  # examples in a forward pass
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """A finished run: what it reached, what it promises, and the model.
+
+    Attributes:
+        summary: Scores, guarantee, bytes and settings in one flat mapping; `summary.json` in the folder has the same.
+            `summary["epsilon"]` holds together with `summary["delta"]` and what `print(result)` names beside them.
+        metrics: A line per round: score, loss, ε so far, bytes.
+        module: The trained `torch.nn.Module`, with its own parameter names.
+        folder: Where the run's files are, `report.html` among them.
+
+    Example:
+        >>> import fedspa
+        >>> config = {"federation": {"agents": 4, "rounds": 2, "per_round": 2}, "privacy": {"epsilon": 8.0}}
+        >>> result = fedspa.run(config)
+        >>> again = fedspa.RunResult.load(result.folder)
+        >>> again.summary["epsilon"] == result.summary["epsilon"]
+        True
+    """
+
+    summary: Mapping[str, Any]
+    metrics: list[RoundMetrics]
+    module: nn.Module
+    folder: Path = field(default_factory=Path)
+
+    @classmethod
+    def load(cls, run: Path | str, module: nn.Module | None = None) -> RunResult:
+        """The result of a run that finished earlier, from its folder: of `fedspa.run`, the command line, or the server
+        of a Flower federation.
+
+        Args:
+            run: The run's folder.
+            module: Where the run was given its module in Python: one built as that was. Its parameters are replaced.
+
+        Returns:
+            The result, with its module in eval mode on the CPU.
+
+        Raises:
+            ConfigError: The folder holds no finished run, or the module cannot be built from it.
+        """
+        folder = path_of(run, "run")
+        summary, trained = rebuild.finished(folder, module)
+        return cls(summary, read_metrics(folder / "metrics.jsonl", []), trained.eval(), folder)
+
+    def predict(self, x: Any) -> NDArray[Any]:
+        """What the model answers for records.
+
+        Args:
+            x: Records as the run's data had them, a row each: a tensor, an array, or a dict or tuple of them. Where the
+                run was trained on a table, also a pandas frame with the table's columns; targets need not be there.
+                Images of a run with `data.features` are given as images.
+
+        Returns:
+            An answer per record: classes by number, or by name where a table's schema lists them; numbers in the
+            target's own unit; truth values for several labels; a token for each position. Of a task of one's own, the
+            module's outputs.
+
+        Raises:
+            DataError: The records are not made as those that the model was trained on.
+
+        Example:
+            >>> import fedspa
+            >>> from sklearn.datasets import load_digits
+            >>> config = {"federation": {"agents": 4, "rounds": 2, "per_round": 2}, "privacy": {"epsilon": 8.0}}
+            >>> result = fedspa.run(config)
+            >>> images = load_digits().images[:5, None] / 16
+            >>> result.predict(images).shape
+            (5,)
+        """
+        schema = None if self.summary["schema"] is None else Schema.model_validate(self.summary["schema"])
+        records = features_of(x, schema) if schema is not None and hasattr(x, "columns") else foreign.inputs(x, "x")
+        found = answers(self.summary["task"], self._outputs(self._as_trained(records)))
+        told: NDArray[Any] = found.numpy()
+        return told if schema is None else schema.decoded(told)
+
+    def export_onnx(self, path: Path | str) -> Path:
+        """Write the module as ONNX, for programs without torch, and its model card beside it.
+
+        The file takes a batch of any size and gives the module's outputs (logits, for classes). What stands before the
+        module stays outside of it: `data.features` and a table's encoding.
+
+        Args:
+            path: The file, as in `model.onnx`; the card is at the same path with `.md` behind it.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            FedspaError: The extra `onnx` is missing, or the module has something that ONNX cannot say.
+        """
+        from fedspa.export import to_onnx
+
+        return to_onnx(self.module, self._like(), self.card(), path_of(path, "path"))
+
+    def card(self) -> str:
+        """The model card, as Markdown: the guarantee and what it does not cover, scores beside the baseline, the plan,
+        the data's counts, settings and versions. It says what `report.html` says, from the same files.
+
+        Returns:
+            The text.
+        """
+        return card(self.folder)
+
+    def __repr__(self) -> str:
+        told, name = self.summary, self.summary["score"]
+        reached = f"{label(name)} {shown_score(name, told['score_last'])}"
+        if told["baseline_answer"] is not None:
+            reached += f" ({shown_score(name, told['baseline'])} by {told['baseline_answer']})"
+        sent = f"{shown_bytes(told['uplink_bytes'])} per agent"
+        return (
+            f"<RunResult: {reached} after {told['rounds']} rounds, {sent} uploaded, in {self.folder}\n"
+            f" guarantee: {statement(told)}>"
+        )
+
+    def _like(self) -> Tree:
+        """One example of zeros, as the module takes them."""
+        return of_layout(rebuild.known(self.summary, "shape of a record", self.folder))
+
+    def _as_trained(self, x: Tree) -> Tree:
+        """Records as the module takes them, or a DataError."""
+        if (features := self.summary["features"]) is not None:
+            if not isinstance(x, Tensor):
+                raise DataError(f"x is {layout(x)} per record; the model was trained on images, one tensor")
+            x = transform(features, x.to(torch.float32))
+        like = self._like()
+        unlike = DataError(f"x is {layout(x)} per record, a row each; the model was trained on {layout(like)}")
+        return _fitted(x, like, unlike)
+
+    def _outputs(self, x: Tree) -> Tensor:
+        device = next((values.device for values in self.module.state_dict().values()), torch.device("cpu"))
+        try:
+            with torch.no_grad(), evaluating(self.module):
+                return torch.cat([outputs(self.module, moved(few, device)).cpu() for few in split(x, _AT_ONCE)])
+        except Exception as error:  # the user's module may raise anything
+            raise DataError(f"the module failed on x, {layout(x)} per record ({first_line(error)})") from error
+
+
+def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
+    """The trained module of a run that finished earlier: of `fedspa.run`, the command line, or the server of a Flower
+    federation. `RunResult.load` gives the whole result, with `predict`, `card` and `export_onnx`.
+
+    A model that a config names as `package.module:function` is built by that function, so its code is imported: load
+    the folders of people whose code you would run.
+
+    Args:
+        run: The run's folder.
+        module: Where the run was given its module in Python: one built as that was. Its parameters are replaced.
+
+    Returns:
+        The module, in eval mode on the CPU.
+
+    Raises:
+        ConfigError: The folder holds no finished run, or the module cannot be built from it.
+
+    Example:
+        >>> import fedspa, torch
+        >>> config = {"federation": {"agents": 4, "rounds": 2, "per_round": 2}, "privacy": {"epsilon": 8.0}}
+        >>> result = fedspa.run(config)
+        >>> module = fedspa.load_model(result.folder)
+        >>> torch.equal(module[1].weight, result.module[1].weight)
+        True
+    """
+    return RunResult.load(run, module).module
+
+
+def _fitted(x: Tree, like: Tree, unlike: DataError) -> Tree:
+    """`x` with whole numbers as floats where the model takes floats; raises `unlike` where it is made otherwise. Rows
+    of whole numbers may have another length than those that were trained on, as texts have."""
+    if isinstance(x, Tensor) and isinstance(like, Tensor):
+        if like.is_floating_point() and x.shape[1:] == like.shape[1:]:
+            return x.to(like.dtype)
+        if x.dtype == like.dtype and x.ndim == like.ndim and not like.is_floating_point():
+            return x
+    elif isinstance(x, dict) and isinstance(like, dict) and x.keys() == like.keys():
+        return {key: _fitted(part, like[key], unlike) for key, part in x.items()}
+    elif isinstance(x, tuple) and isinstance(like, tuple) and len(x) == len(like):
+        return tuple(_fitted(part, other, unlike) for part, other in zip(x, like))
+    raise unlike

@@ -1,0 +1,103 @@
+"""The trained module of a finished run, from its folder and without its records.
+
+The weights are in model.safetensors, which holds numbers and no code. What the module is made of, the config names; how
+large its input and output are, the summary says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedspa.data.plugin import GIVEN
+from fedspa.errors import ConfigError, first_line, quoted
+from fedspa.examples import of_layout
+from fedspa.learning import models
+from fedspa.runs.config import Config, load
+
+
+def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, Any], nn.Module]:
+    """The summary of the run in `folder`, and its trained module on the CPU: built anew, or the one that is given, with
+    the run's parameters in place of its own."""
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{quoted(str(folder))} holds no run: there is no config.toml; give the folder of one")
+    config, summary = load(folder / "config.toml"), _summary(folder)
+    if module is None:
+        module = _built(config, summary, folder)
+    elif not isinstance(module, nn.Module):
+        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module, built as the run's was")
+    _fill(module.cpu(), folder)
+    # Runs of older versions do not say these two.
+    schema = config.data.table
+    summary.setdefault("features", config.data.features)
+    summary.setdefault("schema", None if schema is None else schema.model_dump(exclude_none=True))
+    return summary, module
+
+
+def path_of(given: object, what: str) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{what} is {quoted(given)}; give a path")
+    return Path(given)
+
+
+def known(summary: Mapping[str, Any], fact: str, folder: Path) -> Any:
+    """What the run found of its records and module."""
+    found = summary.get("provenance")
+    if not isinstance(found, dict) or fact not in found:
+        raise ConfigError(f"summary.json in {folder} does not say the {fact}: it is of a version that did not keep it")
+    return found[fact]
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "summary.json").read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the run in {folder} is not finished: there is no summary.json; `fedspa run --resume {folder}` goes on"
+        ) from None
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"summary.json in {folder} is damaged; give the folder of a whole run")
+    return found
+
+
+def _built(config: Config, summary: Mapping[str, Any], folder: Path) -> nn.Module:
+    name = config.model.name
+    if name.startswith(GIVEN):
+        raise ConfigError(
+            f"the run in {folder} was given its module in Python ({name.removeprefix(GIVEN)}), which no file builds; "
+            f"build it as then: fedspa.load_model({str(folder)!r}, module=…)"
+        )
+    like = of_layout(known(summary, "shape of a record", folder))
+    shape = tuple(like.shape[1:]) if isinstance(like, Tensor) else None
+    return models.build(
+        name, shape, known(summary, "number of outputs", folder) or None, config.run.seed, config.run.code
+    )
+
+
+def _fill(module: nn.Module, folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no model.safetensors; a finished run has one, so bring it back from a copy")
+    try:
+        load_model(module, path)
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is damaged ({first_line(error)}); bring it back from a copy") from error
+    except Exception as error:  # torch's, of names and shapes; and a module may have its own way to load
+        raise ConfigError(
+            f"the parameters in {path} are not those of this {type(module).__name__} ({_in_one_line(error)}); build "
+            "the module as for the run"
+        ) from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return quoted(" ".join(str(error).split()))[1:-1]

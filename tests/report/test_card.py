@@ -1,0 +1,119 @@
+"""The model card says what the report says, and says first that nothing is private where nothing is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from small_runs import ALGORITHMS, small
+from typer.testing import CliRunner
+
+import fedspa
+from fedspa.cli import app
+from fedspa.errors import ConfigError, FedspaError
+from fedspa.report.card import card
+from fedspa.report.parts import page
+from fedspa.report.read import read
+
+SECURE = {"privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "secure"}}
+RUNS = {
+    "private": SECURE,
+    "seeded": {},
+    "median": {"privacy": {**SECURE["privacy"], "clip_rule": "median"}},
+    "fedavg": ALGORITHMS["fedavg"],
+    "cpsgd": ALGORITHMS["cpsgd"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("cards")
+    for name, sections in RUNS.items():
+        fedspa.run(small(root / name, **sections))
+    return {name: root / name for name in RUNS}
+
+
+def plain(text: str) -> str:
+    """Markdown without its escapes."""
+    return re.sub(r"\\([\\`<|\[\]])", r"\1", text)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_word_of_the_report_on_the_guarantee_is_in_it(runs: dict[str, Path], name: str) -> None:
+    text = plain(card(runs[name]))
+    [told] = page([read(runs[name])]).runs
+    for head, sentences in told.statement:
+        assert f"**{head}** {sentences}\n".replace("\u00a0", " ") in text
+    for each in told.cards:
+        assert each.label in text
+        assert each.value in text
+        assert each.detail.replace("\u00a0", " ") in text
+    for row in [*told.epsilons, *told.plan, *told.trained]:
+        assert f"| {' | '.join(row)} |" in text
+    for note in told.warnings:
+        assert f"- {note}\n" in text
+    for section, values in told.config:
+        for key, value in values:
+            assert f"| {section}.{key} | {value} |" in text
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_is_not_private_is_said_first(runs: dict[str, Path], name: str) -> None:
+    first = card(runs[name]).splitlines()[2]
+    assert first.startswith("> **NOT PRIVATE.** ") == (name != "private")
+    if name == "private":
+        summary = json.loads((runs[name] / "summary.json").read_text("utf-8"))
+        assert first.startswith("**Guarantee for each record: ε")
+        assert f"{summary['delta']:g}" in first
+    if name == "seeded":
+        assert "THE NOISE WAS SEEDED: nothing is private" in first
+
+
+def test_it_names_who_and_against_whom_and_what_not(runs: dict[str, Path]) -> None:
+    text = card(runs["private"])
+    for words in ("Each single record", "Everyone outside that agent", "**What is not covered.**", "add-remove"):
+        assert words in text
+    assert f"made by fedspa {fedspa.__version__} from the run's own files." in text
+    assert "| number of test records | " in text
+    assert "without a model" in text
+
+
+def test_a_ledger_that_says_otherwise_is_told(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(runs["private"], tmp_path / "copy"))
+    summary = json.loads((copy / "summary.json").read_text("utf-8"))
+    (copy / "summary.json").write_text(json.dumps({**summary, "epsilon": 0.001}))
+    text = plain(card(copy))
+    assert "## Read this first\n\n- summary.json says epsilon = 0.001, but the ledger gives" in text
+    assert "ε = 0.001" not in text
+
+
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    folder = tmp_path / "<img src=x onerror=alert(1)>[a](b)|`"
+    fedspa.run(small(folder))
+    text = card(folder)
+    title = text.splitlines()[0]
+    assert title == r"# Model card: \<img src=x onerror=alert(1)>\[a\](b)\|\`"
+    assert not re.search(r"(?<!\\)<", text)
+
+
+def test_the_command_prints_or_writes_it(runs: dict[str, Path], tmp_path: Path) -> None:
+    run, out = str(runs["private"]), tmp_path / "card.md"
+    printed = CliRunner().invoke(app, ["model", "card", run])
+    assert printed.output == card(runs["private"]) == fedspa.RunResult.load(run).card()
+    for _ in range(2):  # a card is written again
+        assert CliRunner().invoke(app, ["model", "card", run, "--out", str(out)]).output == f"{out}\n"
+    assert out.read_text("utf-8") == printed.output
+    out.write_text("# Model card: mine\n")
+    ended = CliRunner().invoke(app, ["model", "card", run, "--out", str(out)])
+    assert isinstance(ended.exception, FedspaError)
+    assert "is there and is no model card of fedspa; nothing was written" in str(ended.exception)
+    assert out.read_text("utf-8") == "# Model card: mine\n"
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, ["model", "card", str(tmp_path)])
+    assert isinstance(ended.exception, ConfigError)
+    assert "holds no run" in str(ended.exception)
