@@ -19,8 +19,8 @@ NOT_BUILT = """
 ********************************************************************************
 fedspa: THE COMPILED PART WAS NOT BUILT (the compiler's own words are above).
 The package works without it, but trains many times slower on a CPU.
-To have it: install a C compiler (gcc or clang), then
-    pip install --force-reinstall --no-deps --no-cache-dir fedspa
+To have it: install a C compiler (gcc or clang), then fedspa again from where it
+came, with pip's options --force-reinstall --no-deps --no-cache-dir.
 ********************************************************************************
 """
 

@@ -108,8 +108,8 @@ def missing() -> Obstacle | None:
     why = "its compiled part was built for another version or machine" if built else "its compiled part was not built"
     name, found = compiler()
     # pip keeps what it built: without the last option it would take the same files again.
-    again = "pip install --force-reinstall --no-deps --no-cache-dir fedspa"
-    return Obstacle(why, f"install it again ({again})" if found else f"install a C compiler ({name}), then {again}")
+    again = "install fedspa again from where it came, with pip's --force-reinstall --no-deps --no-cache-dir"
+    return Obstacle(why, again if found else f"install a C compiler ({name}), then {again}")
 
 
 def best_level() -> Level:

@@ -21,7 +21,6 @@
 #else
 #define LANES 4
 #endif
-#define MANY_REGISTERS (LEVEL >= 2) /* 32 of them, else 16 */
 
 #define INLINE static inline __attribute__((always_inline))
 #define PHASE static __attribute__((noinline)) /* stays a function, so that a profile names it */

@@ -130,7 +130,7 @@ INLINE void strip_input(const struct op *op, const struct buffer *buffer, const 
 /* Eight points by three strips where there are registers for them, else four by three, twice. Spelled out by macro, as
  * in conv.h. */
 #define EACH_POINT(DO) DO(0) DO(1) DO(2) DO(3) EACH_POINT_MORE(DO)
-#if MANY_REGISTERS
+#if LEVEL == 2
 #define POINTS_AT_ONCE 8
 #define EACH_POINT_MORE(DO) DO(4) DO(5) DO(6) DO(7)
 #else
