@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy
@@ -102,6 +102,8 @@ def open(
         if epsilon is None or delta is None:
             raise ConfigError("a guard needs epsilon and delta, the most that all runs may ever cost, or a policy")
         cap = Cap(epsilon, delta, neighbours or "add-remove")
+    if unit not in (None, *get_args(Unit)):
+        raise ConfigError(f"unit is {unit!r}; allowed: {', '.join(get_args(Unit))}")
     if not Path(path).exists():
         raise LedgerError(
             f"{path} is missing; make the ledger once by fedspa.guard.create, before anything is spent on the records; "
