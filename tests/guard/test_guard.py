@@ -249,6 +249,7 @@ def test_a_trigger_that_forgets_is_found_at_once(path: Path, guarded: Callable[.
         ({"delta": 1.0}, "delta is 1.0"),
         ({"neighbours": "replace-special"}, "allowed: add-remove, replace-one"),
         ({"policy": "policy.toml"}, "not both"),
+        ({"unit": "patient"}, "unit is 'patient'; allowed: record, person"),
     ],
 )
 def test_a_cap_that_is_none(given: dict[str, object], match: str, guarded: Callable[..., Guard]) -> None:

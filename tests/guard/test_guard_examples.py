@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import runpy
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import fedspa.guard
 from fedspa.agent.ledger.verify import verify
 
 ROOT = Path(__file__).parents[2]
@@ -81,3 +83,12 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     exec(block, {"train": lambda: trained.append(True)})
     assert trained == [True]
     assert verify("ledger.sqlite") == []
+
+
+@pytest.mark.parametrize("name", fedspa.guard.__all__)
+def test_what_help_shows_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    for found in doctest.DocTestFinder().find(getattr(fedspa.guard, name), name, globs={}):
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+        assert runner.run(found, out=said.append).failed == 0, "".join(said)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -172,6 +175,29 @@ def test_parts_of_a_batch_are_one_step(path: Path, guarded: Callable[..., Guard]
             found.optimizer.zero_grad()
     assert parts > 2 * EPOCH
     assert spent(path) == {(EPOCH, 2.0): 1}
+
+
+def test_a_block_is_not_used_twice_by_a_copy_or_a_fork(
+    path: Path, guarded: Callable[..., Guard], loop: Callable[..., Loop]
+) -> None:
+    found = loop()
+    watched = guarded().optimizer(found.optimizer, found.loader, epochs=2)
+    found.step()
+    for copy_of in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(PrivacyError, match="cannot be copied or pickled"):
+            copy_of(watched._fedspa_guard)
+    found.batch()
+    found.optimizer.clip_and_accumulate()
+    child = os.fork()
+    if child == 0:
+        try:
+            found.optimizer.add_noise()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert spent(path) == {(EPOCH, 2.0): 2}
+    found.optimizer.add_noise()
+    assert spent(path) == {(EPOCH, 2.0): 2}
 
 
 def test_clipping_by_layer_has_the_norm_of_its_bounds(

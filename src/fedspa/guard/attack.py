@@ -36,13 +36,28 @@ def audit(
     draws: int = 400,
     false_alarm: float = 0.01,
 ) -> Report:
-    """Attack a training that says it is `event`.
+    """Attack a training that says it is `event`: a bound on ε from below that passes the event's own ε is a fault.
 
-    `score(True)` trains anew on made-up records with one chosen record among them, `score(False)` without it (under
-    `replace-one`: with another in its place); each gives a number that is larger the more the outcome looks as if the
-    record had been there. A good score is what the training is most sensitive to, such as the record's own loss, with
-    its sign turned. Of `draws` runs a side, the first half chooses a threshold and the second half is judged by it.
-    `false_alarm` is the chance that a sound training fails.
+    Args:
+        score: `score(True)` trains anew on made-up records with one chosen record among them, `score(False)` without it
+            (under `replace-one`: with another in its place). Each gives a number that is larger the more the outcome
+            looks as if the record had been there, such as the record's own loss with its sign turned.
+        event: What one training does to its records.
+        delta: At which ε is compared.
+        neighbours: The relation of ε.
+        draws: Runs a side. The first half chooses a threshold, the second half is judged by it.
+        false_alarm: The chance that a sound training fails.
+
+    Returns:
+        A report: whether it `holds`, and as `headline` the `lower_bound` beside what was `claimed`.
+
+    Example:
+        >>> import random, fedspa
+        >>> from dp_accounting import GaussianDpEvent
+        >>> drawn = random.Random(1)
+        >>> report = fedspa.guard.audit(lambda there: there + drawn.gauss(0, 0.1), GaussianDpEvent(1.0), delta=0.1)
+        >>> report.holds
+        False
     """
     from fedspa.audit.bounds import epsilon_lower  # slow to import
     from fedspa.audit.questions import threshold_attack

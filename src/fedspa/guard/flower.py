@@ -44,15 +44,25 @@ def flower_mod(
     noise: NoiseMode | None = None,
     guard: Callable[[Context], Guard] | None = None,
 ) -> Mod:
-    """A mod, `ClientApp(..., mods=[flower_mod(event, rounds=10)])`, that pays for `event` before the app trains.
+    """A mod for a whole ClientApp, `ClientApp(..., mods=[flower_mod(event, rounds=10)])`, that pays before it trains.
 
-    `event` is what one answer to a `train` message does to the site's records: fedspa's or dp_accounting's, or a
-    function of (message, context) that gives one. `rounds` are announced with the site's first. Messages of other types
-    are refused: metrics on private records are releases too. `evaluate` is the event that pays for all of an answer to
-    an `evaluate` message; `free` are the types that read no record at all. Beside its arrays, a reply to `train` has
-    the number of examples, and those `metrics` that are named here because the event covers them; others are taken out.
-    `guard` opens the site's guard. Where it is not given, `agent`, `ledger` and `policy` of the node-config say which
-    it is: a site's own words, not the server's.
+    Messages of other types than `train` are refused unless something is said of them here: metrics on private records
+    are releases too.
+
+    Args:
+        event: What one answer to a `train` message does to the site's records: an event of fedspa's or of
+            dp_accounting's, or a function of (message, context) that gives one.
+        rounds: How many are announced with the site's first.
+        evaluate: The event that pays for all of an answer to an `evaluate` message.
+        metrics: Names of metrics that `event` covers. Beside its arrays a reply to `train` has those and the number of
+            examples; others are taken out.
+        free: Types of messages that read no record at all.
+        noise: Where the app's noise comes from, as of `Guard.spend`.
+        guard: Opens the site's guard. If it is not given, `agent`, `ledger` and `policy` of the node-config say which
+            it is: the site's own words, not the server's.
+
+    Returns:
+        The mod.
     """
     kept, unpaid = frozenset((*_COUNTS, *metrics)), frozenset(free)
     paid = {"train": event, **({} if evaluate is None else {"evaluate": evaluate})}

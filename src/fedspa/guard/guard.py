@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy
@@ -36,7 +36,14 @@ UNSEEN = "not seen by the guard"
 
 
 def create(path: str | Path) -> None:
-    """Make an empty ledger, once, for records on which nothing was spent yet. One that is there is not touched."""
+    """Make an empty ledger, once, for records on which nothing was spent yet.
+
+    Args:
+        path: Where; its witness will lie beside it.
+
+    Raises:
+        LedgerError: There is a ledger, or what is left of one. Nothing is touched then.
+    """
     if Path(path).exists():
         raise LedgerError(f"{path} is there already; open it, or give another path for other records")
     Ledger.open(path).close()
@@ -53,12 +60,37 @@ def open(
     policy: Policy | str | Path | None = None,
     run: str | None = None,
 ) -> Guard:
-    """The guard of the records that the ledger at `path` knows as `agent`.
+    """The guard of some records: what is spent on them is written into their ledger first.
 
-    Their cap is (`epsilon`, `delta`) under `neighbours` (`add-remove` where nothing is said), for each `unit` (record,
-    or person), over all that was and will be spent on them; or it is that of a `policy`, whose other limits then hold
-    too. A ledger is made once, by `create`: one that went missing is an error and no fresh budget. `run` names what is
-    done here, for whoever reads the ledger; a name is drawn where none is given.
+    Args:
+        path: The ledger, which `create` made. One that went missing is an error and no fresh budget.
+        agent: The name that the ledger knows the records by.
+        epsilon: The most that all runs together may ever cost, at `delta`.
+        delta: Below one over the number of records.
+        neighbours: The relation under which everything is priced, `add-remove` (if nothing is said) or `replace-one`.
+        unit: What is protected, each `record` (if nothing is said) or each `person`.
+        policy: In place of `epsilon`, `delta` and `neighbours`: a policy, or its file. Its other limits then hold too.
+        run: A name of what is done here, for whoever reads the ledger; one is drawn if none is given.
+
+    Returns:
+        The guard. It holds no file open.
+
+    Raises:
+        LedgerError: The ledger is missing, damaged or behind its witness, or knows the records by another name.
+
+    Example:
+        >>> import fedspa
+        >>> from dp_accounting import GaussianDpEvent
+        >>> fedspa.guard.create("ledger.sqlite")
+        >>> guard = fedspa.guard.open("ledger.sqlite", agent="clinic", epsilon=1.0, delta=1e-5)
+        >>> with guard.spend(GaussianDpEvent(10.0)):
+        ...     pass  # train
+        >>> print(f"{guard.total().epsilon:.3f}")
+        0.341
+        >>> guard.require(GaussianDpEvent(10.0), participations=20)
+        Traceback (most recent call last):
+        ...
+        fedspa.errors.BudgetError: agent 'clinic' has ε = 0.6593 left...
     """
     if policy is not None:
         if (epsilon, delta, neighbours) != (None, None, None):
@@ -70,6 +102,8 @@ def open(
         if epsilon is None or delta is None:
             raise ConfigError("a guard needs epsilon and delta, the most that all runs may ever cost, or a policy")
         cap = Cap(epsilon, delta, neighbours or "add-remove")
+    if unit not in (None, *get_args(Unit)):
+        raise ConfigError(f"unit is {unit!r}; allowed: {', '.join(get_args(Unit))}")
     if not Path(path).exists():
         raise LedgerError(
             f"{path} is missing; make the ledger once by fedspa.guard.create, before anything is spent on the records; "
@@ -99,12 +133,20 @@ class Guard:
     def spend(
         self, event: object, *, announced: int = 1, noise: NoiseMode | None = None, message: str | None = None
     ) -> Iterator[None]:
-        """Pay for `event`, on the disk, and only then run the body; or refuse by a BudgetError, and do not run it.
+        """Pay for `event`, on the disk, and only then run the body; or refuse, and do not run it.
 
-        `announced` is how often this event is planned in all. With the first spend ever on these records it makes that
-        plan the one that PLD prices as a whole (docs/accounting.md); later it has no effect. `noise` says where the
-        body's noise comes from; it is `unrecorded` where nothing is said. A `message` names the spend: it is paid for
-        once, and refused ever after.
+        Args:
+            event: What the body does to the records: an event of fedspa's, or of dp_accounting's.
+            announced: How often this event is planned in all. With the first spend ever on these records it makes that
+                plan the one that PLD prices as a whole (docs/accounting.md). Later it has no effect.
+            noise: Where the body's noise comes from, `secure`, `exact` or `seeded`; it counts as unrecorded if nothing
+                is said.
+            message: A name for the spend, which is paid for once and refused ever after.
+
+        Raises:
+            BudgetError: The cap has no room.
+            PrivacyError: The event has no sound price.
+            PolicyRefusal: The event is laxer than the guard's policy.
         """
         self.pay(event, announced=announced, noise=noise, message=message)
         yield
@@ -112,7 +154,17 @@ class Guard:
     def train(
         self, function: Callable[_P, _R], event: object, *, announced: int = 1, noise: NoiseMode | None = None
     ) -> Callable[_P, _R]:
-        """`function`, each call of which first pays for `event`."""
+        """A training function, each call of which first pays.
+
+        Args:
+            function: Trains.
+            event: What one call does to the records.
+            announced: As of `spend`.
+            noise: As of `spend`.
+
+        Returns:
+            `function`, under the guard.
+        """
 
         @wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -122,17 +174,36 @@ class Guard:
         return guarded
 
     def optimizer(self, optimizer: Any, data_loader: Any, *, epochs: int, block: int | None = None) -> Any:
-        """An Opacus optimiser, as `make_private` returns it with its loader, that pays before it steps.
+        """An optimiser of Opacus's that pays before it steps.
 
-        It is the same object. It pays for `block` steps at a time (an epoch where nothing is said), each time whole.
-        `epochs` blocks are announced: a run that has no room for all of them is refused here, before its first step.
+        Args:
+            optimizer: What `make_private` returned.
+            data_loader: What `make_private` returned with it.
+            epochs: How many blocks are announced. A run that has no room for all of them is refused here.
+            block: How many steps are paid for at a time, each time whole; an epoch if nothing is said.
+
+        Returns:
+            The same object.
+
+        Raises:
+            PrivacyError: No sound event can be read off the two.
+            BudgetError: The cap has no room. The same error comes out of `optimizer.step()` where it has none later on.
         """
         from fedspa.guard.opacus import watch
 
         return watch(self, optimizer, data_loader, epochs=epochs, block=block)
 
     def require(self, event: object, *, participations: int = 1, noise: NoiseMode | None = None) -> None:
-        """Raise where so many spends of `event` are refused; nothing is paid."""
+        """Ask without paying.
+
+        Args:
+            event: As of `spend`.
+            participations: How often.
+            noise: As of `spend`.
+
+        Raises:
+            BudgetError: The cap has no room for all of them together.
+        """
         events = self._events(event, noise)
         for own in events:
             self._check(own, participations)
@@ -157,7 +228,16 @@ class Guard:
         run: str | None = None,
         message: str | None = None,
     ) -> None:
-        """Write `event` into the ledger, durably: what it pays for may run once this has returned."""
+        """Write `event` into the ledger, durably: what it pays for may run once this has returned.
+
+        Args:
+            event: As of `spend`, which is this with a body.
+            announced: As of `spend`.
+            noise: As of `spend`.
+            tool: What spends; it stands before the run's name in the ledger.
+            run: The run's name; the guard's own if none is given.
+            message: As of `spend`.
+        """
         events = self._events(event, noise)
         message = message or secrets.token_hex(8)
         run = f"{tool}:{run or self.run}"
@@ -179,7 +259,11 @@ class Guard:
                 ledger.release(self.agent, run, name, UNSEEN)
 
     def total(self) -> Total:
-        """ε of all that was ever spent on these records, at the cap's δ and relation, and what shows it."""
+        """What all that was ever spent on these records costs.
+
+        Returns:
+            `epsilon` at the cap's δ and relation, and `by`, what shows it.
+        """
         with self.opened() as ledger:
             return self.cap.limits[0].total(ledger.spent(self.agent), ledger.first_plan(self.agent))
 

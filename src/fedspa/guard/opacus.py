@@ -12,9 +12,10 @@ machine, on Poisson batches. Nothing of Opacus is imported here; its objects are
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -65,6 +66,11 @@ class _Watcher:
         self._clipped_to = 0.0  # the largest bound of what was added up since the last step
         self._paid: GaussianEvent | None = None
         self._left = 0
+        self._process = os.getpid()
+
+    def __reduce__(self) -> NoReturn:
+        """A copy would use the steps that were paid for once more."""
+        raise PrivacyError("a guarded optimiser cannot be copied or pickled; make another, and guard that")
 
     def block_event(self) -> GaussianEvent:
         """A block of steps with the optimiser as it is now."""
@@ -83,6 +89,8 @@ class _Watcher:
                 "which nothing here prices; take a step for each batch, or split batches by Opacus's BatchMemoryManager"
             )
         event = self._event(self._clipped_to)
+        if os.getpid() != self._process:  # what was paid for belongs to the process that forked
+            self._process, self._left = os.getpid(), 0
         if self._left == 0 or self._paid is None or not _covers(self._paid, event):
             self._guard.pay(event, announced=self._epochs, tool="opacus")
             self._paid, self._left = event, self._block
