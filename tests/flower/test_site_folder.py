@@ -226,7 +226,17 @@ def test_a_site_toml_that_is_none(tmp_path, text, message):
         folders.read_site(tmp_path)
 
 
-@pytest.mark.parametrize("words", [("--agent", 'a"b'), ("--classes", 1), ("--port", 0), ("--superlink", "a\nb")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--agent", 'a"b'),
+        ("--classes", 1),
+        ("--port", 0),
+        ("--superlink", "a\nb"),
+        ("--superlink", "https://server"),
+        ("--certificate", "nowhere.crt"),
+    ],
+)
 def test_bad_words_for_a_new_site_make_nothing(tmp_path, words):
     with pytest.raises(ConfigError):
         called("site", "new", tmp_path / "new", *words)
