@@ -182,10 +182,10 @@ class Rehearsal:
         return found
 
     def stop(self) -> dict[str, int]:
-        """As a container is stopped: SIGTERM, and time to end."""
+        """As a container is stopped, SIGTERM and time to end; north as at a terminal, by Ctrl-C."""
         codes = {}
         for name, process in reversed(self.processes.items()):
-            os.kill(process.pid, signal.SIGTERM)
+            os.kill(process.pid, signal.SIGINT if name == "north" else signal.SIGTERM)
             codes[name] = process.wait(30)
         return codes
 

@@ -114,6 +114,14 @@ def test_a_servers_numbers_hold_no_score(deployment, train, tmp_path):
     assert "loss " not in text.replace("privacy loss", "")
 
 
+def test_a_watchdog_does_not_wait_for_torch_or_flower():
+    program = (
+        "import sys\nfrom fedspa.flower.operate import folders, health, metrics\n"
+        "sys.exit(bool({'torch', 'flwr'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
 def test_every_metric_is_argued_for_in_the_docs():
     page = DEPLOYMENT_PAGE.read_text("utf-8")
     told = set(re.findall(r"`fedspa_(\w+)`", page))

@@ -10,9 +10,12 @@ import json
 import shutil
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedspa.agent.ledger.ledger import Ledger
@@ -226,7 +229,27 @@ def test_a_site_toml_that_is_none(tmp_path, text, message):
         folders.read_site(tmp_path)
 
 
-@pytest.mark.parametrize("words", [("--agent", 'a"b'), ("--classes", 1), ("--port", 0), ("--superlink", "a\nb")])
+@given(st.text(max_size=60), st.sampled_from(["node", "superlink", "address", "port", "key"]))
+def test_any_text_is_a_site_or_one_line(text, word):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "site.toml"
+        path.write_text(f"[node]\n{word} = {text}\n[superlink]\n{word} = {text}\n", "utf-8", newline="")
+        with pytest.raises(ConfigError) as caught:
+            folders.read_site(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--agent", 'a"b'),
+        ("--classes", 1),
+        ("--port", 0),
+        ("--superlink", "a\nb"),
+        ("--superlink", "https://server"),
+        ("--certificate", "nowhere.crt"),
+    ],
+)
 def test_bad_words_for_a_new_site_make_nothing(tmp_path, words):
     with pytest.raises(ConfigError):
         called("site", "new", tmp_path / "new", *words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -31,16 +32,13 @@ def new(
     """
     files = FLOWER if flower else FILES
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
-    template = resources.files("fedspa.cli").joinpath("template")
     made: list[Path] = []
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty; name a new folder")
         made += (one for one in (folder, *folder.parents) if not one.exists())
         folder.mkdir(parents=True, exist_ok=True)
-        for source, target in files.items():
-            text = template.joinpath(source).read_text("utf-8")
-            (folder / target).write_text(text.replace("{name}", name), "utf-8")
+        fill(folder, files, {"name": name})
     except OSError as error:
         for one in made:  # parents of what could not be made; with something in it, a folder stays
             with suppress(OSError):
@@ -48,3 +46,13 @@ def new(
         raise ConfigError(f"{folder}: {error.strerror or error}; name a folder that can be written") from None
     command = _SIMULATE if flower else "fedspa run config.toml"
     print(f"Made {', '.join(files.values())} in {folder}. Now:\n\n    cd {folder}\n    {command}\n")
+
+
+def fill(folder: Path, files: Mapping[str, str], values: Mapping[str, str]) -> None:
+    """Write files of the template, by the names that they get in `folder`, each {word} of `values` in its place."""
+    template = resources.files("fedspa.cli").joinpath("template")
+    for source, target in files.items():
+        text = template.joinpath(source).read_text("utf-8")
+        for word, value in values.items():
+            text = text.replace(f"{{{word}}}", value)
+        (folder / target).write_text(text, "utf-8")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedspa.cli.new import fill
 from fedspa.cli.site import AsJson, Format, Out, given, told
 from fedspa.errors import ConfigError, worded
 
@@ -38,7 +39,7 @@ def new(
     folders.make(folder)
     with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"):
         values = {"name": name, "host": host, "port": str(port)}
-        folders.write_template(folder, {"server.toml": folders.SERVER, "server_README.md": "README.md"}, values)
+        fill(folder, {"server.toml": folders.SERVER, "server_README.md": "README.md"}, values)
         credentials.make_certificate(folder, name)
         for part in ("nodes", "runs"):
             (folder / part).mkdir()

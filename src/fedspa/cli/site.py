@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fedspa.cli.new import fill
 from fedspa.errors import ConfigError, worded
 
 if TYPE_CHECKING:
@@ -57,11 +58,14 @@ def new(
         raise ConfigError(f"--classes is {classes}; it must be a whole number from 2 to 1000000")
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}; it must be a number from 1 to 65535")
+    folders.require_address("--superlink", superlink)
+    if certificate is not None:
+        credentials.read_certificate(certificate)
     folders.make(folder)
     names = {"site.toml": folders.SITE, "site_policy.toml": "policy.toml", "site_README.md": "README.md"}
     values = {"agent": name, "data": data, "classes": str(classes), "superlink": superlink, "port": str(port)}
     with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"):
-        folders.write_template(folder, names, values)
+        fill(folder, names, values)
         (folder / "apps.sha256").write_text("# The apps that were reviewed here: `fedspa site pin` adds a line.\n")
         credentials.make_node_key(folder / "node.key")
         (folder / "ledger").mkdir()

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,8 +98,7 @@ def read_site(folder: Path) -> SiteFolder:
         if isinstance(value, str) and value and not (key == "data" and is_plugin(value)):
             node[key] = str(home / value)
     address = _text(path, "superlink", link, "address")
-    if not _ADDRESS.fullmatch(address):
-        raise ConfigError(f"{path}: superlink.address is {address!r}; it must be host:port, as server.example:8443")
+    require_address(f"{path}: superlink.address", address)
     return SiteFolder(
         path=home,
         node=node,
@@ -122,20 +120,15 @@ def read_server(folder: Path) -> ServerFolder:
     return ServerFolder(home, _text(path, "superlink", link, "host"), _port(path, "superlink", link), **files)
 
 
+def require_address(key: str, address: str) -> None:
+    if not _ADDRESS.fullmatch(address):
+        raise ConfigError(f"{key} is {quoted(address)}; it must be host:port, as server.example:8443")
+
+
 def address_parts(address: str) -> tuple[str, int]:
     """Host and port, without an IPv6 address's brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def write_template(folder: Path, names: Mapping[str, str], values: Mapping[str, str]) -> None:
-    """Files of cli/template, by the names that they get in `folder`, with each {word} of `values` in its place."""
-    template = resources.files("fedspa.cli").joinpath("template")
-    for source, name in names.items():
-        text = template.joinpath(source).read_text("utf-8")
-        for word, value in values.items():
-            text = text.replace(f"{{{word}}}", value)
-        (folder / name).write_text(text, "utf-8")
 
 
 def make(folder: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from fedspa.errors import ConfigError, FedspaError, worded
@@ -49,7 +48,7 @@ def superlink_arguments(server: ServerFolder) -> list[str]:
     ]
 
 
-def run_site(site: SiteFolder, arguments: Sequence[str] = ()) -> None:
+def run_site(site: SiteFolder) -> None:
     """Be the site's node until it is told to end. It runs the apps that were pinned, and no other."""
     digests = site.digests()
     if not digests:
@@ -62,16 +61,16 @@ def run_site(site: SiteFolder, arguments: Sequence[str] = ()) -> None:
     _enter(site.path)
     from fedspa.flower import supernode
 
-    supernode.serve(frozenset(digests), [*node_arguments(site), *arguments])
+    supernode.serve(frozenset(digests), node_arguments(site))
 
 
-def run_server(server: ServerFolder, arguments: Sequence[str] = ()) -> None:
+def run_server(server: ServerFolder) -> None:
     """Be the SuperLink until it is told to end."""
     _enter(server.path)
     server.runs.mkdir(exist_ok=True)
     from flwr.superlink.cli import flower_superlink
 
-    sys.argv = ["flower-superlink", *superlink_arguments(server), *arguments]
+    sys.argv = ["flower-superlink", *superlink_arguments(server)]
     flower_superlink()
 
 
