@@ -86,7 +86,6 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for fedspa run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--hardware", default=hardware("cpu"), help="noted in the JSON")
-    parser.add_argument("--commit", default=commit(), help="noted in the JSON, where no git is")
     arguments = parser.parse_args()
     seeds = fresh(arguments.first_seed, arguments.seeds)
     overrides = list(arguments.set)
@@ -94,6 +93,7 @@ def main() -> None:
         overrides.append(f"data.dir={json.dumps(str(arguments.data))}")
     if arguments.jobs > 1:
         overrides.append("run.threads=1")
+    before = commit()
     found = over_seeds(shipped.config(arguments.config), seeds, overrides, arguments.jobs)
     half = found["accuracy_interval"]
     print(f"{found['accuracy']:.2f}{'' if half is None else f' ± {half:.2f}'} %, ε = {found['epsilon']:.4f}")
@@ -102,7 +102,7 @@ def main() -> None:
         asked = f"{arguments.config} --seeds {arguments.seeds} --first-seed {arguments.first_seed}"
         notes = {
             "command": f"python benchmarks/seeds.py {asked} --data DIR{sets}",
-            "commit": arguments.commit,
+            "commit": before,
             "hardware": arguments.hardware,
             "selection": "settings chosen on a tenth of the training records (data.holdout = 0.1), which was not "
             "private; accuracy here is on the test records",

@@ -6,7 +6,8 @@
 Each arm has the same total ε and δ, and is judged by test records that chose nothing. `free` are the shipped settings,
 chosen on held-out training records without paying; `default` are the library's own; `suggest` those of
 `fedspa suggest`; `tuned` is `fedspa tune` from the defaults, with the search inside ε; `trials`, of tables, the same
-without rehearsals. Seeds 1000 to 1004 were used for nothing else.
+without rehearsals; `agents` the same without held-out records, so that agents score. Seeds 1000 to 1004 were used for
+nothing else.
 
 Every (data set, arm, seed) is a process of its own with one thread, `--jobs` of them at a time. `--out` is written
 after each, and what it has already from the same commit is not measured again.
@@ -41,9 +42,9 @@ from provenance import commit, stamp
 Job = tuple[str, str, int]  # data set, arm, seed
 Accuracies = dict[str, dict[str, dict[str, float]]]  # data set → arm → seed → percent
 FIRST_SEED = 1000
-IMAGE_ARMS = ["free", "default", "suggest", "tuned"]
-TABLE_ARMS = ["default", "suggest", "tuned", "trials"]
-SEARCHES = ["tuned", "trials"]
+IMAGE_ARMS = ["free", "default", "suggest", "tuned", "agents"]
+TABLE_ARMS = ["default", "suggest", "tuned", "trials", "agents"]
+SEARCHES = ["tuned", "trials", "agents"]
 IMAGES = {"mnist": ("mnist-best", 600, 3930), "cifar10": ("cifar10-best", 500, 12010)}
 HOLDOUT = 0.1
 TABLES = {
@@ -72,6 +73,7 @@ def images(name: str, folder: str, seed: int) -> dict[str, Callable[[Path], floa
         "default": lambda out: run(fedspa.load(path, [*fixed, *DEFAULTS, *at(out)])),
         "suggest": lambda out: run(fedspa.load(path, [*fixed, *suggested, *at(out)])),
         "tuned": lambda out: tune(fedspa.load(path, [*fixed, *DEFAULTS, *searched, *at(out)]), "holdout"),
+        "agents": lambda out: tune(fedspa.load(path, [*fixed, *DEFAULTS, *at(out)]), "none"),
     }
 
 
@@ -99,6 +101,7 @@ def tables(name: str, folder: str, seed: int) -> dict[str, Callable[[Path], floa
         "suggest": lambda out: run(config(out, held, *suggested), data),
         "tuned": lambda out: tune(config(out, left, searched), "holdout", data),
         "trials": lambda out: tune(config(out, left, searched), "none", data),
+        "agents": lambda out: tune(config(out, held), "none", data),
     }
 
 

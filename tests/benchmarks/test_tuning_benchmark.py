@@ -19,7 +19,7 @@ def test_what_was_measured_is_not_measured_again() -> None:
 
 def test_searches_and_images_begin_first() -> None:
     wanted = tuning.jobs(["wine", "mnist"], None, range(1), {})
-    assert [job[:2] for job in wanted[:2]] == [("mnist", "tuned"), ("mnist", "free")]
+    assert [job[:2] for job in wanted[:3]] == [("mnist", "tuned"), ("mnist", "agents"), ("mnist", "free")]
     assert {arm for name, arm, _ in wanted if name == "wine"} == set(tuning.TABLE_ARMS)
     assert wanted.index(("wine", "trials", 0)) < wanted.index(("wine", "default", 0))
 

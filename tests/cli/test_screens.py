@@ -173,6 +173,8 @@ def test_tuning(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = {"rounds": list(range(100)), "scores": [0.9876], "settings": settings}
     summary["tuning"] = {
         "rounds": 1_000,
+        "scored_by": "server",
+        "scoring": {"rounds": list(range(30)), "deviation": [0.0123456, None]},
         "trials": [trial, trial | {"scores": [], "settings": {}}],
         "choice": 0,
         "rehearsal": {"public": "holdout", "found": [1] * 200},

@@ -66,7 +66,7 @@ def test_a_round_of_scores_is_a_round_like_any_other(tmp_path: Path) -> None:
 
 def test_agents_choose_what_they_score_highest(tmp_path: Path) -> None:
     """With hardly any noise: the counts are those of the agents' own records, and the best of them goes on."""
-    privacy = {"noise_multiplier": 0.01, "epsilon": None, "clip_value": 1.0}
+    privacy = {"noise_multiplier": 0.4, "epsilon": None, "clip_value": 1.0}
     still = {"algorithm.server": "average", "algorithm.server_lr": 1e-6}
     better = {"algorithm.server": "average", "algorithm.server_lr": 2.0}
     tuning = {"candidates": [still, better], "rounds": 3}

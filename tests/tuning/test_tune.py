@@ -159,6 +159,18 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     summary = json.loads(told.stdout)
     assert summary["epsilon"] <= 3
     assert list((tmp_path / "runs" / "studies").glob("*.json"))
+    words = ["tune", "--epsilon", "3", "--share", "0.3", "--out", "second", "--from", "run"]
+    for key in ("algorithm.batch=20", "federation.rounds=10", "privacy.noise=seeded"):
+        words += ["--set", key]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    for part in (
+        "Trials: 3 of 10 rounds",
+        "Agents' score",
+        "by the agents, in 1 of these rounds",
+        "paid for there with ε",
+    ):
+        assert part in done.output
     for bad, word in (
         (["tune", "--space", "algorithm.ema"], "--space algorithm.ema: it must read"),
         (["tune", "--resume", "run", "--out", "other"], "--resume goes on with the run as it began"),

@@ -147,7 +147,7 @@ def show(result: RunResult, screen: Console) -> None:
     running.show(result, screen)
     tuning, name = result.summary["tuning"], result.summary["score"]
     table = Table(title=f"Trials: {tuning['rounds']} of {result.summary['rounds']} rounds", box=None)
-    judged = name if tuning["scored_by"] == "server" else AGENTS_SCORE
+    judged = AGENTS_SCORE if tuning["scored_by"] == "agents" else name
     for column in ("", "rounds", heading(judged), "settings"):
         table.add_column(column)
     for number, trial in enumerate(tuning["trials"]):
@@ -163,7 +163,8 @@ def show(result: RunResult, screen: Console) -> None:
         )
     if tuning["rehearsal"] is not None and (earlier := tuning["rehearsal"].get("study")) is not None:
         cost = "" if earlier["epsilon"] is None else f", paid for there with ε = {earlier['epsilon']:.4g}"
-        screen.print(f"Study       settings found on {earlier['about']['data']}{cost}; free here", highlight=False)
+        words = f"Study       settings found on {earlier['about']['data']}{cost}; free here"
+        screen.print(words, highlight=False, markup=False)
     if tuning["rehearsal"] is not None and tuning["rehearsal"]["found"]:
         source = tuning["rehearsal"]["public"]
         where = "the server's held-out records" if source == "holdout" else source

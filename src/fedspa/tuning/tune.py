@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from fedspa import durable, report
+from fedspa.algorithms.scores import deviation
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load as load_data
 from fedspa.data.view import view, with_floats
@@ -30,7 +32,7 @@ from fedspa.running import simulate
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
 from fedspa.runs.halving import Halving, Settings, settled
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
 from fedspa.runs.sections import ScoredBy, Tuning
 from fedspa.runs.setup import Job, Simulated, prepare, with_targets
@@ -218,8 +220,19 @@ def _plan_trials(
     best = apart([winner, *search.ranking], most)
     # What the server's score gains says nothing of the agents', unless both are shares of right answers.
     comparable = not scoring or job.server.model.task.headline == "accuracy"
-    ahead = [rehearsal.curves(settings).ahead for settings in best] if comparable else None
+    curves = [rehearsal.curves(settings) for settings in best]
+    ahead = [each.ahead for each in curves] if comparable else None
+    if ahead is not None and curves[0].name in SHARES:
+        ahead[0] = [gain + _doubt(job, scoring, len(best), curves[0].last or 0.0) for gain in ahead[0]]
     return _tuning(best, within, scoring, by, ahead), rehearsed
+
+
+def _doubt(job: Job, scoring: int, models: int, share: float) -> float:
+    """By how much a trial may beat what was best in rehearsals for no other reason than chance: a standard error of the
+    server's held-out records, or the noise in the difference of two scores of agents."""
+    if scoring:
+        return math.sqrt(2) * deviation(job.plan, models, job.config.federation.per_round)
+    return math.sqrt(share * (1 - share) / count(job.server.test.y))
 
 
 def _most_trials(rounds: int, scoring: int) -> int:
