@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from fedspa.errors import ConfigError, FedspaError, worded
@@ -22,7 +23,7 @@ def register(server: ServerFolder, keys: Iterable[Path]) -> dict[str, bool]:
         server.nodes.mkdir(exist_ok=True)
     for key in keys:
         target = server.nodes / key.name
-        with worded(ConfigError, lambda why, key=key: f"{key}: {why}; give a public key, as node.key.pub"):
+        with worded(ConfigError, partial("{}: {}; give a public key, as node.key.pub".format, key)):
             if not target.exists():
                 shutil.copyfile(key, target)
             elif target.read_bytes() != key.read_bytes():
