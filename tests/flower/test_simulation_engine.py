@@ -56,7 +56,7 @@ def test_what_fedspa_new_makes_is_an_app_and_ships_its_code_only(tmp_path):
     (app / "keys.toml").write_text("secret = 1")
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as bundle:
         names = {name for name in bundle.namelist() if not name.startswith(".info")}
-    assert names == {"pyproject.toml", "README.md", "my_data.py", "my_model.py"}
+    assert names == {"pyproject.toml", "my_data.py", "my_model.py"}
     with pytest.raises(ConfigError, match="is not empty"):
         new(app, flower=True)
 

@@ -322,3 +322,21 @@ def test_seeded_rounds_are_said_to_be_so(site):
         ledger.reserve("north", PLAN.event.with_noise("seeded"), "run", "round-0")
     output = called("site", "check", site)[1]
     assert "SEEDED" in output.upper()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "site check x",
+        "site pin x y",
+        "site run x",
+        "server check x",
+        "server run x",
+        "server register x",
+        "server train x y",
+    ],
+)
+def test_without_flower_one_line_says_what_to_install(monkeypatch, words):
+    monkeypatch.setattr("fedspa.cli.site.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"which is not installed: pip install 'fedspa\[flower\]'"):
+        called(*words.split())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedspa.cli.new import fill
-from fedspa.cli.site import AsJson, Format, Out, given, told
+from fedspa.cli.site import AsJson, Format, Out, given, require_flower, told
 from fedspa.errors import ConfigError, worded
 
 app = typer.Typer(help="The server: make its folder, check it, run it, train with it.", no_args_is_help=True)
@@ -55,6 +55,7 @@ def check(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: fedspa server check server
     """
+    require_flower()
     from fedspa.flower.operate.folders import read_server
     from fedspa.flower.operate.server_check import examine
 
@@ -67,6 +68,7 @@ def run(folder: Folder, log_format: Format = "text") -> None:
 
     Example: fedspa server run server --log-format json
     """
+    require_flower()
     from fedspa.flower.operate import logs, start
     from fedspa.flower.operate.folders import read_server
 
@@ -85,6 +87,7 @@ def register(
 
     Example: fedspa server register server north.pub
     """
+    require_flower()
     from fedspa.flower.operate import runs
     from fedspa.flower.operate.folders import read_server
 
@@ -107,6 +110,7 @@ def train(
 
     Example: fedspa server train server examples/hospital -c 'privacy.epsilon=1.0'
     """
+    require_flower()
     from fedspa.flower.operate import runs
     from fedspa.flower.operate.folders import read_server
 

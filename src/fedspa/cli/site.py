@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -89,11 +90,18 @@ def check(
 
     Example: fedspa site check north --server
     """
+    require_flower()
     from fedspa.flower.check import examine
     from fedspa.flower.operate.folders import read_site
 
     site = read_site(folder)
     told(site.agent, examine(site, server=server), as_json)
+
+
+def require_flower() -> None:
+    """An extra that is not there is one line, before anything is done."""
+    if find_spec("flwr") is None:
+        raise ConfigError("sites and servers run on Flower, which is not installed: pip install 'fedspa[flower]'")
 
 
 def told(name: str, findings: list[Finding], as_json: bool) -> None:
@@ -122,6 +130,7 @@ def pin(
 
     Example: fedspa site pin north examples/hospital
     """
+    require_flower()
     from fedspa.flower.operate.folders import read_site
     from fedspa.flower.supernode import digest_of
 
@@ -145,6 +154,7 @@ def run(
 
     Example: fedspa site run north --log-format json
     """
+    require_flower()
     from fedspa.flower.operate import logs, start
     from fedspa.flower.operate.folders import read_site
 
