@@ -23,6 +23,7 @@ OUTSIDE = {
     "security.md": "SECURITY.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "deploy.md": "deploy/README.md",
     **{f"examples/{path.parent.name}.md": f"examples/{path.parent.name}/README.md"
        for path in sorted(ROOT.glob("examples/*/README.md"))},
 }  # fmt: skip
