@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test explore lint docs docs-images clean
+.PHONY: run test explore lint docs docs-images wheels clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedspa run
@@ -33,6 +33,10 @@ docs: $(VENV)/.installed-docs
 # The picture of a report that README.md shows; needs a Chromium.
 docs-images: $(VENV)/.installed-dev
 	$(BIN)/python docs/report_image.py
+
+# The sdist and this platform's wheel, in dist/.
+wheels:
+	PYTHON=$(PYTHON) wheels/make
 
 # torch first, from its pin alone: a resolver that is free to choose takes gigabytes of CUDA builds.
 $(VENV)/.torch: constraints.txt

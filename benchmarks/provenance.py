@@ -47,7 +47,9 @@ def _path(argument: str) -> str:
 
 
 def commit() -> str:
-    """Of the code that ran; `+` where sources differ from it."""
+    """Of the code that ran; `+` where sources differ from it. FEDSPA_COMMIT tells it where there is no repository."""
+    if named := os.environ.get("FEDSPA_COMMIT"):
+        return named
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + (

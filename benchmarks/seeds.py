@@ -1,40 +1,74 @@
-"""A config over several seeds: accuracy after the last round on its held-out records, mean ± standard deviation.
+"""A config over several seeds: accuracy after the last round on its held-out records, and how sure the mean is.
 
-    python benchmarks/seeds.py mnist-best --seeds 5 --first-seed 3000 --data DIR --json mnist-best.json
+    python benchmarks/seeds.py mnist-best --seeds 10 --first-seed 5000 --data DIR --json mnist-best.json
 
-The JSON holds the command, the commit, the hardware and every run's summary.
+± is half of the 95 % confidence interval of the mean. Seeds that trials used are refused: experiments/log.md names them
+in one line. Settings that did best with a seed did so with its masks, partition and noise. Each seed is a process of
+its own, `--jobs` of them at a time. The JSON holds the command, the commit, the hardware and every run's summary.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import re
 import statistics
-import subprocess
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fedspa
 from fedspa.paper import shipped
+from fedspa.paper.cells import half_interval
 from fedspa.paper.provenance import hardware
 from fedspa.runs.config import load
+from provenance import commit
 
 ROOT = Path(__file__).parents[1]
+LOG = ROOT / "experiments" / "log.md"
 
 
-def over_seeds(config: Path, first: int, seeds: int, overrides: list[str]) -> dict[str, Any]:
-    """The summaries of so many seeds from the first on, and what they say together."""
-    runs = []
-    for seed in range(first, first + seeds):
-        with tempfile.TemporaryDirectory() as folder:
-            out = [f"run.seed={seed}", f"run.out={json.dumps(folder + '/run')}", "run.checkpoint_every=1000"]
-            runs.append(fedspa.run(load(config, [*overrides, *out])).summary)
-        print(f"seed {seed}: {100 * runs[-1]['accuracy_last']:.2f} %", flush=True)
+def of_trials(log: str) -> set[int]:
+    """The seeds that the log's line «Seeds of trials» names."""
+    lines = re.findall(r"^\*\*Seeds of trials\*\*: (.+)$", log, re.MULTILINE)
+    if len(lines) != 1:
+        raise SystemExit(f"{LOG.name} has {len(lines)} lines «**Seeds of trials**: …»; it must have one")
+    ranges = re.findall(r"(\d+)(?: to (\d+))?", lines[0])
+    return {seed for first, last in ranges for seed in range(int(first), int(last or first) + 1)}
+
+
+def fresh(first: int, seeds: int) -> range:
+    """So many seeds from the first on; SystemExit where a trial used one of them."""
+    chosen = range(first, first + seeds)
+    if used := sorted(of_trials(LOG.read_text("utf-8")) & set(chosen)):
+        raise SystemExit(
+            f"trials used the seeds {', '.join(map(str, used))} ({LOG.relative_to(ROOT)}): a result would flatter "
+            "settings that were chosen with them; take --first-seed 5000 or another that is not named there"
+        )
+    return chosen
+
+
+def one(config: Path, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """A run's summary."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = [f"run.seed={seed}", f"run.out={json.dumps(folder + '/run')}", "run.checkpoint_every=1000"]
+        summary = dict(fedspa.run(load(config, [*overrides, *out])).summary)
+    print(f"seed {seed}: {100 * summary['accuracy_last']:.2f} %", flush=True)
+    return summary
+
+
+def over_seeds(config: Path, seeds: Sequence[int], overrides: Sequence[str], jobs: int) -> dict[str, Any]:
+    """The summaries of these seeds, and what they say together."""
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        asked = [pool.submit(one, config, seed, overrides) for seed in seeds]
+        runs = [each.result() for each in asked]
     last = [100 * run["accuracy_last"] for run in runs]
     return {
         "accuracy": statistics.mean(last),
-        "accuracy_std": statistics.stdev(last) if seeds > 1 else 0.0,
+        "accuracy_interval": half_interval(last),
         "epsilon": max(run["epsilon"] or 0.0 for run in runs),
         "epsilon_replace_one": max(run["epsilon_replace_one"] or 0.0 for run in runs),
         "payload_bytes": statistics.mean(run["payload_bytes"] for run in runs),
@@ -42,37 +76,32 @@ def over_seeds(config: Path, first: int, seeds: int, overrides: list[str]) -> di
     }
 
 
-def commit() -> str:
-    git = ("git", "-C", str(ROOT))
-    name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    # Of what a run reads, not of the results that it may be writing.
-    read = ("src", "benchmarks")
-    changed = subprocess.run([*git, "status", "--short", *read], capture_output=True, text=True, check=True).stdout
-    return name.strip() + (", with uncommitted changes in the work tree" if changed.strip() else "")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="as for fedspa run")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0, help="one that no trial used")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, required=True, help="one that no trial used")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--data", type=Path, help="folder with the files of the data that the config names")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for fedspa run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--hardware", default=hardware("cpu"), help="noted in the JSON")
     arguments = parser.parse_args()
+    seeds = fresh(arguments.first_seed, arguments.seeds)
     overrides = list(arguments.set)
     if arguments.data is not None:
         overrides.append(f"data.dir={json.dumps(str(arguments.data))}")
+    if arguments.jobs > 1:
+        overrides.append("run.threads=1")
     before = commit()
-    found = over_seeds(shipped.config(arguments.config), arguments.first_seed, arguments.seeds, overrides)
-    print(f"{found['accuracy']:.2f} ± {found['accuracy_std']:.2f} %, ε = {found['epsilon']:.4f}")
+    found = over_seeds(shipped.config(arguments.config), seeds, overrides, arguments.jobs)
+    half = found["accuracy_interval"]
+    print(f"{found['accuracy']:.2f}{'' if half is None else f' ± {half:.2f}'} %, ε = {found['epsilon']:.4f}")
     if arguments.json is not None:
         sets = "".join(f" --set {text}" for text in arguments.set)
-        first = f" --first-seed {arguments.first_seed}" if arguments.first_seed else ""
-        command = f"python benchmarks/seeds.py {arguments.config} --seeds {arguments.seeds}{first} --data DIR{sets}"
+        asked = f"{arguments.config} --seeds {arguments.seeds} --first-seed {arguments.first_seed}"
         notes = {
-            "command": command,
+            "command": f"python benchmarks/seeds.py {asked} --data DIR{sets}",
             "commit": before,
             "hardware": arguments.hardware,
             "selection": "settings chosen on a tenth of the training records (data.holdout = 0.1), which was not "

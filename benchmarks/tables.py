@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,23 @@ def secagg() -> str:
     return origin(result["provenance"]) + markdown(head, cells)
 
 
+def tuned(name: str) -> str:
+    """Mean and standard deviation of each arm over the seeds that it was measured with."""
+    result = kept(name)
+    arms = list(dict.fromkeys(arm for found in result["accuracies"].values() for arm in found))
+    rows = [
+        [data, *(over_seeds(list(found.get(arm, {}).values())) for arm in arms)]
+        for data, found in result["accuracies"].items()
+    ]
+    return origin(result["provenance"]) + markdown(["accuracy, %", *(f"`{arm}`" for arm in arms)], rows)
+
+
+def over_seeds(values: list[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.1f} (1)" if values else "–"
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} ({len(values)})"
+
+
 # Name → the page that has it, and what it holds.
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "engine-time": ("docs/engine.md", engine_time),
@@ -322,6 +340,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "models-gpu-memory": ("docs/engine-gpu.md", lambda: by_case(models("models-gpu"), memory)),
     "scale": ("docs/engine.md", scale),
     "peers": ("docs/engine.md", peers),
+    "tuning-images": ("docs/tuning.md", lambda: tuned("tuning")),
+    "tuning-tables": ("docs/tuning.md", lambda: tuned("tuning-tables")),
     "choosing-origin": ("docs/choosing.md", lambda: origin(kept("choosing")["provenance"])),
     "choosing-epsilon": ("docs/choosing.md", choosing("privacy.epsilon", "noise_multiplier")),
     "choosing-clip": ("docs/choosing.md", choosing("privacy.clip_value")),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedspa.paper import cells as over_seeds
 from fedspa.paper import plot, shipped, table, tradeoff
 from fedspa.paper.rows import TRIAL_KINDS, Row, read
 
@@ -150,8 +151,8 @@ def _sound(found: Mapping[str, Any], setting: str, words: str) -> list[str]:
     if len(last) < 2:
         return []
     means = [value["mean"] for value in last.values()]
-    spreads = [value["std"] for value in last.values() if value["std"] is not None]
-    beside = f", beside a standard deviation over seeds of up to {max(spreads):.1f}" if spreads else ", from one seed"
+    halves = [half for value in last.values() if (half := over_seeds.half_interval(value["values"])) is not None]
+    beside = f", and the means are known to ± {max(halves):.1f} at worst" if halves else ", from one seed"
     low, high, most = min(last), max(last), max(last, key=lambda p: float(last[p]["mean"]))
     fewer = cells[high]["payload_bytes"] / cells[low]["payload_bytes"]
     reached = f"{min(means):.1f} to {max(means):.1f} % after the last round over p = {low:g} to {high:g}"

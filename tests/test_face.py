@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import pydoc
 import subprocess
 import sys
@@ -19,14 +20,15 @@ from torch import nn
 import fedspa
 from fedspa.errors import FedspaWarning
 
-FUNCTIONS = [name for name in fedspa.__all__ if name.islower()]
+FUNCTIONS = [name for name in fedspa.__all__ if inspect.isfunction(getattr(fedspa, name))]
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
     import fedspa.runs.config  # which becomes an attribute of the package
 
     assert dir(fedspa) == sorted(fedspa.__all__)
-    assert {name: getattr(fedspa, name).__name__ for name in fedspa.__all__} == {name: name for name in fedspa.__all__}
+    for name in fedspa.__all__:
+        assert getattr(fedspa, name).__name__.rpartition(".")[2] == name
     with pytest.raises(AttributeError, match=r"has no attribute 'rnu'; it has Config, Dataset, .*, run, tune"):
         _ = fedspa.rnu
 

@@ -114,6 +114,15 @@ def packages(records: int = 500) -> fedspa.Dataset:
     return replace(data, owners=np.repeat(np.arange(len(AGENTS)), records))
 
 
+def config(rounds: int, seed: int) -> dict[str, dict[str, object]]:
+    return {
+        "federation": {"agents": len(AGENTS), "per_round": len(AGENTS), "rounds": rounds},
+        "algorithm": {"compression": 1.0, "local_steps": 4, "batch": 25, "local_lr": 1.0, "server": "average"},
+        "privacy": {"epsilon": 4.0, "delta": 1e-4, "clip_value": 0.5},
+        "run": {"seed": seed},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
@@ -129,12 +138,7 @@ def main() -> None:
         loss = functional.cross_entropy(net(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     print(f"taught prose alone: perplexity {loss.exp():.2f} on Python")
     result = fedspa.run(
-        {
-            "federation": {"agents": len(AGENTS), "per_round": len(AGENTS), "rounds": asked.rounds},
-            "algorithm": {"compression": 1.0, "local_steps": 4, "batch": 25, "local_lr": 1.0, "server": "average"},
-            "privacy": {"epsilon": 4.0, "delta": 1e-4, "clip_value": 0.5},
-            "run": {"seed": asked.seed},
-        },
+        config(asked.rounds, asked.seed),
         data=data,
         module=net,
         task="next-token",

@@ -24,13 +24,13 @@ NAMES = (
 )
 
 
-def main() -> None:
+def main(fifth: int = 0) -> None:
     table = load_diabetes(scaled=False)
     with Path("diabetes.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([*NAMES, "progression", "part"])
         for number, (x, y) in enumerate(zip(table.data.tolist(), table.target.tolist())):
-            rows.writerow([*(f"{value:g}" for value in x), f"{y:g}", "test" if number % 5 == 0 else "train"])
+            rows.writerow([*(f"{value:g}" for value in x), f"{y:g}", "test" if number % 5 == fifth else "train"])
 
 
 if __name__ == "__main__":

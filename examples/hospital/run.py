@@ -48,11 +48,10 @@ def main(folder: Path) -> None:
     with Deployment(folder) as deployment:
         deployment.start_superlink()
         say(f"SuperLink on 127.0.0.1:{deployment.port}, TLS, authenticated nodes only")
-        nodes = {site: set_up(deployment, site) for site in SITES}
-        reviewed = deployment.build(HERE)
         for site in SITES:
-            deployment.start_node(site, nodes[site], pin=reviewed)
-        say(f"the sites run the app {reviewed[:12]}… and no other")
+            set_up(deployment, site)
+            deployment.start_node(site)
+        say("each site has checked its folder, and runs the app that it pinned, and no other")
         say(f"three sites, with caps ε = {', '.join(f'{cap:g} ({site})' for site, cap in CAPS.items())}")
 
         out = folder / "first"
@@ -60,7 +59,7 @@ def main(folder: Path) -> None:
         wait_for_rounds(out, 2)
         deployment.kill("south")
         say("south is killed while a round is under way; the others go on")
-        deployment.start_node_when_allowed("south", nodes["south"], reviewed)
+        deployment.start_node_when_allowed("south")
         say("south is back, with the ledger it had")
         say(f"first run: {deployment.wait(run, 300)['status']}; {reached(out)}")
 
@@ -70,32 +69,26 @@ def main(folder: Path) -> None:
 
         for site in SITES:
             say(f"{site}:")
-            home = folder / site
-            show = ("ledger", "show", home / "ledger.sqlite", "--policy", home / "policy.toml")
-            subprocess.run([BIN / "fedspa", *show], check=True)
+            subprocess.run([BIN / "fedspa", "site", "ledger", folder / site], check=True)
     say("everything is stopped")
 
 
-def set_up(deployment: Deployment, site: str, limits: str = POLICY, **more: Any) -> dict[str, Any]:
-    """What the site's own people would do, once: key, records, policy, ledger. Gives its node-config, with `more`."""
-    home = deployment.folder / site
-    deployment.register(site)
+def set_up(
+    deployment: Deployment, site: str, limits: str = POLICY, superlink: str | None = None, **more: str | Path
+) -> None:
+    """What the site's own people would do, once: folder, records, policy, review of the app, check. `more` are further
+    keys of its node."""
+    home = deployment.new_site(site, superlink)
     x, y = of_site(site)
     np.savez(home / "records.npz", x=x, y=y)
     (home / "policy.toml").write_text(limits.format(epsilon=CAPS[site]))
-    files = {"data": "records.npz", "policy": "policy.toml", "ledger": "ledger.sqlite"}
     # A public number that the site will not reach: engines may then compute a Poisson batch's records together.
-    config = {
-        "agent": site,
-        "classes": 2,
-        "room": 1000,
-        **{key: str(home / file) for key, file in files.items()},
-        **more,
-    }
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-    check = [sys.executable, "-m", "fedspa.flower.site", "--create-ledger", text]
-    subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
-    return config
+    keys = "room = 1000\n" + "".join(f"{key} = {json.dumps(str(value))}\n" for key, value in more.items())
+    text = (home / "site.toml").read_text()
+    (home / "site.toml").write_text(text.replace("\n[superlink]", f"{keys}\n[superlink]"))
+    deployment.fedspa("site", "pin", home, HERE)
+    deployment.fedspa("site", "check", home)
+    deployment.register(site)
 
 
 def wait_for_rounds(out: Path, rounds: int, timeout: float = 120.0) -> None:

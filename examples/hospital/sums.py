@@ -41,18 +41,17 @@ def main(folder: Path) -> None:
     say = clock()
     with Deployment(folder) as deployment:
         deployment.start_superlink()
-        nodes = join(deployment)
+        join(deployment)
         say("each site has a key, and all have the same roster")
-        reviewed = deployment.build(HERE)
         for site in SITES:
-            deployment.start_node(site, nodes[site], pin=reviewed)
+            deployment.start_node(site)
 
         out, config = folder / "first", SUMS | {"flower.roster": str(folder / "roster.toml")}
         run = deployment.submit(HERE, config | {"run.out": str(out)})
         wait_for_rounds(out, 2)
         deployment.kill("south")
         say("south is killed while a round is under way: that round gives no sum, and the others go on as two")
-        deployment.start_node_when_allowed("south", nodes["south"], reviewed)
+        deployment.start_node_when_allowed("south")
         say("south is back")
         say(f"first run: {deployment.wait(run, 300)['status']}; {reached(out)}")
 
@@ -64,31 +63,23 @@ def main(folder: Path) -> None:
 
         for site in SITES:
             say(f"{site}:")
-            home = folder / site
-            show = ("ledger", "show", home / "ledger.sqlite", "--policy", home / "policy.toml")
-            subprocess.run([BIN / "fedspa", *show], check=True)
+            subprocess.run([BIN / "fedspa", "site", "ledger", folder / site], check=True)
     say("everything is stopped")
 
 
-def join(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    """What the sites' people would do together, once: a key each, and one roster for all. Gives their node-configs."""
+def join(deployment: Deployment) -> None:
+    """What the sites' people would do together, once: a key each, and one roster for all."""
     folder, roster = deployment.folder, "[members]\n"
+    keys = {site: folder / f"{site}.key" for site in SITES}
     for site in SITES:
-        (folder / site).mkdir()
-        made = fedspa("site", "keygen", folder / site / "site.key")
+        made = deployment.fedspa("site", "keygen", keys[site])
         roster += f'{site} = "{made.split()[2]}"\n'  # the public half; people compare fingerprints by telephone
     (folder / "roster.toml").write_text(roster)  # the server's copy
-    nodes = {}
     for site in SITES:
-        key, own = folder / site / "site.key", folder / site / "roster.toml"
+        own = folder / f"{site}-roster.toml"
         own.write_text(roster)
-        fedspa("site", "roster", own, "--key", key, "--name", site)
-        nodes[site] = set_up(deployment, site, TRUST, key=str(key), roster=str(own))
-    return nodes
-
-
-def fedspa(*arguments: str | Path) -> str:
-    return subprocess.run([BIN / "fedspa", *arguments], check=True, capture_output=True, text=True).stdout
+        deployment.fedspa("site", "roster", own, "--key", keys[site], "--name", site)
+        set_up(deployment, site, TRUST, key=keys[site], roster=own)
 
 
 def reached(out: Path) -> str:

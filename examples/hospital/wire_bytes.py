@@ -70,9 +70,9 @@ def main(folder: Path) -> None:
         deployment.start_superlink()
         relays = {}
         for site in SITES:
-            config = set_up(deployment, site)
             relays[site] = Relay(deployment.port)
-            deployment.start_node(site, config, "--superlink", f"127.0.0.1:{relays[site].port}")
+            set_up(deployment, site, superlink=f"127.0.0.1:{relays[site].port}")
+            deployment.start_node(site)
         assert all(deployment.accepted(site) for site in SITES)
         time.sleep(5)
         start, began = count(relays), time.monotonic()

@@ -19,6 +19,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
+    from fedspa import guard
     from fedspa.data.dataset import Dataset
     from fedspa.data.given import from_agents, from_arrays, from_examples, from_partitioner, from_table
     from fedspa.errors import FedspaError, FedspaWarning, MixingWarning, RunWarning, SeededNoiseWarning
@@ -48,6 +49,7 @@ _PUBLIC = {
     "from_examples": "fedspa.data.given",
     "from_partitioner": "fedspa.data.given",
     "from_table": "fedspa.data.given",
+    "guard": "fedspa.guard",
     "load": "fedspa.runs.config",
     "load_model": "fedspa.result",
     "run": "fedspa.running",
@@ -71,6 +73,7 @@ __all__ = [
     "from_examples",
     "from_partitioner",
     "from_table",
+    "guard",
     "load",
     "load_model",
     "run",
@@ -84,7 +87,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fedspa' has no attribute {name!r}; it has {', '.join(__all__)}")
     from importlib import import_module
 
-    return getattr(import_module(_PUBLIC[name]), name)
+    module = import_module(_PUBLIC[name])
+    return module if module.__name__ == f"fedspa.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

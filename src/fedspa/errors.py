@@ -9,9 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 # Whose frames lie between a warning and the line that it is about.
 _WITHIN = (os.path.dirname(os.path.abspath(__file__)) + os.sep, functools.__file__)
@@ -110,9 +114,43 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error of somebody else's code says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
+
+
+def one_line(error: BaseException) -> str:
+    """A foreign exception in one line: its kind, the first line of what it says, and where in the user's code."""
+    said, kind, place = first_line(error), type(error).__name__, place_of(error)
+    return (kind if said == kind else f"{kind}: {said}") + ("" if place is None else f", at {place}")
+
+
+def place_of(error: BaseException) -> str | None:
+    """The last line of the user's own code on the way to the error, as file:line; None where there is none: fedspa's
+    own lines and those of installed packages help nobody to mend theirs."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not _is_installed(file := frame.f_code.co_filename):
+            found = file, line
+    return None if found is None else f"{_from_here(found[0])}:{found[1]}"
+
+
+def _from_here(file: str) -> str:
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (OSError, ValueError):  # it lies elsewhere, or the current folder is gone
+        return file
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    """Whether a file belongs to fedspa, to Python or to an installed package; what has no file is nobody's to edit."""
+    if not Path(file).is_file():
+        return True
+    paths = sysconfig.get_paths()
+    homes = {str(Path(__file__).parent), *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
+    own = Path(file).resolve()
+    return any(own.is_relative_to(Path(home).resolve()) for home in homes)
 
 
 def quoted(value: object, most: int = 200) -> str:

@@ -24,6 +24,7 @@ from fedspa.runs import config as configs
 from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.config import Config
 from fedspa.runs.course import Course
+from fedspa.runs.ending import Stopping
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.metrics import RoundMetrics
@@ -32,7 +33,7 @@ from fedspa.runs.records import records_of
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import USED_UP, Simulation
 from fedspa.runs.statement import SEEDED_NOISE
-from fedspa.runs.trials import Trials, server_of
+from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Diverged
 from fedspa.server.job import Metric
 from fedspa.track import Tracking
@@ -55,7 +56,7 @@ class Following(Tracking):
             log.warning("there is no report: %s; `fedspa report %s` tries again", error, self._path)
 
 
-class Stopped(FedspaError):
+class Stopped(Stopping):
     """A run that was asked to stop did, after a whole round, and can be resumed."""
 
     def __init__(self, folder: Path, done: int, config: Config) -> None:
@@ -180,7 +181,7 @@ def _simulated(
         warn(SEEDED_NOISE, SeededNoiseWarning)
     if resume is None:
         refuse_over_budget(job)
-    server = server_of(job, records, module, task, metrics)
+    server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics)
     simulation, known = Simulation(job, server), facts(job, digests.result())
     if resume is None:
         simulation.server.try_scores()
@@ -193,8 +194,6 @@ def _simulated(
         course = Course(job, simulation.server, folder, known, started, resume=resume is not None)
         done, module = course.history, job.server.model.module
         progress.resumed(done)
-        if isinstance(server, Trials):
-            server.history = done
         with Books(job, folder.path, course.begun) as books, torch_threads(1):
             if course.over and (told := folder.summary()) is not None:
                 job.server.model.load(simulation.server.state.model)
@@ -207,6 +206,7 @@ def _simulated(
                 on_start(job, folder.path)
             if resume is not None:
                 books.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
+            folder.begin()
             for cohort in islice(job.cohorts(), len(done), None):
                 try:
                     measured = simulation.round(cohort, books)
@@ -223,11 +223,7 @@ def _simulated(
                     on_round(measured)
                 if stopping:
                     raise Stopped(folder.path, len(done), config)
-            if isinstance(server, Trials):  # what is said of the result is said of the settings that made it
-                course.job = server.chosen(job)
             summary = course.summary(books.guarantee, books.total())
-            if isinstance(server, Trials):
-                summary["tuning"] = server.told()
             if (turns := sum(map(len, job.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
                 summary["warnings"].append(f"{turns} turns of agents fell away: {USED_UP}")
         folder.finish(summary, module)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import fedspa
 from fedspa.engine.native import library
 from fedspa.running import Stopped, simulate
-from fedspa.runs import digest, provenance
+from fedspa.runs import digest, editions, provenance
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load
 
@@ -153,6 +153,7 @@ def test_code_that_no_digest_reaches_shows_in_the_scores(stopped: Path, monkeypa
     ("fact", "change"),
     [
         ("fedspa version", lambda patch: patch.setattr(provenance, "__version__", "0.0.9")),
+        ("set of editions", lambda patch: patch.setattr(editions, "EDITIONS", {"mask": 2})),
         ("instruction set", lambda patch: patch.setattr(library, "best_level", lambda: "another")),
         ("torch version", lambda patch: patch.setattr(torch, "__version__", "2.99.1")),
         ("numpy version", lambda patch: patch.setattr(provenance.np, "__version__", "2.99.1")),
@@ -168,12 +169,12 @@ def test_versions_that_change_bits(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The same bits are promised under seeded noise only; what a run means is another fedspa's in any case."""
+    """The same bits are promised under seeded noise only; what a run means is its editions' in any case."""
     with pytest.raises(Stopped):
         simulate(config(tmp_path / "run", noise), data=records(), module=net(), stop=lambda: True)
     with monkeypatch.context() as patched:
         change(patched)
-        if noise == "seeded" or fact == "fedspa version":
+        if noise == "seeded" or fact == "set of editions":
             with pytest.raises(CheckpointError, match=f"the {fact} was '.*' and is '.*start a new run"):
                 simulate(resume=tmp_path / "run", data=records(), module=net())
         else:

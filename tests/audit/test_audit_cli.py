@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -33,7 +34,9 @@ def test_a_plant_gives_exit_code_1():
 def test_the_table_names_what_failed():
     result = _audit("--plant", "sampling", "--neighbours", "replace-one")
     assert result.exit_code == 1
-    assert "Does not hold with 'sampling' planted" in result.output
+    verdict, *lines = result.output.splitlines()
+    assert re.fullmatch(r"VIOLATED with 'sampling' planted, as it must be: \d of \d+ checks failed\.", verdict)
+    assert max(map(len, lines)) <= 80
     assert "sampler: steps" in result.output
 
 

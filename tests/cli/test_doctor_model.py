@@ -173,8 +173,14 @@ def test_a_warning_is_no_refusal(call: Call) -> None:
     [
         ("--model nobody", "choose one of mnist-cnn, cifar10-cnn, small-cnn, logistic, mlp, or 'package.module:funct"),
         ("--model asked_models:nobody", "module 'asked_models' has no 'nobody'"),
-        ("--model nowhere:build", "start fedspa in the folder that holds nowhere, or install it"),
-        ("--model asked_models:fails", "failed in its own code (RuntimeError: there is no file of weights)"),
+        (
+            "--model nowhere:build",
+            "put nowhere beside the config, start fedspa in the folder that holds it, or install it",
+        ),
+        (
+            "--model asked_models:fails",
+            "failed in its own code (RuntimeError: there is no file of weights, at asked_models.py:",
+        ),
         ("--model asked_models:still", "has no trainable parameters"),
         ("--model asked_models:wide", "these are the quickstart's records: --shape 1,28,28 makes up others"),
         ("--model mnist-cnn", "these are the quickstart's records: --shape 1,28,28 makes up others"),

@@ -1,10 +1,12 @@
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from fedspa.data import plugin
-from fedspa.errors import ConfigError, DataError
+from fedspa.errors import ConfigError, DataError, place_of
+from fedspa.runs.config import Config, load, to_toml
 
 
 @pytest.fixture
@@ -55,5 +57,80 @@ def test_every_failure_is_one_line_that_quotes_the_name(here: Path, body: str, f
 
 
 def test_a_module_that_is_nowhere_comes_with_a_way_out(here: Path) -> None:
-    with pytest.raises(DataError, match=r"; start fedspa in the folder that holds my_own_data, or install it$"):
+    with pytest.raises(DataError, match=r"; put my_own_data beside the config, start fedspa in the fol"):
         plugin.resolve("my_own_data.deep:load", key="data.name", error=DataError)
+
+
+def project(folder: Path, number: int, top: str = "fedspa_plugin_project") -> Path:
+    """A project with a config, and a module of its own by a name that others use too."""
+    folder.mkdir()
+    (folder / f"{top}.py").write_text(f"import fedspa_plugin_helper\ndef make():\n    return {number}\n")
+    (folder / "fedspa_plugin_helper.py").write_text("")
+    path = folder / "config.toml"
+    path.write_text(f'[model]\nname = "{top}:make"\n[privacy]\nepsilon = 2.0\n')
+    return path
+
+
+def resolved(config: Config) -> object:
+    return plugin.resolve(config.model.name, key="model.name", error=ConfigError, code=config.run.code)()
+
+
+def test_a_function_beside_the_config_is_found_from_any_folder(here: Path) -> None:
+    config = load(project(here / "beside", 1))
+    (here / "elsewhere").mkdir()
+    os.chdir(here / "elsewhere")
+    assert resolved(config) == 1
+    assert load(to_toml_file(config, here / "run.toml")).run.code == str(here / "beside")  # as a resumed run has it
+
+
+def to_toml_file(config: Config, path: Path) -> Path:
+    path.write_text(to_toml(config))
+    return path
+
+
+def test_two_projects_with_modules_of_one_name_stay_apart(here: Path) -> None:
+    one, two = (load(project(here / f"project{number}", number)) for number in (1, 2))
+    assert [resolved(config) for config in (one, two, one)] == [1, 2, 1]
+
+
+def test_beside_the_config_comes_before_the_current_folder(here: Path) -> None:
+    config = load(project(here / "beside", 1))
+    project(here / "current", 2)
+    os.chdir(here / "current")
+    sys.path.insert(0, "")  # as in an interactive Python
+    assert resolved(config) == 1
+    assert resolved(load(None, ["model.name=fedspa_plugin_project:make"])) == 2
+
+
+def test_what_was_imported_stays_importable_and_nothing_installed_is_shadowed(here: Path) -> None:
+    path = project(here / "beside", 1, "wave")
+    before = list(sys.path)
+    with pytest.raises(ConfigError, match="module 'wave' has no 'make'"):
+        resolved(load(path))
+    assert [entry for entry in sys.path if entry in before] == before
+    assert str(here / "beside") in sys.path
+
+
+@pytest.mark.parametrize("name", ["mlp", "given:Net"])
+def test_only_a_function_of_ones_own_has_a_folder(here: Path, name: str) -> None:
+    assert load({"model": {"name": name}, "privacy": {"epsilon": 2.0}}).run.code is None
+
+
+def test_a_failure_names_the_line_of_the_users_own_code(here: Path) -> None:
+    (here / "fedspa_plugin_line.py").write_text(
+        "import torch\ndef deep():\n    torch.zeros(2) @ torch.zeros(3)\ndef make():\n    deep()\n"
+    )
+    function = plugin.resolve("fedspa_plugin_line:make", key="data.name", error=DataError)
+    with pytest.raises(RuntimeError) as caught:
+        function()
+    caught.value.__traceback__ = caught.tb.tb_next  # from where fedspa called it
+    assert plugin.one_line(caught.value).endswith(", at fedspa_plugin_line.py:3")
+    assert plugin.one_line(caught.value).startswith("RuntimeError: ")
+
+
+def test_what_failed_outside_the_users_code_names_no_line() -> None:
+    with pytest.raises(DataError) as caught:
+        plugin.resolve("fedspa_plugin_nowhere:make", key="data.name", error=DataError)
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert place_of(cause) is None

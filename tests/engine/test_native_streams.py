@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedspa.engine.native.library import LEVELS, library
+from fedspa.engine.native.library import LEVELS, library, number
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native engine was not built")
 
-levels = st.integers(0, len(LEVELS) - 1)
+levels = st.sampled_from([number(level) for level in LEVELS])
 keys = st.binary(min_size=32, max_size=32)
 
 
@@ -38,7 +38,7 @@ def test_words_are_the_ciphers(key: bytes, level: int, position: int, count: int
     assert np.array_equal(native_words(key, level, position, count), Stream(key, position).uint64(count))
 
 
-@pytest.mark.parametrize("level", range(len(LEVELS)))
+@pytest.mark.parametrize("level", [number(level) for level in LEVELS])
 def test_the_ciphers_known_answer(level: int) -> None:
     """AES-256 of the zero block under the zero key, a value of NIST's validation suite (any AES gives it)."""
     block = native_words(bytes(32), level, 0, 2).tobytes()

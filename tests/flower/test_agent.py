@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
-import json
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -567,28 +566,23 @@ def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
     assert participate(other, at_round(1), THETA) != participate(clinic, at_round(1), THETA)
 
 
-def test_the_operator_is_told_of_bad_records(node, capsys):
+def test_the_operator_is_told_of_bad_records(node):
     with_labels(node, np.array([0, 1, 12, 1, -1]))
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
-    assert check.main([text]) == 0
-    told = capsys.readouterr()
-    assert "2 of 5 records are bad" in told.err
-    assert "number 2, 4 from 0 on" in told.err
-    assert "5 of shape (1, 8, 8)" in told.out
+    told = {finding.subject: finding for finding in check.told(node)}
+    assert "2 of 5 records are bad" in told["bad records"].detail
+    assert "number 2, 4 from 0 on" in told["bad records"].detail
+    assert told["bad records"].works is None  # no reason to stay away, which would tell the server of them
+    assert told["records"].detail.startswith("5 of shape (1, 8, 8)")
 
 
-def test_the_operator_makes_the_ledger_once(node, capsys):
+def test_a_check_makes_no_ledger(node):
     Path(node["ledger"]).unlink()
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
-    with pytest.raises(LedgerError):
-        check.main([text])
-    with pytest.raises(LedgerError, match="a ledger was removed"):  # its witness is still there
-        check.main(["--create-ledger", text])
+    with pytest.raises(LedgerError, match="is missing; put it back"):
+        check.told(node)
     Path(f"{node['ledger']}.witness").unlink()
-    assert check.main(["--create-ledger", text]) == 0
-    assert check.main([text]) == 0
-    assert "200 of shape (1, 8, 8)" in capsys.readouterr().out
-    assert check.main([]) == 2
+    with pytest.raises(LedgerError, match="is missing; put it back"):
+        check.told(node)
+    assert not Path(node["ledger"]).exists()
 
 
 def test_a_site_makes_the_runs_features_from_its_own_records(clinic):

@@ -578,13 +578,10 @@ def test_a_node_config_names_key_and_roster_or_neither(clinics, tmp_path):
         read_site({**node, "agent": "site-0"}, {})
 
 
-def test_the_check_of_a_node_config_shows_key_and_roster(clinics, capsys):
-    node = clinics.nodes[100]
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
-    assert check.main([text]) == 0
-    out = capsys.readouterr().out
-    assert "roster" in out
-    assert "4 members" in out
+def test_the_check_of_a_node_config_shows_key_and_roster(clinics):
+    told = {finding.subject: finding.detail for finding in check.told(clinics.nodes[100])}
+    assert "for sums with others" in told["site key"]
+    assert "4 members" in told["roster"]
 
 
 def test_a_simulation_that_died_with_secure_noise_is_a_new_attempt(simulation, train, tmp_path):

@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]
 
 import json
 import re
+import shutil
 import sqlite3
 import sys
 import time
@@ -24,6 +25,7 @@ from safetensors.torch import load_file
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
+from fedspa.flower.operate.credentials import make_node_key
 
 HOSPITAL = Path(__file__).parents[2] / "examples/hospital"
 ROUNDS = 4
@@ -49,7 +51,7 @@ def until(condition: Callable[[], bool], timeout: float = 90.0) -> None:
 
 
 def entries(folder: Path, site: str) -> int:
-    with Ledger.open(folder / site / "ledger.sqlite", create=False) as ledger:
+    with Ledger.open(folder / site / "ledger/ledger.sqlite", create=False) as ledger:
         return sum(ledger.spent(site).values())
 
 
@@ -57,7 +59,7 @@ def pass_a_minute(deployment, dead: str) -> None:
     """As if the SuperLink, which is down, had been away for as long as it waits for a node's or a run's heartbeat."""
     (number,) = re.findall(rb"SuperNode ID: (\d+)", deployment.log(dead).read_bytes())
     signed = int.from_bytes(int(number).to_bytes(8, "big"), "big", signed=True)
-    with closing(sqlite3.connect(deployment.folder / "superlink.db")) as database, database:
+    with closing(sqlite3.connect(deployment.folder / "server/superlink.db")) as database, database:
         node = database.execute("UPDATE node SET online_until = 0 WHERE node_id = ?", (signed,))
         run = database.execute("UPDATE task SET active_until = running_at WHERE finished_at IS NULL")
     assert (node.rowcount, run.rowcount) == (1, 1)
@@ -78,12 +80,10 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
     config = {"run.out": str(out), "federation.rounds": ROUNDS, "flower.round_timeout": 20.0}
     with loopback.Deployment(tmp_path) as deployment:
         deployment.start_superlink()
-        with ThreadPoolExecutor() as pool:
-            building = pool.submit(deployment.build, HOSPITAL)
-            nodes = dict(zip(script.SITES, pool.map(lambda site: script.set_up(deployment, site), script.SITES)))
-            reviewed = building.result()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda site: script.set_up(deployment, site), script.SITES))
         for site in script.SITES:
-            deployment.start_node(site, nodes[site], pin=reviewed)
+            deployment.start_node(site)
         assert all(deployment.accepted(site) for site in script.SITES)
 
         # A site dies in the second round.
@@ -92,9 +92,17 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
         deployment.kill("south")
 
         # Meanwhile: a node whose key nobody registered, and one without TLS.
-        loopback.make_node_key(tmp_path / "stranger")
-        deployment.start_node("stranger", nodes["north"])
-        deployment.start_node("plain", nodes["north"], "--max-retries", "1", secure=False)
+        shutil.copytree(tmp_path / "north", tmp_path / "stranger")
+        for part in ("node.key", "node.key.pub"):
+            (tmp_path / "stranger" / part).unlink()
+        make_node_key(tmp_path / "stranger/node.key")
+        settings = tmp_path / "stranger/site.toml"
+        settings.write_text(re.sub(r"\nport = \d+", f"\nport = {loopback.free_port()}", settings.read_text()))
+        deployment.start_node("stranger")
+        deployment.start(
+            *("plain", loopback.BIN / "flower-supernode", "--insecure", "--max-retries", "1"),
+            *("--superlink", f"127.0.0.1:{deployment.port}", "--port", str(loopback.free_port())),
+        )
         assert not deployment.accepted("stranger")
         assert b"Exit Code: 305" in deployment.log("stranger").read_bytes()
         assert not deployment.accepted("plain", timeout=20)
@@ -111,7 +119,7 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
 
         deployment.start_superlink()
         second = deployment.submit(HOSPITAL, config | {"flower.resume": True, "flower.start_timeout": 5.0})
-        deployment.start_node_when_allowed("south", nodes["south"], reviewed)
+        deployment.start_node_when_allowed("south")
         until((out / "summary.json").exists, 200)  # cheaper to ask for than the run's status
         finished = deployment.wait(second, 30)
         assert finished["status"] == "finished:completed", deployment.output(second)[-3000:]
@@ -130,7 +138,7 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
     rounds = {number: {line["round"] for line in asked if number in line["agents"]} for number in range(3)}
     spent = {site: entries(tmp_path, site) for site in script.SITES}
     for site in script.SITES:
-        assert verify(tmp_path / site / "ledger.sqlite") == []
+        assert verify(tmp_path / site / "ledger/ledger.sqlite") == []
         assert spent[site] >= before[site] > 0
     # No spend is lost: all that was taken was paid for, and the server's own count is no smaller than the ledgers'.
     assert sum(line["agents"] for line in metrics) <= sum(spent.values())

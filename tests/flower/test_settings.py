@@ -73,7 +73,6 @@ def _plain(kind: Any) -> bool:
         ("run.tf32", True),
         ("run.checkpoint_every", 2),
         ("run.workers", 2),
-        ("tuning.candidates", '[{"algorithm.server_lr": 2.0}]'),
     ],
 )
 def test_what_no_run_on_flower_heeds_is_refused(key, value):

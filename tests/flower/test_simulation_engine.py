@@ -1,4 +1,4 @@
-"""The quickstart in Flower's simulation engine (Ray): the simulator's bits, and no process left."""
+"""Apps in Flower's simulation engine (Ray): the simulator's bits, and no process left."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra: pip install 'fedspa[flower]'")
 
+import io
 import json
-import shutil
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import torch
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
 
 import fedspa
+from fedspa.cli.new import new
+from fedspa.errors import ConfigError
 from fedspa.flower.settings import read_config
 
 from .test_deployment import until
@@ -32,18 +37,38 @@ def simulate(app, changes, monkeypatch):
     try:
         fedspa.run(config)
     finally:
-        for name in ("quickstart", "quickstart.data", "quickstart.model", "loopback"):
+        for name in ("quickstart", "quickstart.data", "quickstart.model", "my_data", "my_model", "loopback"):
             sys.modules.pop(name, None)
+
+
+def test_the_quickstart_trains_by_its_own_settings(tmp_path, monkeypatch):
+    simulate(EXAMPLES / "flower-quickstart", {"federation.rounds": 1, "run.out": str(tmp_path / "run")}, monkeypatch)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["epsilon"] <= 4
+
+
+def test_what_fedspa_new_makes_is_an_app_and_ships_its_code_only(tmp_path):
+    app = tmp_path / "My Study 2"
+    new(app, flower=True)
+    assert {path.name for path in app.iterdir()} == {"pyproject.toml", "README.md", "my_data.py", "my_model.py"}
+    config, warnings = load_and_validate(app / "pyproject.toml")
+    assert (config["project"]["name"], warnings) == ("my-study-2", [])
+    (app / "records.npz").write_bytes(b"secret")
+    (app / "keys.toml").write_text("secret = 1")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as bundle:
+        names = {name for name in bundle.namelist() if not name.startswith(".info")}
+    assert names == {"pyproject.toml", "README.md", "my_data.py", "my_model.py"}
+    with pytest.raises(ConfigError, match="is not empty"):
+        new(app, flower=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_the_quickstart_gives_the_simulators_bits(tmp_path, monkeypatch):
+def test_an_app_that_fedspa_new_made_gives_the_simulators_bits(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES / "hospital")
     from loopback import Deployment
 
     app = tmp_path / "app"
-    shutil.copytree(EXAMPLES / "flower-quickstart", app)
+    new(app, flower=True)
     changes = {"federation.rounds": 2, "privacy.noise": "seeded", "run.out": str(tmp_path / "run")}
     with Deployment(tmp_path / "deployment") as deployment:
         deployment.start_simulator()

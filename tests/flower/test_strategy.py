@@ -75,6 +75,11 @@ SUMMED = {
     "privacy.adversary": "secure-aggregation",
     "flower.quorum": "",
 }
+TRIALS = {
+    "federation.rounds": 5,
+    "algorithm.batch": 10,
+    "tuning.candidates": '[{"algorithm.local_lr": 0.5}, {"algorithm.ema": 0.5, "privacy.clip_value": 0.1}]',
+}
 TWINS: list[dict[str, Any]] = [
     {},
     {"algorithm.mask": "shared", "algorithm.server": "adam", "algorithm.beta2": 0.9, "algorithm.kappa": 0.01},
@@ -110,6 +115,9 @@ TWINS: list[dict[str, Any]] = [
         "privacy.noise_multiplier": "",
         "privacy.epsilon": 8.0,
     },
+    TRIALS | {"data.holdout": 0.2, "tuning.rounds": 3, "tuning.ahead": "[[0.1], [0.0]]"},
+    TRIALS | {"tuning.scored_by": "agents", "data.name": "small_records:visits", "data.person": "patient"},
+    TRIALS | {"algorithm.name": "dp-fed", "algorithm.compression": 1.0, "privacy.sampling": "fixed"},
 ]
 
 
@@ -132,10 +140,9 @@ def test_no_key_of_a_config_is_dropped():
     """Each is in a twin's config above, is refused (test_settings.py), or is named here with who looks after it."""
     elsewhere = {
         "run.device", "run.tf32", "run.checkpoint_every", "run.workers", "run.cluster",  # refused
-        "tuning.candidates", "tuning.rounds", "tuning.ahead",  # refused
         "run.ledger", "run.policy",  # below, and test_resume.py
         "run.out", "run.keep", "run.track",  # the simulator's own RunFolder
-        "data.dir", "model.init",  # the simulator's own prepare
+        "data.dir", "model.init", "run.code",  # the simulator's own prepare
     }  # fmt: skip
     twins = {key for twin in (SIMULATION, *TWINS) for key in twin if not key.startswith("flower.")}
     keys = {f"{section}.{key}" for section, of in Config.model_fields.items() for key in of.annotation.model_fields}

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
 import hashlib
+from pathlib import Path
 from types import SimpleNamespace
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -15,21 +16,25 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as internal
 
 from fedspa.errors import ConfigError
-from fedspa.flower.supernode import allowed_digests, pin, send_leftovers_first
+from fedspa.flower.supernode import digest_of, pin, send_leftovers_first
 
 REVIEWED = b"the app that was reviewed"
 DIGEST = hashlib.sha256(REVIEWED).hexdigest()
 
 
-def test_digests_are_taken_out_of_the_arguments():
-    arguments = ["--insecure", "--fab-sha256", DIGEST.upper(), "--port", "9094", "--fab-sha256", "0" * 64]
-    assert allowed_digests(arguments) == ({DIGEST, "0" * 64}, ["--insecure", "--port", "9094"])
+def test_the_digest_of_an_app_is_that_of_its_bundle(tmp_path):
+    from flwr.cli.build import build_fab_from_disk
+
+    app = Path(__file__).parents[2] / "examples/flower-quickstart"
+    bundle = tmp_path / "quickstart.fab"
+    bundle.write_bytes(build_fab_from_disk(app))
+    assert digest_of(app) == digest_of(bundle) == hashlib.sha256(bundle.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("arguments", [[], ["--insecure"], ["--fab-sha256"], ["--fab-sha256", "abc"]])
-def test_no_pin_no_node(arguments):
-    with pytest.raises(ConfigError, match="fab-sha256"):
-        allowed_digests(arguments)
+def test_a_folder_that_is_no_app(tmp_path):
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(ConfigError, match=r"is no Flower app|name the folder of an app"):
+            digest_of(folder)
 
 
 class Unpacked(Exception):

@@ -222,7 +222,8 @@ def test_there_and_back_without_privacy():
 
 # One wrong value at a time; each must be refused, with the key or its rule named.
 BAD = {
-    "version": [1, 0, 2, 3, 5],
+    "version": [1, 0, 2, 3, 4, 6],
+    "editions": ["", "mask 2", "mask", "\n" * 1000, 1],
     "run": ["", "0" * 31, "g" * 32, "../../etc/passwd", "0" * 33],
     "number": [-1, True, 1.0],
     "round": [-1, 2**31, 2**62, 1.0, "2"],
@@ -254,6 +255,7 @@ BAD = {
     "noise": ["none", ""],
     "adversary": ["", "server", "secure-aggregation"],
     "attempt": [0, 2, -1, 2**31, 1.0],
+    "scored": [-1, 65, 1.0, True],
     "cohort": [["north", "south"], [1, 2], ["x" * 65], "north"],
     "binding": [bytes(32), bytes(31), ""],
     "task": ["", "regression", "{}x", '{"name": 3}', '{"nme": "regression"}', '{"huber": NaN}', "[" * 100_000],
@@ -282,7 +284,7 @@ def test_every_key_is_needed_and_no_other_allowed():
 def test_terms_of_another_fedspa_are_told_by_their_version():
     """Before their keys are looked at: version 1 had no features."""
     old = {key: value for key, value in to_record(GIVEN).items() if key != "features"} | {"version": 1}
-    with pytest.raises(TermsError, match=r"terms of version 1.*install one fedspa"):
+    with pytest.raises(TermsError, match=r"terms of version 1; this agent reads 5: upgrade one end"):
         from_record(ConfigRecord(old))
 
 
@@ -290,7 +292,7 @@ def test_other_keys_are_another_version():
     """Whoever changes the keys changes the version, and then this number."""
     given = {"": GIVEN, "cpsgd: ": CPSGD, "sums: ": SUMMED}
     keys = sorted({prefix + key for prefix, announced in given.items() for key in to_record(announced)})
-    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (4, "64555fcb")
+    assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (5, "deb9442b")
 
 
 NUMBERS = [

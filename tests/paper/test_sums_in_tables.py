@@ -47,7 +47,7 @@ curve = "base.toml"
 algorithm = "cpsgd"
 compression = 1.0
 adversary = "secure-aggregation"
-verified = {{ config = "base.toml", set = ["{TRIALS}", "{SECURE}"], first_seed = 2000 }}
+verified = {{ config = "base.toml", set = ["{TRIALS}", "{SECURE}"] }}
 [[row]]
 algorithm = "cpsgd"
 compression = 1.0
@@ -56,7 +56,7 @@ verified = {{ config = "base.toml", set = ["{TRIALS}"] }}
 algorithm = "fedspa"
 compression = 0.2
 adversary = "secure-aggregation"
-tuned = {{ config = "base.toml", set = {json.dumps([*SHARES, SECURE, "privacy.colluders=1"])}, first_seed = 2000 }}
+tuned = {{ config = "base.toml", set = {json.dumps([*SHARES, SECURE, "privacy.colluders=1"])} }}
 """
 
 

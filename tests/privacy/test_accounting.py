@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.event import SOUND, GaussianEvent, rdp
+from fedspa.mechanisms.gaussian.tail import told_apart
 from fedspa.privacy.accounting import epsilon, gaussian_epsilon
 
 RELATION = {
@@ -257,11 +258,15 @@ def test_relations_are_ordered(setting: dict[str, Any]) -> None:
 def test_corners_give_numbers(
     sampling: Any, neighbours: Any, noise: float, batch: int, records: int, steps: int, delta: float
 ) -> None:
-    """Finite, not negative, no worse than without sampling, and for weak sampling no less than the Gaussian limit."""
+    """Not negative, no worse than without sampling, for weak sampling no less than the Gaussian limit, and infinite
+    only where what lies beyond the noise's end takes all of δ."""
     width = 1 if neighbours == "add-remove" else 2
     found = one(sampling, neighbours, noise=noise, steps=steps, delta=delta, batch=batch, records=records)
-    unsampled = gaussian_epsilon(width * math.sqrt(steps) / noise, delta)
+    left = delta - steps * told_apart(width / noise)
+    unsampled = gaussian_epsilon(width * math.sqrt(steps) / noise, left) if left > 0 else math.inf
     assert 0 <= found <= unsampled * (1 + 2e-3)
+    ended = steps * batch / records * told_apart((1 if sampling == "poisson" else width) / noise)
+    assert math.isinf(found) == (ended >= delta)
     if noise == 1000.0 and steps == 10**6:
         limit = gaussian_epsilon(width * batch / records * math.sqrt(steps) / noise, delta)
         assert limit * 0.999 <= found <= limit * 1.3 + 1e-4

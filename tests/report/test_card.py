@@ -46,7 +46,7 @@ def test_every_word_of_the_report_on_the_guarantee_is_in_it(runs: dict[str, Path
     text = plain(card(runs[name]))
     [told] = page([read(runs[name])]).runs
     for head, sentences in told.statement:
-        assert f"**{head}** {sentences}\n" in text
+        assert f"**{head}** {sentences}\n".replace("\u00a0", " ") in text
     for each in told.cards:
         assert each.label in text
         assert each.value in text

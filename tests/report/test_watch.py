@@ -1,10 +1,11 @@
-"""A run seen from outside: running, finished, interrupted, and not a run at all."""
+"""A run seen from outside: running, finished, stopped, failed, killed, and not a run at all."""
 
 from __future__ import annotations
 
 import fcntl
 import io
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from fedspa.cli.watch import screenful
 from fedspa.errors import ConfigError
 from fedspa.report.progress import snapshot, sparkline
 from fedspa.running import Stopped, simulate
+from fedspa.runs.metrics import RoundMetrics
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +39,30 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_finished_running_and_interrupted(folder: Path, stopped: Path) -> None:
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def hook(metrics: RoundMetrics) -> None:
+        raise ZeroDivisionError("of my own")
+
+    path = tmp_path_factory.mktemp("watched") / "failed"
+    with pytest.raises(ZeroDivisionError):
+        simulate(small(path), on_round=hook)
+    return path
+
+
+@pytest.fixture
+def killed(stopped: Path, tmp_path: Path) -> Path:
+    """It has no time to leave word."""
+    path = shutil.copytree(stopped, tmp_path / "killed")
+    (path / "ended.json").unlink()
+    return path
+
+
+def test_every_state(folder: Path, stopped: Path, failed: Path, killed: Path) -> None:
     assert snapshot(folder).state == "finished"
-    assert snapshot(stopped).state == "interrupted"
+    assert snapshot(failed).state == "failed"
+    assert snapshot(killed).state == "killed"
+    assert snapshot(stopped).state == "stopped"
     lock = os.open(stopped, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -69,20 +92,63 @@ def test_a_screen_fits_80_columns_and_states_the_terms_of_epsilon(stopped: Path)
     screen = Console(width=80, record=True, file=io.StringIO())
     screen.print(screenful(stopped, snapshot(stopped), None))
     text = screen.export_text()
-    assert "2 of 4, interrupted" in text
+    assert "2 of 4, stopped" in text
     terms = "(NOT PRIVATE: SEEDED NOISE, for each record, δ = 0.001, add-remove, poisson sampling, pld)"
     assert terms in " ".join(text.split())
     assert "seeded noise" in text
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_not_in_a_terminal_it_prints_a_line_a_round(folder: Path, stopped: Path) -> None:
-    done = CliRunner().invoke(app, ["watch", str(folder)])
-    assert done.exit_code == 0
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [f"round {t} of 4" for t in (1, 2, 3, 4)]
-    half = CliRunner().invoke(app, ["watch", str(stopped)])
-    assert half.exit_code == 1
-    assert "--resume" in half.stdout
+def watched(folder: Path) -> tuple[int, list[str]]:
+    found = CliRunner().invoke(app, ["watch", str(folder)])
+    return found.exit_code, found.stdout.splitlines()
+
+
+def test_not_in_a_terminal_it_prints_a_line_a_round_and_how_it_ended(folder: Path) -> None:
+    code, lines = watched(folder)
+    assert code == 0
+    assert [line.split(":")[0] for line in lines[:4]] == [f"round {t} of 4" for t in (1, 2, 3, 4)]
+    assert lines[4:] == ["The run is over: finished, all 4 rounds.", f"report: {folder / 'report.html'}"]
+
+
+def test_one_that_did_not_finish_says_how_it_ended_and_how_to_go_on(stopped: Path, failed: Path, killed: Path) -> None:
+    for folder, words in (
+        (stopped, "it was stopped after round 2 of 4."),
+        (failed, "it failed after round 1 of 4: ZeroDivisionError at "),
+        (killed, "it was killed after round 2 of 4: no process runs it, and it left no word."),
+    ):
+        code, lines = watched(folder)
+        assert code == 1
+        assert f"The run is over: {words}" in " ".join("".join(lines).split())
+        assert (f"{Path(__file__).name}:" in "".join(lines)) is (folder == failed)
+        assert lines[-1] == f"to go on: fedspa run --resume {folder}"
+
+
+def test_what_foreign_code_says_stays_out_of_the_folder(failed: Path) -> None:
+    """It may quote a record."""
+    assert "ZeroDivisionError" in (failed / "ended.json").read_text()
+    assert not any(b"of my own" in file.read_bytes() for file in failed.rglob("*") if file.is_file())
+
+
+def test_a_run_that_goes_on_forgets_how_it_ended(stopped: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(stopped, tmp_path / "run")
+    seen = []
+    simulate(resume=path, on_round=lambda _: seen.append(snapshot(path).state))
+    assert seen == ["running", "running"]
+    assert not (path / "ended.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"ended": "never", "why": ""}', b'{"ended": []}', b"\xff"])
+def test_a_word_that_cannot_be_read_is_none(killed: Path, content: bytes) -> None:
+    (killed / "ended.json").write_bytes(content)
+    assert snapshot(killed).state == "killed"
+
+
+def test_where_nobody_can_tell_a_run_is_on_until_it_says_else(
+    stopped: Path, killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedspa.report.progress._locked", lambda folder: None)
+    assert (snapshot(stopped).state, snapshot(killed).state) == ("stopped", "running")
 
 
 def test_no_run_is_one_line(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ VALUES: dict[str, list[Any]] = {
     "run.workers": [],  # workers have tests of their own: test_workers.py, test_ray.py
     "run.cluster": [],
     "run.out": [],  # every run here has one
+    "run.code": [],  # tests/data/test_plugin.py
     "run.ledger": ["outlives.sqlite"],
     "run.policy": ["policy.toml"],
     "run.checkpoint_every": [3],
@@ -145,6 +146,7 @@ COMPANIONS: dict[str, Sections] = {
     "tuning.candidates": {"data": {"holdout": 0.2}},
     "tuning.rounds": _TRIALS,
     "tuning.ahead": _TRIALS,
+    "tuning.scored_by": _TRIALS,
     "run.threads": {"run": {"engine": "native"}},
     **{f"algorithm.name={name}": sections for name, sections in ALGORITHMS.items()},
 }

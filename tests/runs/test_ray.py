@@ -104,7 +104,7 @@ def test_a_worker_killed_in_mid_round_on_a_cluster_of_two(
 def _users_error(tmp_path: Path, cluster: str) -> None:
     flag = tmp_path / "flag"
     sections = {"algorithm": {"name": "fedavg", "compression": 1.0}}
-    with pytest.raises(DataError, match=r"^the model fails on these records: not these records$"):
+    with pytest.raises(DataError, match=r"^the model fails on these records \(\w+: not these records, at "):
         simulate(
             spread(tmp_path / "error", cluster, **sections),
             module=Mortal(flag, "raise"),

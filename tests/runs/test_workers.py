@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -235,7 +236,8 @@ def test_a_users_error_reads_as_from_one_process(tmp_path: Path, played: Play) -
         with pytest.raises(DataError) as caught:
             simulate(with_workers(config, workers), module=Fragile())
         found.append(str(caught.value))
-    assert found[0] == found[1] == "the model fails on these records: not these"
+    assert found[0] == found[1]
+    assert re.fullmatch(r"the model fails on these records \(\w+: not these, at .*\.py:\d+\)", found[0])
     assert pool.closed == 1
 
 

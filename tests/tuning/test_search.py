@@ -77,3 +77,13 @@ def test_what_diverged_is_no_candidate() -> None:
 @pytest.mark.parametrize(("factor", "kept"), [(1.2, 1), (2.0, 2)])
 def test_candidates_for_trials_lie_apart(factor: float, kept: int) -> None:
     assert len(apart([START, {**START, RATE: 10.0 * factor}], 4)) == kept
+
+
+def test_a_gain_beats_only_what_it_passes_by_more_than_its_own_spread() -> None:
+    """Of fifteen comparisons two or three pass a standard error by chance alone."""
+    scores = {"old": [0.5] * 6, "noisy": [0.55, 0.51, 0.56, 0.48, 0.55, 0.49], "steady": [0.55, 0.54, 0.56] * 2}
+    search = Search(lambda settings: scores[str(settings["algorithm.server"])])
+    old, noisy, steady = ({"algorithm.server": name} for name in scores)
+    assert not search.beats(noisy, old)
+    assert search.beats(steady, old)
+    assert not search.beats(old, old)

@@ -87,6 +87,36 @@ def test_without_rehearsals_the_rates_of_the_rule_are_tried(tmp_path: Path) -> N
     assert result.summary["tuning"]["rehearsal"]["found"] == []
 
 
+def test_a_server_without_records_has_its_agents_score(tmp_path: Path) -> None:
+    asked = config(tmp_path / "run", data={"holdout": 0.0})
+    result = fedspa.tune(asked, epsilon=2.0, share=0.5, data=made_up())
+    summary, tuning = result.summary, result.summary["tuning"]
+    assert tuning["scored_by"] == "agents"
+    assert tuning["scoring"]["rounds"] == [4]  # after two trials of two rounds each
+    assert len(export(tmp_path / "run" / "ledger.sqlite")["entries"]) == 12 * 3
+    assert recomputed(tmp_path / "run") == pytest.approx(summary["epsilon"])
+    assert summary["epsilon"] <= 2.0
+    assert tuning["test"]["accuracy"] > 0.5
+    # As told: z·√m / (2·B·√n), here for the two models of the last rung.
+    noise = summary["noise_multiplier"] * 2**0.5 / (2 * 40 * 3**0.5)
+    assert tuning["scoring"]["deviation"][-1] == pytest.approx(noise)
+
+
+def test_what_a_search_found_is_the_first_to_try_in_the_next(tmp_path: Path) -> None:
+    first = fedspa.tune(config(tmp_path / "first"), epsilon=2.0, share=0.2, public="none", data=made_up())
+    found = first.summary["tuning"]["trials"][first.summary["tuning"]["choice"]]["settings"]
+    study = json.loads((tmp_path / "first" / "study.json").read_text("utf-8"))
+    assert study["settings"] == found
+    assert study["epsilon"] == first.summary["epsilon"]
+    longer = config(tmp_path / "second", federation={"rounds": 24}, algorithm={"local_lr": 0.2})
+    options: dict[str, Any] = {"share": 0.2, "public": "none", "data": made_up(), "study": tmp_path / "first"}
+    second = fedspa.tune(longer, epsilon=2.0, **options).summary["tuning"]
+    taken = second["trials"][0]["settings"]
+    # Twice the rounds, and steps of agents that are twice as long: as far by a quarter of the rate.
+    assert taken == {**found, "algorithm.server_lr": pytest.approx(found["algorithm.server_lr"] / 4, rel=0.01)}
+    assert second["rehearsal"]["study"]["epsilon"] == first.summary["epsilon"]
+
+
 def test_with_no_share_the_rehearsals_decide_and_no_round_is_tried(tmp_path: Path) -> None:
     result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.0, data=made_up())
     assert result.summary["tuning"]["rounds"] == 0
@@ -96,7 +126,9 @@ def test_with_no_share_the_rehearsals_decide_and_no_round_is_tried(tmp_path: Pat
 @pytest.mark.parametrize(
     ("sections", "options", "word"),
     [
-        ({"data": {"holdout": 0.0}}, {}, "data.holdout is 0"),
+        ({"data": {"holdout": 0.0}}, {"public": "holdout"}, "data.holdout is 0"),
+        ({"data": {"holdout": 0.0}, "tuning": {"scored_by": "server"}}, {}, "data.holdout is 0"),
+        ({}, {"study": "nowhere"}, "there is no study in nowhere"),
         ({"algorithm": {"name": "fedavg"}}, {}, "fedavg spends no budget"),
         ({}, {"share": 1.0}, "share is 1.0"),
         ({}, {"space": {"algorithm.batch": [5]}}, "algorithm.batch cannot be tried"),
@@ -127,9 +159,22 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     summary = json.loads(told.stdout)
     assert summary["epsilon"] <= 3
     assert list((tmp_path / "runs" / "studies").glob("*.json"))
+    words = ["tune", "--epsilon", "3", "--share", "0.3", "--out", "second", "--from", "run"]
+    for key in ("algorithm.batch=20", "federation.rounds=10", "privacy.noise=seeded"):
+        words += ["--set", key]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    for part in (
+        "Trials: 3 of 10 rounds",
+        "Agents' score",
+        "by the agents, in 1 of these rounds",
+        "paid for there with ε",
+    ):
+        assert part in done.output
     for bad, word in (
         (["tune", "--space", "algorithm.ema"], "--space algorithm.ema: it must read"),
         (["tune", "--resume", "run", "--out", "other"], "--resume goes on with the run as it began"),
         (["tune", "--resume", "nowhere"], "there is no run in that folder"),
+        (["tune", "--from", "runs"], "there is no study in runs/study.json"),
     ):
         assert word in str(CliRunner().invoke(app, bad).exception)

@@ -30,6 +30,7 @@ from fedspa.agent.outbox import Outbox, Sent
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
 from fedspa.algorithms import Agent, Algorithm, Terms
 from fedspa.algorithms.base import Answer, finite
+from fedspa.algorithms.scores import score_terms
 from fedspa.engine.task import Engine
 from fedspa.errors import (
     BudgetError,
@@ -94,7 +95,8 @@ def message_name(t: int, attempt: int = 1) -> str:
 @dataclass(frozen=True, slots=True)
 class Invitation:
     """A round of `run` as its agents see it. `noise` is None where nothing is private. `session` is what updates are
-    masked in, where the plan counts on the server seeing their sum only."""
+    masked in, where the plan counts on the server seeing their sum only. Where there are `models`, a θ per row, nobody
+    trains: agents say by noisy counts how well each meets their records, which is a participation like any other."""
 
     run: str
     algorithm: Algorithm
@@ -104,6 +106,12 @@ class Invitation:
     noise: NoiseMode | None
     attempt: int = 1
     session: Session | None = None
+    models: Tensor | None = None
+
+    @property
+    def answered(self) -> Terms:
+        """The terms that an answer is made and sent under."""
+        return self.terms if self.models is None else score_terms(self.terms, len(self.models))
 
     @property
     def message(self) -> str:
@@ -200,9 +208,10 @@ def payloads(
     checked: Callable[[Answer], Answer] = lambda answer: answer,
 ) -> dict[str, bytes]:
     """What each of them sends: trained as one piece of work, encoded or masked one by one."""
-    algorithm, terms = invitation.algorithm, invitation.terms
+    algorithm, terms, models = invitation.algorithm, invitation.answered, invitation.models
+    start = invitation.theta if models is None else models.new_zeros(len(models))
     with torch_threads(1):
-        answers = algorithm.respond(invitation.theta, terms, list(agents.values()), engine)
+        answers = algorithm.respond(start, terms, list(agents.values()), engine)
         return {
             name: _sent(invitation, name, agent, checked(answer))
             for (name, agent), answer in zip(agents.items(), answers)
@@ -215,7 +224,7 @@ def _sent(invitation: Invitation, name: str, agent: Agent, answer: Answer) -> by
     if (plan is not None and plan.aggregation is not None) != (session is not None):
         raise PrivacyError("updates are masked where the plan's ε is of sums, and nowhere else")
     if session is None:
-        return invitation.algorithm.encode(answer, invitation.terms, invitation.coding)
+        return invitation.algorithm.encode(answer, invitation.answered, invitation.coding)
     if agent.secret is None:
         raise PrivacyError(f"{name} has no key to mask its update with")
     return upload(answer.values, session, name, agent.secret)

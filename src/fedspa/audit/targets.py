@@ -9,11 +9,12 @@ from typing import Any
 from fedspa.audit.binomial import BINOMIAL
 from fedspa.audit.gaussian import GAUSSIAN
 from fedspa.audit.run import Audited
+from fedspa.audit.scores import SCORES
 from fedspa.audit.setting import Setting, refuse_unless
 from fedspa.audit.shares import SHARES
 from fedspa.errors import ConfigError
 
-AUDITED: dict[str, Audited[Any]] = {mechanism.name: mechanism for mechanism in (GAUSSIAN, BINOMIAL, SHARES)}
+AUDITED: dict[str, Audited[Any]] = {mechanism.name: mechanism for mechanism in (GAUSSIAN, BINOMIAL, SHARES, SCORES)}
 
 
 def synthetic(algorithm: str, choices: Mapping[str, Any]) -> tuple[Audited[Any], Any]:

@@ -18,22 +18,24 @@ from fedspa.cli import (
     privacy,
     report,
     run,
+    server,
     site,
     suggest,
     table,
     tradeoff,
     tune,
+    version,
     watch,
 )
 
 app = typer.Typer(
     name="fedspa",
-    help="Federated learning under record-level local differential privacy, with sparse uploads.",
     no_args_is_help=True,
     suggest_commands=False,  # click has its own suggestion
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(version.version)
 app.command("run")(run.run)
 app.command("tune")(tune.tune)
 app.command("suggest")(suggest.suggest)
@@ -49,6 +51,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(model.app, name="model")
 app.add_typer(site.app, name="site")
+app.add_typer(server.app, name="server")
 
 
 def main() -> None:

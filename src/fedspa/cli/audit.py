@@ -18,7 +18,9 @@ def audit(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="fedspa (default), cpsgd or shares, without a config.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="fedspa (default), cpsgd, shares or scores, without a config.")
+    ] = None,
     plant: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +88,13 @@ def _show(report: Report, plant: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    screen = Console()
+    screen = Console(highlight=False)
+    screen.print(_verdict(report, plant))
+    worst = report.headline
+    screen.print(
+        f"{worst.name}: at least {worst.lower_bound:.4g} against {worst.claimed:.4g} claimed ({worst.unit}, confidence "
+        f"{worst.confidence:.7g}); chance of any false alarm at most {report.false_alarm:g}\n"
+    )
     table = Table(box=None)
     table.add_column("check")
     for column in ("claimed", "seen"):
@@ -94,18 +102,22 @@ def _show(report: Report, plant: str | None) -> None:
     table.add_column("unit")
     table.add_column("holds")
     for check in report.checks:
-        verdict = "[green]yes[/green]" if check.holds else "[red]NO[/red]"
-        table.add_row(check.name, f"{check.claimed:.4g}", f"{check.lower_bound:.4g}", check.unit, verdict)
+        holds = "[green]yes[/green]" if check.holds else "[red]NO[/red]"
+        table.add_row(check.name, f"{check.claimed:.4g}", f"{check.lower_bound:.4g}", check.unit, holds)
     screen.print(table)
     for check in report.checks:
         if not check.holds:
-            screen.print(f"[red]{check.name}[/red]: {check.detail}", highlight=False)
-    worst = report.headline
-    sentence = (
-        f"{worst.name}: at least {worst.lower_bound:.4g} against {worst.claimed:.4g} claimed ({worst.unit}, confidence "
-        f"{worst.confidence:.7g}); chance of any false alarm at most {report.false_alarm:g}"
-    )
-    verdict = "[green]Holds[/green]" if report.holds else "[red]Does not hold[/red]"
-    screen.print(f"{verdict}{'' if plant is None else f' with {plant!r} planted'}: {sentence}", highlight=False)
+            screen.print(f"[red]{check.name}[/red]: {check.detail}")
     for note in report.notes:
-        screen.print(f"[red]Note[/red]  {note}", highlight=False)
+        screen.print(f"[red]Note[/red]  {note}")
+
+
+def _verdict(report: Report, plant: str | None) -> str:
+    """The one line that somebody in a hurry reads."""
+    failed, count = sum(not check.holds for check in report.checks), len(report.checks)
+    if plant is not None:
+        caught = f"as it must be: {failed} of {count} checks failed." if failed else "NOT CAUGHT by any check."
+        return f"{'[red]VIOLATED' if failed else '[red]HOLDS'}[/red] with {plant!r} planted, {caught}"
+    if failed:
+        return f"[red]VIOLATED[/red]: {failed} of {count} checks failed."
+    return f"[green]HOLDS[/green]: all {count} checks stayed within what is claimed."

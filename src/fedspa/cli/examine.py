@@ -83,7 +83,7 @@ def _built(config: Config, data: Dataset, task: Task, like: Examples, own_shape:
     name = config.model.name
     module: nn.Module | None = None
     try:
-        module = models.build(name, data.input_shape, task.width, config.run.seed)
+        module = models.build(name, data.input_shape, task.width, config.run.seed, config.run.code)
         if not any(layer_problems(module)):
             require_fit(FlatModel(module, task), like, f"model.name = {name!r}")
     except ConfigError as cause:

@@ -11,13 +11,16 @@ import traceback
 import click
 
 from fedspa.cli.interrupt import EXIT_CODE as INTERRUPTED
-from fedspa.errors import FedspaError, printable
+from fedspa.errors import FedspaError, place_of, printable
 
+IN_FULL = "FEDSPA_TRACEBACK"  # set, a traceback stands before the line
 BAD_INPUT, BUG = 2, 70  # 70 is sysexits' EX_SOFTWARE: no script may take a bug for "the answer is no"
 
 
 def handled(error: BaseException) -> int:
     """Say on standard error, in one line, what ended the command; the exit code."""
+    if os.environ.get(IN_FULL):
+        traceback.print_exception(error)
     line, code = _told(error)
     if line is not None:
         say(line)
@@ -51,7 +54,8 @@ def _told(error: BaseException) -> tuple[str | None, int]:
             hint = "" if context is None else f" (see {context.command_path} --help)"
             return f"{error.format_message().rstrip('.')}{hint}", BAD_INPUT
         case FedspaError():
-            return str(error), BAD_INPUT
+            own = error.__cause__ is not None and place_of(error.__cause__) is not None
+            return f"{error}{f'; {IN_FULL}=1 shows the way there' * own}", BAD_INPUT
         case click.Abort() | KeyboardInterrupt():
             return None, INTERRUPTED
         case BrokenPipeError():

@@ -24,6 +24,7 @@ File = Annotated[Path, typer.Argument(help="The ledger, an SQLite file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Relation = Literal["add-remove", "replace-one"]
 MOST_AGENTS = 50  # listed where nobody asks for all: those that spent most
+MOST_RUNS = 10  # of an agent that is alone on the screen: the newest
 
 
 @app.command()
@@ -106,7 +107,7 @@ def _run_beside(file: Path) -> Privacy | None:
 
 @app.command()
 def verify(file: File, as_json: AsJson = False) -> None:
-    """Check the file's integrity, its totals and its chain of hashes. Exit code 1 if anything is wrong.
+    """Say whether a ledger can be trusted: its file, its totals, its chain of hashes, its witness. Exit code 1: no.
 
     Example: fedspa ledger verify ledger.sqlite
     """
@@ -119,12 +120,24 @@ def verify(file: File, as_json: AsJson = False) -> None:
     if as_json:
         found = {"file": str(file), "sound": not problems, "problems": problems}
         print(json.dumps({**found, "noise": told.noise, "losses": [asdict(loss) for loss in told.losses]}))
-    elif problems:
-        print("\n".join(problems))
     else:
-        print("; ".join((f"{file}: sound", *notes)))
+        _print_verdict(file, problems, notes)
     if problems:
         raise typer.Exit(1)
+
+
+def _print_verdict(file: Path, problems: list[str], notes: list[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    screen = Console(highlight=False, markup=False)
+    if problems:
+        whole = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        screen.print(Text.assemble(("DAMAGED", "red"), f": {file}, {whole}. No ε of it can be relied on."))
+    else:
+        screen.print(Text.assemble(("SOUND", "green"), f": {file}"))
+    for line in (*problems, *notes):
+        screen.print(f"- {line}")
 
 
 @app.command()
@@ -202,13 +215,21 @@ def _cells(agent: AgentSummary) -> list[str]:
         str(len(agent.runs)),
         str(sum(run.participations for run in agent.runs)),
         str(sum(run.released for run in agent.runs)),
-        agent.runs[-1].last_at[:16],
+        agent.runs[-1].last_at[:16].replace("T", " "),
         shown(agent.epsilon)
         + (f" (floor {shown(agent.epsilon_floor)})" if any(event.members for event in agent.spent) else "")
         + (" SEEDED" if agent.noise.get("seeded") else ""),
         "–" if agent.epsilon_left is None else f"{agent.epsilon_left:.4g}",
         "–" if agent.participations_left is None else str(agent.participations_left),
     ]
+
+
+def _print_runs(agent: AgentSummary) -> None:
+    """What the entries are of, newest last. Those of a guard begin with the tool that spent (docs/guard.md)."""
+    if len(agent.runs) > MOST_RUNS:
+        print(f"… {len(agent.runs) - MOST_RUNS} earlier runs (--json has them)")
+    for run in agent.runs[-MOST_RUNS:]:
+        print(f"run {run.run}: {run.participations} rounds, {run.first_at[:16]} to {run.last_at[:16]}")
 
 
 def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: list[str]) -> None:
@@ -225,7 +246,9 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     accountants: dict[str, None] = {}
     units: dict[str, None] = {}
     summed = False
-    table = Table(*_COLUMNS, box=None)
+    table = Table(box=None)
+    for column in _COLUMNS:
+        table.add_column(column, overflow="fold")
     listed = 0
     for agent in agents:
         first = first or agent
@@ -251,6 +274,8 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
         )
     for event in events:
         screen.print(f"last event: {event}", highlight=False, markup=False)
+    if listed == 1 and first is not None:
+        _print_runs(first)
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if first is not None:
         screen.print(

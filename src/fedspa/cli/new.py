@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -11,26 +13,46 @@ import typer
 
 from fedspa.errors import ConfigError
 
-FILES = ("config.toml", "my_data.py", "my_model.py", "README.md")
+# What the files are called in the template, and in the project.
+FILES = {name: name for name in ("config.toml", "my_data.py", "my_model.py", "README.md")}
+FLOWER = {"flower.toml": "pyproject.toml", "my_data.py": "my_data.py", "my_model.py": "my_model.py"}
+FLOWER |= {"flower.md": "README.md"}
+_SIMULATE = "flwr run . --stream --federation-config 'num-supernodes=8 client-resources-num-cpus=1'"
 
 
-def new(folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")]) -> None:
+def new(
+    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")],
+    flower: Annotated[
+        bool, typer.Option("--flower", help="Make a Flower app, for sites apart from each other.")
+    ] = False,
+) -> None:
     """Make a project: your own data function, model function and config, ready to run.
 
     Example: fedspa new my-study
     """
-    template = resources.files("fedspa.cli").joinpath("template")
+    files = FLOWER if flower else FILES
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
     made: list[Path] = []
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty; name a new folder")
         made += (one for one in (folder, *folder.parents) if not one.exists())
         folder.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            (folder / name).write_bytes(template.joinpath(name).read_bytes())
+        fill(folder, files, {"name": name})
     except OSError as error:
         for one in made:  # parents of what could not be made; with something in it, a folder stays
             with suppress(OSError):
                 one.rmdir()
         raise ConfigError(f"{folder}: {error.strerror or error}; name a folder that can be written") from None
-    print(f"Made {', '.join(FILES)} in {folder}. Now:\n\n    cd {folder}\n    fedspa run config.toml\n")
+    command = _SIMULATE if flower else "fedspa run config.toml"
+    print(f"Made {', '.join(files.values())} in {folder}. Now:\n\n    cd {folder}\n    {command}\n")
+
+
+def fill(folder: Path, files: Mapping[str, str], values: Mapping[str, str]) -> None:
+    """Write files of the template, by the names that they get in `folder`, each {word} of `values` in its place."""
+    template = resources.files("fedspa.cli").joinpath("template")
+    for source, target in files.items():
+        text = template.joinpath(source).read_text("utf-8")
+        for word, value in values.items():
+            text = text.replace(f"{{{word}}}", value)
+        (folder / target).write_text(text, "utf-8")

@@ -48,7 +48,7 @@ def suggest(
 
     from fedspa.runs.statement import shown_bytes
 
-    screen = Console(highlight=False, soft_wrap=True)
+    screen = Console(highlight=False)
     section = ""
     for key, value in found.settings.items():
         if (named := key.partition(".")[0]) != section:

@@ -135,7 +135,7 @@ def show(screen: Console, title: str | None, columns: Sequence[str], lines: Sequ
 
     grid = Table(title=title, box=None, padding=(0, 1))
     for number, column in enumerate(columns):
-        grid.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+        grid.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for line in lines:
         grid.add_row(*line)
     screen.print(grid)

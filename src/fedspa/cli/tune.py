@@ -31,12 +31,13 @@ def tune(
     ] = None,
     share: Annotated[float, typer.Option(help="The most of the rounds that trials may take.")] = 0.2,
     public: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="holdout|NAME|none",
-            help="What settings are rehearsed on, for nothing: the server's held-out records, or a public data set.",
+            help="What settings are rehearsed on, for nothing: the server's held-out records (where it has some), or a "
+            "public data set.",
         ),
-    ] = "holdout",
+    ] = None,
     space: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,6 +47,10 @@ def tune(
     studies: Annotated[Path, typer.Option(metavar="DIR", help="Where rehearsals are kept and looked up.")] = Path(
         "runs/studies"
     ),
+    study: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="STUDY", help="An earlier tuning run's folder: its settings are tried first."),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
     ] = None,
@@ -118,6 +123,7 @@ def tune(
                     public=public,
                     space=_space(space or ()),
                     studies=studies,
+                    study=study,
                     on_rehearsed=rehearsed,
                     progress=False,
                     on_round=advance,
@@ -136,18 +142,29 @@ def show(result: RunResult, screen: Console) -> None:
     """What a run shows, then the search within it."""
     from rich.table import Table
 
-    from fedspa.runs.metrics import heading, shown_score
+    from fedspa.runs.metrics import AGENTS_SCORE, heading, shown_score
 
     running.show(result, screen)
     tuning, name = result.summary["tuning"], result.summary["score"]
     table = Table(title=f"Trials: {tuning['rounds']} of {result.summary['rounds']} rounds", box=None)
-    for column in ("", "rounds", heading(name), "settings"):
+    judged = AGENTS_SCORE if tuning["scored_by"] == "agents" else name
+    for column in ("", "rounds", heading(judged), "settings"):
         table.add_column(column)
     for number, trial in enumerate(tuning["trials"]):
-        score = shown_score(name, trial["scores"][-1]) if trial["scores"] else "–"
+        score = shown_score(judged, trial["scores"][-1]) if trial["scores"] else "–"
         chosen = "chosen" if number == tuning["choice"] else ""
         table.add_row(chosen, str(len(trial["rounds"])), score, _words(trial["settings"]))
     screen.print(table)
+    if scoring := tuning["scoring"]["rounds"]:
+        noise = max((each for each in tuning["scoring"]["deviation"] if each is not None), default=0.0)
+        screen.print(
+            f"Scores      by the agents, in {len(scoring)} of these rounds; each has noise of deviation {noise:.2%}",
+            highlight=False,
+        )
+    if tuning["rehearsal"] is not None and (earlier := tuning["rehearsal"].get("study")) is not None:
+        cost = "" if earlier["epsilon"] is None else f", paid for there with ε = {earlier['epsilon']:.4g}"
+        words = f"Study       settings found on {earlier['about']['data']}{cost}; free here"
+        screen.print(words, highlight=False, markup=False)
     if tuning["rehearsal"] is not None and tuning["rehearsal"]["found"]:
         source = tuning["rehearsal"]["public"]
         where = "the server's held-out records" if source == "holdout" else source

@@ -24,9 +24,9 @@ def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Follow a run until it ends: rounds, score, ε, bytes, time left. Ctrl-C stops watching, not the run.
+    """Follow a run until it is over, and say how it ended. Ctrl-C stops watching, not the run.
 
-    Exit code 0: the run is finished; 1: nobody runs it any more.
+    Exit code 0: the run is finished; 1: it was stopped or killed, or it failed.
 
     Example: fedspa watch runs/my-run
     """
@@ -48,17 +48,33 @@ def watch(
                     now = snapshot(folder)
                     live.update(screenful(folder, now, first))
         else:
-            _follow(folder, every)
-            now = snapshot(folder)
+            now = _follow(folder, every)
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.EXIT_CODE) from None
-    if now.state == "interrupted":
-        screen.print(f"Nobody runs it; to go on: fedspa run --resume {folder}", highlight=False, soft_wrap=True)
+    how, then = over(folder, now)
+    screen.print(how, highlight=False, markup=False)
+    screen.print(then, highlight=False, markup=False, soft_wrap=True)  # to be copied
+    if now.state != "finished":
         raise typer.Exit(1)
 
 
-def _follow(folder: Path, every: float) -> None:
-    """One line per round, for what is no terminal."""
+def over(folder: Path, now: Snapshot) -> tuple[str, str]:
+    """How the run ended, and what to do next."""
+    from fedspa.runs.provenance import to_go_on
+
+    rounds = f"after round {len(now.metrics)} of {now.config.federation.rounds}"
+    if now.state == "finished":
+        return f"The run is over: finished, all {len(now.metrics)} rounds.", f"report: {folder / 'report.html'}"
+    how = {
+        "failed": f"it failed {rounds}: {now.why}",
+        "stopped": f"it was stopped {rounds}.",
+        "killed": f"it was killed {rounds}: no process runs it, and it left no word.",
+    }
+    return f"The run is over: {how[now.state]}", f"to go on: {to_go_on(now.config, folder)}"
+
+
+def _follow(folder: Path, every: float) -> Snapshot:
+    """One line per round, for what is no terminal; the last look."""
     from fedspa.report.progress import snapshot
     from fedspa.runs.metrics import label, shown_score
     from fedspa.runs.statement import shown, shown_bytes
@@ -76,7 +92,7 @@ def _follow(folder: Path, every: float) -> None:
             )
         seen = len(now.metrics)
         if now.state != "running":
-            return
+            return now
         time.sleep(every)
 
 

@@ -35,19 +35,25 @@ _CIFAR10_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _CIFAR10_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html ('CIFAR-10 python version')"
 
 
-def load(name: str, directory: Path | None, person: str | None = None, schema: Schema | None = None) -> Dataset:
+def load(
+    name: str,
+    directory: Path | None,
+    person: str | None = None,
+    schema: Schema | None = None,
+    code: str | None = None,
+) -> Dataset:
     """The data called ``name``; the files of mnist, cifar10, an .npz or a table are looked for in ``directory``
     (data.dir).
 
     ``schema`` is a table's. ``person`` names what says whose a training record is (data.person), where other data has
-    it beside the records.
+    it beside the records. ``code`` is the folder of the user's own functions (run.code).
     """
     if schema is not None:
         return from_table(_placed(name, directory), schema, name=name)
     if name.endswith(".npz") and not name.startswith(plugin.GIVEN):
         return _npz(name, directory, person)
     if plugin.is_plugin(name):
-        return _users(name)
+        return _users(name, code)
     match name:
         case "digits":
             return _digits()
@@ -142,8 +148,8 @@ def _npz(name: str, directory: Path | None, person: str | None) -> Dataset:
     return from_arrays(*(arrays[member] for member in npz.MEMBERS), name=name, persons=persons)
 
 
-def _users(name: str) -> Dataset:
-    function = plugin.resolve(name, key="data.name", error=DataError)
+def _users(name: str, code: str | None) -> Dataset:
+    function = plugin.resolve(name, key="data.name", error=DataError, code=code)
     try:
         made = function()
     except DataError:

@@ -1,21 +1,26 @@
 """Names of the form ``package.module:function``, by which a user brings their own data or model.
 
-The current directory is importable, last on the path: a file there can be named, and none there can shadow an installed
-package. The code named is the user's own and runs with the user's rights; never take such a name from someone else.
+A file beside the config can be named (``code``, the config's ``run.code``), and one in the current folder. Both are
+last on the path, in this order: none there can shadow an installed package. The code named is the user's own and runs
+with the user's rights; never take such a name from someone else.
 """
 
 import importlib
+import importlib.machinery
 import os
 import re
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 from fedspa.errors import FedspaError
+from fedspa.errors import one_line as one_line
 
 # Before a name in the files of a run whose records, persons or module were given in Python: it names nothing that can
 # be loaded.
 GIVEN = "given:"
 
+_appended: list[str] = []  # to sys.path, the newest first
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -24,13 +29,7 @@ def is_plugin(name: str) -> bool:
     return ":" in name
 
 
-def one_line(error: BaseException) -> str:
-    """A foreign exception in one line: its kind and the first line of what it says."""
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0].strip()}" if said else type(error).__name__
-
-
-def resolve(name: str, *, key: str, error: type[FedspaError]) -> Callable[..., object]:
+def resolve(name: str, *, key: str, error: type[FedspaError], code: str | None = None) -> Callable[..., object]:
     """The callable that ``name`` points at; whatever goes wrong is an ``error`` that quotes ``key`` and ``name``."""
     if name.startswith(GIVEN):
         argument = "data" if key == "data.name" else "module"
@@ -41,16 +40,12 @@ def resolve(name: str, *, key: str, error: type[FedspaError]) -> Callable[..., o
     if not _NAME.fullmatch(name):
         raise error(f"{key} = {name!r} is not of the form 'package.module:function'")
     module_name, _, path = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
-    importlib.invalidate_caches()
+    top = module_name.partition(".")[0]
     try:
-        found: object = importlib.import_module(module_name)
+        found: object = _imported(module_name, [os.getcwd()] if code is None else [code, os.getcwd()])
     except (Exception, SystemExit) as cause:  # the user's module may raise anything, and a script without a guard exits
-        top = module_name.partition(".")[0]
         unknown = isinstance(cause, ModuleNotFoundError) and cause.name == top
-        way_out = f"; start fedspa in the folder that holds {top}, or install it" if unknown else ""
+        way_out = f"; put {top} beside the config, start fedspa in the folder that holds it, or install it" * unknown
         raise error(f"{key} = {name!r}: cannot import {module_name!r} ({one_line(cause)}){way_out}") from cause
     for part in path.split("."):
         try:
@@ -62,3 +57,30 @@ def resolve(name: str, *, key: str, error: type[FedspaError]) -> Callable[..., o
     if not callable(found):
         raise error(f"{key} = {name!r}: {path!r} is a {type(found).__name__}, not a function")
     return found
+
+
+def _imported(name: str, folders: list[str]) -> ModuleType:
+    """The module, looked for in `folders` after everything that is installed. One of the same name that came from
+    another folder gives way: two projects of `fedspa new` in one session call theirs alike."""
+    top = name.partition(".")[0]
+    before = [entry for entry in sys.path if entry not in _appended]
+    sys.path[:] = [entry for entry in before if os.path.abspath(entry) not in folders] + folders
+    importlib.invalidate_caches()
+    try:
+        there = importlib.machinery.PathFinder.find_spec(top)
+        if there is not None and there.origin is not None and _folder(there.origin) in folders:
+            loaded = getattr(sys.modules.get(top), "__file__", None)
+            if loaded is not None and os.path.realpath(loaded) != os.path.realpath(there.origin):
+                for module in [module for module in sys.modules if module.partition(".")[0] == top]:
+                    del sys.modules[module]
+        return importlib.import_module(name)
+    finally:  # what it imports when it is called is looked for there too, and so it is by a worker
+        own = [folder for folder in folders if folder not in before]
+        _appended[:] = dict.fromkeys([*own, *_appended])
+        sys.path[:] = before + _appended
+
+
+def _folder(origin: str) -> str:
+    """Where a module or package lies."""
+    folder = os.path.dirname(os.path.abspath(origin))
+    return os.path.dirname(folder) if os.path.basename(origin) == "__init__.py" else folder

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedspa.engine.places import Places
 from fedspa.engine.task import LocalResult, LocalTask
-from fedspa.errors import DataError, first_line
+from fedspa.errors import DataError, one_line
 from fedspa.examples import Examples, Tree, count, each_alone, leaves, mapped, moved
 from fedspa.mechanisms.base import CLIP_UNITS as CLIP_UNITS
 from fedspa.mechanisms.base import Clipping
@@ -192,7 +192,7 @@ def _plain_mean(gradients: Gradients, theta: Tensor, x: Tree, y: Tree, batch: in
     try:
         mean = gradients.mean(theta, x, y)
     except (RuntimeError, IndexError, ValueError) as error:  # nothing is private here: the error may say what it was
-        raise DataError(f"the model fails on these records: {first_line(error)}") from error
+        raise DataError(f"the model fails on these records ({one_line(error)})") from error
     return mean * (count(y) / batch)
 
 

@@ -19,6 +19,7 @@ from fedspa.agent.member import Member, played_keys
 from fedspa.agent.participate import Invitation, Refusal, agent_name, judge, participate_once, refusing
 from fedspa.agent.participate import participate as participate_all
 from fedspa.algorithms import Agent, chosen
+from fedspa.engine.scores import Scores
 from fedspa.engine.task import Engine
 from fedspa.errors import DataError
 from fedspa.examples import count
@@ -45,8 +46,10 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     held = site.held(number)
     trainer = site.trainer(announcement, held)
     dimension, records = trainer.dimension, count(held.among.y) if held.rows is None else len(held.rows)
-    if dimension != terms.dimension or theta.shape != (dimension,):
-        raise Refusal("terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {len(theta)}")
+    if dimension != terms.dimension or theta.shape[-1:] != (dimension,):
+        raise Refusal(
+            "terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {tuple(theta.shape)}"
+        )
     plan = terms.plan
     if plan is not None and site.policy is not None:
         site.policy.check(plan)
@@ -65,12 +68,15 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
         room=site.places(terms.steps.sampling, count(y)),
         secret=None if member is None else member.secret,
     )
-    invitation = replace(invitation, theta=theta.to(site.device))
+    theta, engine = theta.to(site.device), trainer.engine
+    invitation = replace(invitation, theta=theta)
+    if announcement.scored:
+        invitation, engine = replace(invitation, models=theta), Scores(trainer.model, theta)
     if site.simulated:
-        return _simulated(site, invitation, agent, trainer.engine)
+        return _simulated(site, invitation, agent, engine)
     assert site.ledger is not None
     assert site.policy is not None
-    return participate_once(invitation, site.agent, agent, trainer.engine, site.ledger, site.policy)
+    return participate_once(invitation, site.agent, agent, engine, site.ledger, site.policy)
 
 
 def introduced(site: Site, announcement: Announcement) -> str:

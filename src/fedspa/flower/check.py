@@ -1,73 +1,204 @@
-"""`python -m fedspa.flower.site`: a node-config is checked before a SuperNode is started with it."""
+"""A site is looked at before it joins: everything that would have it refuse every run, or lose what it spent."""
 
 from __future__ import annotations
 
 import logging
-import sys
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.errors import ConfigError, LedgerError
+from fedspa.agent.ledger.verify import verify
+from fedspa.agent.policy import Policy
+from fedspa.errors import ConfigError, FedspaError, LedgerError
 from fedspa.examples import count, layout, leaves
 from fedspa.flower import node_config
+from fedspa.flower.operate import credentials
+from fedspa.flower.operate.folders import SiteFolder, address_parts
+from fedspa.flower.operate.health import answers_tls
 from fedspa.flower.played import Held
 from fedspa.flower.site import Site, bad_records, read_site
+from fedspa.flower.terms import VERSION
 from fedspa.flower.trainer import Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import noise_modes, seeded_words
+from fedspa.runs import editions
 from fedspa.runs.statement import shown
 from fedspa.secagg.keys import fingerprint
 
 logger = logging.getLogger("fedspa.agent")
+FLWR = (1, 41)  # pyproject.toml pins it; `pin` in supernode.py knows this one
+_NEEDED_BYTES = 50 * 2**20
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+_OVER_A_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
 
 
-def main(arguments: list[str]) -> int:
-    """Check a node-config before a SuperNode is started with it; with --create-ledger, make its ledger."""
-    create = "--create-ledger" in arguments
-    texts = [argument for argument in arguments if argument != "--create-ledger"]
-    asked = texts in (["--help"], ["-h"])
-    if len(texts) != 1 or texts[0].startswith("-"):
-        usage = "usage: python -m fedspa.flower.site [--create-ledger] '<node-config>'"
-        print(usage, file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else 2
-    logger.addHandler(logging.NullHandler())  # bad records are told below, once
-    site = read_site(node_config.parse(texts[0]), {})
+class Finding(NamedTuple):
+    """`works` is None where there is nothing to be right or wrong."""
+
+    subject: str
+    works: bool | None
+    detail: str
+
+
+def examine(site: SiteFolder, *, server: bool = False) -> list[Finding]:
+    """Every question to a site's folder; with `server`, whether the SuperLink can be reached, too."""
+    questions: dict[str, Callable[[SiteFolder], Iterator[Finding]]] = {
+        "policy": _policy,
+        "node": _node,
+        "ledger": _ledger,
+        "node key": _node_key,
+        "certificate": _certificate,
+        "apps": _apps,
+        **({"server": _server} if server else {}),
+        "versions": lambda _: versions(),
+    }
+    found: list[Finding] = []
+    with chdir(site.path):  # where a function of the site's own is found
+        for subject, question in questions.items():
+            try:
+                found += question(site)
+            except FedspaError as error:
+                found.append(Finding(subject, False, str(error)))
+    return found
+
+
+def versions() -> Iterator[Finding]:
+    """What two ends must have in common."""
+    version = metadata.version("flwr")
+    fits = tuple(int(part) for part in version.split(".")[:2]) == FLWR
+    wanted = "" if fits else f"; fedspa is made for {'.'.join(map(str, FLWR))}: pip install 'fedspa[flower]'"
+    yield Finding("flwr", fits, version + wanted)
+    yield Finding("editions", None, f"terms {VERSION}, {editions.written()}: both ends must print the same")
+
+
+def told(node: Mapping[str, Any]) -> list[Finding]:
+    """What there is to say of a node-config that can be served; an error of one line where none could."""
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())  # bad records are told below, once
+    site = read_site(node_config.parsed(node), {})
     held = site.held(0)
+    trainer = _require_use(site, held)
+    own = site.own_records()
+    learned = f"classes 0 to {site.own_classes - 1}" if site.own_classes is not None else f"task {site.task}"
+    found = [("agent", site.agent), ("records", f"{count(own.y)} of shape {layout(held.record.x)}, {learned}")]
+    if site.unit == "person":
+        found.append(("persons", f"{count(held.examples.y)}, of each at most {_most(held)} records"))
+    found += [("room", _room(site)), ("device", str(site.device))]
+    if trainer is not None:
+        found.append(("engine", f"{trainer.engine.name} ({trainer.choice.why})"))
+        found += (("faster", hint) for hint in trainer.choice.hints)
+    if site.member is not None:
+        roster = site.member.roster
+        found.append(("site key", f"{fingerprint(site.member.secret.public)}, for sums with others"))
+        found.append(("roster", f"{len(roster.members)} members, digest {roster.digest[:16]}…"))
+    found += (("ledger", line) for line in _spent(site))
+    notes = [] if not own.bad else [("bad records", bad_records(own, site.own_classes, site.node["data"]))]
+    return [
+        *(Finding(subject, True, detail) for subject, detail in found),
+        *(Finding(subject, None, detail) for subject, detail in notes),
+    ]
+
+
+def _policy(site: SiteFolder) -> Iterator[Finding]:
+    policy = Policy.load(site.policy)
+    yield Finding(
+        "policy", True, f"ε up to {policy.epsilon:g} over all runs, at δ = {policy.delta:g}, {policy.neighbours}"
+    )
+
+
+def _node(site: SiteFolder) -> Iterator[Finding]:
+    try:
+        Policy.load(site.policy)
+    except FedspaError:
+        yield Finding("node", None, "not looked at: mend the policy first")
+        return
+    yield from told(site.node)
+
+
+def _spent(site: Site) -> Iterator[str]:
     assert site.ledger is not None
     assert site.policy is not None
-    trainer = _require_use(site, held)
-    if not create and not site.ledger.exists():
-        raise LedgerError(f"{site.ledger} is missing; --create-ledger makes a new one: restore it where there was one")
-    with Ledger.open(site.ledger, create=create) as ledger:
+    if not site.ledger.exists():
+        raise LedgerError(
+            f"{site.ledger} is missing; put it back where there was one: `fedspa site new` makes it, once"
+        )
+    with Ledger.open(site.ledger, create=False) as ledger:
         events, first = ledger.spent(site.agent), ledger.first_plan(site.agent)
-        spent = [(limit, limit.total(events, first)) for limit in site.policy.cap.limits]
+        totals = [(limit, limit.total(events, first)) for limit in site.policy.cap.limits]
     for unit in {event.unit for event in events} - {site.unit}:
         raise LedgerError(
             f"{site.ledger}: what {site.agent!r} spent there is for each {unit}, and this node-config protects each "
             f"{site.unit}; an agent's entries have one unit"
         )
-    if (own := site.own_records()).bad:
-        print(f"fedspa: {bad_records(own, site.own_classes, site.node['data'])}", file=sys.stderr)
-    print(f"agent    {site.agent}")
-    learned = f"classes 0 to {site.own_classes - 1}" if site.own_classes is not None else f"task {site.task}"
-    print(f"records  {count(own.y)} of shape {layout(held.record.x)}, {learned}")
-    if site.unit == "person":
-        print(f"persons  {count(held.examples.y)}, of each at most {_most(held)} records")
-    print(f"room     {_room(site)}")
-    print(f"device   {site.device}")
-    if trainer is not None:
-        print(f"engine   {trainer.engine.name} ({trainer.choice.why})")
-        for hint in trainer.choice.hints:
-            print(f"faster   {hint}")
-    if site.member is not None:
-        roster = site.member.roster
-        print(f"key      {fingerprint(site.member.secret.public)}, for sums with others")
-        print(f"roster   {len(roster.members)} members, digest {roster.digest[:16]}…")
-    for limit, total in spent:
+    for limit, total in totals:
         terms = ", ".join(filter(None, (f"δ = {limit.delta:g}", limit.neighbours, total.by, limit.words)))
-        print(f"ledger   {site.ledger}: ε = {shown(total.epsilon)} spent of {limit.epsilon:g} ({terms})")
+        yield f"ε = {shown(total.epsilon)} spent of {limit.epsilon:g} ({terms})"
     if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger
-        print(f"note     {words}")
-    return 0
+        yield words
+
+
+def _ledger(site: SiteFolder) -> Iterator[Finding]:
+    """Whether what is written there stays: sound, on a disk of this machine, with room."""
+    path = site.ledger
+    if path.exists():
+        problems = verify(path)
+        yield Finding("ledger file", not problems, problems[0] if problems else f"{path}: sound, with its witness")
+    folder, kind = path.parent, filesystem(path.parent)
+    if not os.access(folder, os.W_OK):
+        yield Finding("ledger disk", False, f"{folder} cannot be written by this user; change its owner")
+    elif kind in _IN_MEMORY:
+        yield Finding("ledger disk", False, f"{folder} lies in memory ({kind}); put the ledger on a disk that stays")
+    elif kind in _OVER_A_NETWORK:
+        yield Finding("ledger disk", False, f"{folder} lies on another machine ({kind}); SQLite needs a local disk")
+    elif (free := shutil.disk_usage(folder).free) < _NEEDED_BYTES:
+        yield Finding("ledger disk", False, f"{folder} has {free >> 20} MiB left; make room")
+    elif kind == "overlay":
+        yield Finding("ledger disk", None, f"{folder} goes with its container: mount a volume there")
+    else:
+        yield Finding("ledger disk", True, f"{folder} ({kind or 'unknown kind'}), {free >> 30} GiB left")
+
+
+def _node_key(site: SiteFolder) -> Iterator[Finding]:
+    problem = credentials.node_key_problem(site.key)
+    yield Finding("node key", problem is None, problem or f"{site.key}, readable by its owner only")
+
+
+def _certificate(site: SiteFolder) -> Iterator[Finding]:
+    left = credentials.days_left(credentials.read_certificate(site.certificate))
+    why = f"valid for {left} days" if left >= 0 else f"ended {-left} days ago; ask for the server's new one"
+    yield Finding("certificate", left >= 0, f"{site.certificate}, {why}")
+
+
+def _apps(site: SiteFolder) -> Iterator[Finding]:
+    digests = site.digests()
+    none = f"none pinned: read the app that you are sent, then `fedspa site pin {site.path} APP`"
+    yield Finding("apps", bool(digests), ", ".join(f"{digest[:12]}…" for digest in digests) or none)
+
+
+def _server(site: SiteFolder) -> Iterator[Finding]:
+    problem = answers_tls(*address_parts(site.superlink), str(site.certificate))
+    yield Finding("server", problem is None, problem or f"{site.superlink} answers, with the right certificate")
+
+
+def filesystem(path: Path) -> str | None:
+    """What kind of file system `path` lies on, where the system tells (Linux)."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    best, kind = Path("/"), None
+    for line in lines:
+        # "36 35 98:0 /root /mount/point options … - type source options", blanks in names as \040
+        before, _, after = line.partition(" - ")
+        mounted = Path(before.split()[4].replace("\\040", " "))
+        if path.resolve().is_relative_to(mounted) and len(mounted.parts) >= len(best.parts):
+            best, kind = mounted, after.split()[0]
+    return kind
 
 
 def _room(site: Site) -> str:

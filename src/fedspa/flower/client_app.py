@@ -17,11 +17,14 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedspa.agent.participate import Refusal
+from fedspa.flower import tally
 from fedspa.flower.agent import introduced, participate
+from fedspa.flower.operate import logs
 from fedspa.flower.site import read_site
 from fedspa.flower.terms import Announcement, TermsError, from_record
 
 logger = logging.getLogger("fedspa.agent")
+logs.set_up()
 
 app = ClientApp()
 
@@ -29,26 +32,32 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer a round, whatever it holds."""
-    return _answered(message, "update", "payload", lambda: _payload(message, context))
+    return _answered(message, context, "update", "payload", lambda: _payload(message, context))
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say which member of a cohort this is, to a server that offers a run in which updates are added up."""
-    return _answered(message, "member", "name", lambda: _name(message, context))
+    return _answered(message, context, "member", "name", lambda: _name(message, context))
 
 
-def _answered(message: Message, kind: str, key: str, answer: Callable[[], bytes | str]) -> Message:
+def _answered(message: Message, context: Context, kind: str, key: str, answer: Callable[[], bytes | str]) -> Message:
+    found: bytes | str = b""
+    code: str | None = None
     try:
-        record = ConfigRecord({key: answer()})
+        found = answer()
+        logger.info("answered", extra=logs.event("answered"))
     except Refusal as refusal:
-        logger.warning("refused (%s): %s", refusal.code, refusal)
-        record = ConfigRecord({"refusal": refusal.code})
+        code = refusal.code
+        logger.warning("refused (%s): %s", code, refusal, extra=logs.event("refused", code))
     except KeyboardInterrupt:
         raise
     except BaseException:  # one that escaped, a SystemExit too, would carry its text to the server
-        logger.exception("the round failed")
-        record = ConfigRecord({"refusal": "internal"})
+        code = "internal"
+        logger.exception("the round failed", extra=logs.event("refused", code))
+    if kind == "update" or code is not None:
+        tally.note(context.node_config, code or found)
+    record = ConfigRecord({key: found} if code is None else {"refusal": code})
     return Message(RecordDict({kind: record}), reply_to=message)
 
 
@@ -79,15 +88,16 @@ def _read(content: RecordDict) -> tuple[Announcement, Tensor]:
     if not isinstance(terms, ConfigRecord) or not isinstance(arrays, ArrayRecord) or set(arrays) != {"theta"}:
         raise Refusal("terms", "the message's records are of other kinds than a round's")
     announcement = _announced(terms)
-    array = arrays["theta"]
-    if len(array.data) > 4 * announcement.terms.dimension + 1024:
+    array, dimension, scored = arrays["theta"], announcement.terms.dimension, announcement.scored
+    if len(array.data) > 4 * dimension * max(1, scored) + 1024:
         raise Refusal("terms", f"θ comes as {len(array.data)} bytes; 4 per parameter were expected")
     try:
         theta = array.numpy()
     except Exception as error:  # whatever numpy makes of foreign bytes
         raise Refusal("terms", f"θ cannot be read: {error}") from error
-    if theta.dtype != np.float32 or theta.shape != (announcement.terms.dimension,) or not np.isfinite(theta).all():
-        raise Refusal("terms", f"θ is {theta.dtype} of shape {theta.shape}; d finite float32 values were expected")
+    wanted = (scored, dimension) if scored else (dimension,)  # a model per row, where several are to be scored
+    if theta.dtype != np.float32 or theta.shape != wanted or not np.isfinite(theta).all():
+        raise Refusal("terms", f"θ is {theta.dtype} of shape {theta.shape}; {wanted} finite float32 were expected")
     return announcement, torch.from_numpy(theta.copy())
 
 

@@ -1,4 +1,4 @@
-"""The keys of a node-config: how its text is read, and which values they may have. `fedspa.flower.site` says what each
+"""The keys of a node-config, and which values they may have. `fedspa.flower.site` says what each
 is for."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from fedspa.agent.member import Member
 from fedspa.data.plugin import is_plugin
 from fedspa.engine.device import device_named
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, quoted
 from fedspa.runs.sections import Data
 
 # Whoever names one of these is an agent with records of its own, whatever process it runs in.
@@ -26,22 +26,16 @@ MOST_CLASSES = 10**6
 _MOST_ROOM = 10**9  # each step draws as many numbers
 
 
-def parse(text: str) -> dict[str, Any]:
-    """A node-config as it is written for a SuperNode, with no key that means nothing. A function that makes the records
-    is given all keys, and may have some of its own."""
-    from click import ClickException
-    from flwr.common.config import parse_config_args
-
-    try:
-        node = dict(parse_config_args([text]))
-    except ClickException as error:
-        raise ConfigError(
-            "the node-config cannot be read; it must be of the form key=value with blanks between, texts in double "
-            "quotes and the whole in single ones, as 'agent=\"north\" classes=2'"
-        ) from error
+def parsed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A node-config with no key that means nothing, and values that Flower can hand over. A function that makes the
+    records is given all keys, and may have some of its own."""
+    node = dict(given)
     strange = [key for key in node if key not in KEYS]
     if strange and not is_plugin(str(node.get("data", ""))):
         raise ConfigError(f"node-config: unknown key {strange[0]}; allowed: {', '.join(sorted(KEYS))}")
+    for key, value in node.items():
+        if type(value) not in (str, int, float, bool):
+            raise ConfigError(f"node-config: {key} is {quoted(value)}; it must be a text, a number, true or false")
     return node
 
 

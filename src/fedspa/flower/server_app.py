@@ -17,6 +17,7 @@ from flwr.supercore import log
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import agent_name
+from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
@@ -31,6 +32,7 @@ from fedspa.runs.provenance import facts
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import Job, prepare, prepare_server
 from fedspa.runs.statement import statement
+from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Coordinator
 
 app = ServerApp()
@@ -46,10 +48,10 @@ def main(grid: Grid, context: Context) -> None:
 def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[str, Any]:
     """A whole run over `grid`; returns its summary."""
     started = time.monotonic()
-    job = prepare(config) if settings.records is None else deployed(config, settings.records)
+    job, coordinator = _prepared(config, settings)
     if not settings.resume:
         refuse_over_budget(job)
-    known, coordinator = facts(job), Coordinator(job.server)
+    known = facts(job)
     if not settings.resume:
         coordinator.try_scores()
     with _folder(job, settings) as folder:
@@ -81,12 +83,26 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
     return summary
 
 
+def _prepared(config: Config, settings: FlowerSettings) -> tuple[Job, Coordinator]:
+    """What is to be run, and the server of it."""
+    if settings.records is not None:
+        job = deployed(config, settings.records)
+        return job, server_of(job, own_records(config), {settings.records})
+    records = records_of(config)
+    played = prepare(config, records)
+    return played, server_of(played, records, {len(held) for held in played.holdings})
+
+
 def deployed(config: Config, records: int) -> Job:
     """The job of a server whose agents hold at least `records` records each; persons, where the config names
     data.person: the ids are the agents' own."""
     for_agents_of_their_own(config)
-    own = config.model_copy(update={"data": config.data.model_copy(update={"person": None})})
-    return prepare_server(config, records_of(own), {records})
+    return prepare_server(config, own_records(config), {records})
+
+
+def own_records(config: Config) -> Dataset:
+    """Of the server: whose they are, it is not asked."""
+    return records_of(config.model_copy(update={"data": config.data.model_copy(update={"person": None})}))
 
 
 def _total(strategy: FedSpa) -> LedgerTotal | None:

@@ -98,11 +98,6 @@ def for_agents_of_their_own(config: Config) -> None:
 
 def _refuse_unheeded(config: Config) -> None:
     run = config.run
-    if config.tuning.candidates is not None:
-        raise ConfigError(
-            f"tuning.candidates is {quoted(config.tuning.candidates)}; settings are tried in simulations only (`fedspa "
-            "tune`): put those that were found in their places, and leave [tuning] out"
-        )
     if run.device != "cpu":
         raise ConfigError(f"run.device is {run.device!r}; on Flower each site names its own device: leave it out")
     if run.tf32:

@@ -9,7 +9,7 @@
                                    themselves: each person is then protected, and not each record
     person-records=8               the most records of a person that count
     policy="policy.toml"           its limits (docs/ledger.md)
-    ledger="ledger.sqlite"         made once, by `python -m fedspa.flower.site --create-ledger '<node-config>'`
+    ledger="ledger.sqlite"         made once, by `fedspa site new`
     key="site.key"                 its secret key for runs that add up masked updates (`fedspa site keygen`), and
     roster="roster.toml"           the names and public keys of all who may be in a sum with it, from their operators
     model="package.module:build"   needed where the model is not one of fedspa's own
@@ -289,14 +289,3 @@ def bad_records(own: Records, classes: int | None, data: str) -> str:
         f"{len(own.bad)} of {count(own.y)} records are bad ({why}) and count as zero in training: number {first} from "
         "0 on; mend them"
     )
-
-
-if __name__ == "__main__":
-    from fedspa.errors import FedspaError
-    from fedspa.flower.check import main
-
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except FedspaError as error:
-        print(f"fedspa: {error}", file=sys.stderr)
-        sys.exit(2)

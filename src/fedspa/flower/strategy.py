@@ -24,6 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
+from torch import Tensor
 
 from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
@@ -110,7 +111,7 @@ class FedSpa(Strategy):
         return self.roster.meet(nodes)
 
     def initial_arrays(self) -> ArrayRecord:
-        return ArrayRecord({"theta": Array(self.coordinator.state.theta.cpu().numpy())})
+        return _arrays(self.coordinator.state.theta)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -135,7 +136,8 @@ class FedSpa(Strategy):
             self.guarantee.took_part(fresh)
         session = None if self._sums is None else self._sums.session(terms, attempt, asked.values())
         self._round = (terms, asked, session)
-        theta = self.initial_arrays()
+        models = self.coordinator.models
+        theta = self.initial_arrays() if models is None else _arrays(models)
         return [
             Message(
                 content=RecordDict({"theta": theta, "terms": self._record(terms, number, session)}),
@@ -267,6 +269,7 @@ class FedSpa(Strategy):
                 noise=None if terms.plan is None else config.privacy.noise,
                 terms=terms,
                 attempt=1 if session is None else session.attempt,
+                scored=0 if self.coordinator.models is None else len(self.coordinator.models),
                 cohort=cohort if session is None else tuple(session.members),
                 binding=b"" if session is None else session.binding,
             )
@@ -326,6 +329,10 @@ class FedSpa(Strategy):
             },
         )
         self._saved_roster = self.roster.known
+
+
+def _arrays(theta: Tensor) -> ArrayRecord:
+    return ArrayRecord({"theta": Array(theta.cpu().numpy())})
 
 
 def _only_value(content: RecordDict) -> bytes | str | None:

@@ -1,9 +1,8 @@
-"""A SuperNode that runs reviewed code only: `python -m fedspa.flower.supernode --fab-sha256 HASH <options>`.
+"""A SuperNode that runs reviewed code only: `fedspa site run`.
 
 In Flower the server ships the code that agents run. Whoever controls that code controls what leaves, whatever policy
-and ledger say. Here the agent's operator reviews an app, builds it (`flwr build`), and starts the node with the digest
-of the built file; an app of any other content is answered with Flower's own "invalid FAB" and never unpacked. The
-option may be given several times. All other options are those of `flower-supernode`.
+and ledger say. Here the agent's operator reviews an app and pins the digest of its bundle (`fedspa site pin`); an app
+of any other content is answered with Flower's own "invalid FAB" and never unpacked.
 
 Flower can do the same by signatures (`--trusted-entities`), with a SuperLink that is tied to Flower's hub; this needs
 nobody. It takes the place of that check in flwr 1.41, and refuses to start where that is not found as it was.
@@ -16,35 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flwr.supercore.fab import Fab
 from flwr.supernode import start_client_internal as internal
 
-from fedspa.errors import ConfigError
-
-_OPTION = "--fab-sha256"
-
-
-def allowed_digests(arguments: list[str]) -> tuple[frozenset[str], list[str]]:
-    """The digests given by `--fab-sha256`, and the arguments without them."""
-    digests, others = set(), []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument != _OPTION:
-            others.append(argument)
-            continue
-        digest = next(rest, "").lower()
-        if not re.fullmatch(r"[0-9a-f]{64}", digest):
-            raise ConfigError(f"{_OPTION} is {digest!r}; it must be 64 hexadecimal digits: sha256sum of the built app")
-        digests.add(digest)
-    if not digests:
-        raise ConfigError(f"{_OPTION} is missing; give the sha256sum of each app that this node may run")
-    return frozenset(digests), others
+from fedspa.errors import ConfigError, worded
 
 
 def pin(allowed: frozenset[str]) -> None:
@@ -87,18 +67,27 @@ def _has_unsent_reply(state: Any) -> bool:
     return any(entry.message.metadata.reply_to_message_id and not entry.is_retrieved for entry in entries)
 
 
-def main() -> None:
+def serve(allowed: frozenset[str], arguments: list[str]) -> None:
+    """Be a SuperNode that runs these apps, by their digests, and no other. `arguments` are flower-supernode's."""
     from flwr.supernode.cli import flower_supernode
 
-    try:
-        allowed, sys.argv[1:] = allowed_digests(sys.argv[1:])
-        pin(allowed)
-        send_leftovers_first()
-    except ConfigError as error:
-        print(f"fedspa: {error}", file=sys.stderr)
-        sys.exit(2)
+    pin(allowed)
+    send_leftovers_first()
+    sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
 
-if __name__ == "__main__":
-    main()
+def digest_of(app: Path) -> str:
+    """Of an app as it is shipped: of its folder, or of a bundle that `flwr build` made."""
+    from click import ClickException
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.cli.config_utils import load_and_validate
+
+    with worded(ConfigError, lambda why: f"{app}: {why}; name the folder of an app, or its .fab"):
+        if app.is_file():
+            return hashlib.sha256(app.read_bytes()).hexdigest()
+        try:
+            load_and_validate(app.resolve() / "pyproject.toml")
+            return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
+        except (ValueError, ClickException) as error:
+            raise ConfigError(f"{app} is no Flower app: {' '.join(str(error).split())[:300]}") from None

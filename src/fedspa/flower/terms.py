@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from fedspa.algorithms import ALGORITHMS, Algorithm, Terms, chosen
 from fedspa.algorithms.base import require_sendable
+from fedspa.algorithms.scores import MOST_MODELS, score_terms
 from fedspa.data.features import NAMES
 from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError
 from fedspa.flower.node_config import MOST_CLASSES
@@ -35,16 +36,19 @@ from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
+from fedspa.runs import editions
 from fedspa.runs.sections import Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
-VERSION: Final = 4  # one more with every change of the keys below: else an agent of before calls them unknown
+VERSION: Final = 5  # one more with every change of the keys below, or of what one means
+_LONGEST_EDITIONS = 200
 _LONGEST_TASK = 300_000  # its weights are as many as there are classes
 _RUN = re.compile(r"[0-9a-f]{32}")
 # Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
 _KEYS: Final[dict[str, type]] = {
     "version": int,
+    "editions": str,
     "run": str,
     "number": int,
     "round": int,
@@ -67,6 +71,7 @@ _KEYS: Final[dict[str, type]] = {
     "private": bool,
     "adversary": str,
     "attempt": int,
+    "scored": int,
     "cohort": list,
     "binding": bytes,
 }
@@ -108,6 +113,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "noise_multiplier": (1e-6, 1e6),
     "delta": (1e-30, 1.0),
     "attempt": (1, _MANY),
+    "scored": (0, MOST_MODELS),
     "members": (0, MOST_MEMBERS),
     "colluders": (0, MOST_MEMBERS),
 }
@@ -130,6 +136,8 @@ class Announcement:
 
     Under secure aggregation, `cohort` names everybody in the sum of this `attempt` at the round, the agent itself
     among them, and `binding` is that of the session in which the server adds up; empty where no update is asked for.
+
+    Where `scored` is not 0, nobody trains: so many models are to be scored.
     """
 
     run: str
@@ -144,6 +152,7 @@ class Announcement:
     noise: NoiseMode | None
     terms: Terms
     attempt: int = 1
+    scored: int = 0
     cohort: tuple[str, ...] = ()
     binding: bytes = b""
 
@@ -157,11 +166,13 @@ def to_record(announcement: Announcement) -> ConfigRecord:
     terms, plan = announcement.terms, announcement.terms.plan
     values: dict[str, Any] = {
         "version": VERSION,
+        "editions": editions.written(),
         **{key: getattr(announcement, key) for key in _OWN},
         "task": announcement.task.model_dump_json(),
         "private": plan is not None,
         "adversary": announcement.adversary,
         "attempt": announcement.attempt,
+        "scored": announcement.scored,
         "cohort": list(announcement.cohort),
         "binding": announcement.binding,
         "layer_sizes": [size for size, _ in terms.layers or ()],
@@ -180,7 +191,10 @@ def from_record(record: ConfigRecord) -> Announcement:
     """The announcement in `record`, or a TermsError. Any record may be handed in."""
     values: dict[str, Any] = dict(record)
     if values.get("version") != VERSION:
-        raise TermsError(f"terms of version {values.get('version')!r}; this agent reads {VERSION}: install one fedspa")
+        raise TermsError(
+            f"terms of version {values.get('version')!r}; this agent reads {VERSION}: upgrade one end until "
+            "`fedspa site check` and `fedspa server check` print the same"
+        )
     algorithm = _algorithm(values.get("algorithm"), values.get("adversary"))
     private, mechanism = values.get("private"), algorithm.mechanism
     expected = {**_KEYS, **(mechanism.record if mechanism is not None else {}), "noise": str} if private else _KEYS
@@ -190,6 +204,11 @@ def from_record(record: ConfigRecord) -> Announcement:
     limits = LIMITS if mechanism is None else {**LIMITS, **mechanism.limits}
     for key, kind in expected.items():
         _check(key, values[key], kind, limits)
+    if other := editions.differences(values["editions"][:_LONGEST_EDITIONS]):
+        raise TermsError(
+            f"the server's fedspa would misunderstand this one: {', '.join(other)}; upgrade one end until `fedspa site "
+            "check` and `fedspa server check` print the same editions (versions of the package may differ)"
+        )
     if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
     if values["active"] > values["dimension"] or len(values["model"]) > 200:
@@ -209,10 +228,11 @@ def from_record(record: ConfigRecord) -> Announcement:
         layers=_layers(values),
     )
     try:
-        require_sendable(terms, values["coding"], exact=values.get("noise") == "exact")
+        answered = score_terms(terms, values["scored"]) if values["scored"] else terms
+        require_sendable(answered, values["coding"], exact=values.get("noise") == "exact")
     except (PayloadError, PrivacyError) as error:
         raise TermsError(f"terms under which no update can be written: {error}") from error
-    own = {key: values[key] for key in (*_OWN, "attempt", "binding")}
+    own = {key: values[key] for key in (*_OWN, "attempt", "scored", "binding")}
     found = Announcement(
         **own, cohort=tuple(values["cohort"]), task=_task(values["task"]), noise=values.get("noise"), terms=terms
     )

@@ -33,9 +33,10 @@ _CPU = torch.device("cpu")
 @dataclass(eq=False)
 class Trainer:
     """An engine for a model of so many parameters, and why it was taken. Where a frozen body was split off, the engine
-    trains what is left of the model, on features that are made once in this process."""
+    trains what is left of the model, on features that are made once in this process. `model` is what it trains."""
 
     engine: Engine
+    model: FlatModel
     dimension: int
     choice: Choice
     split: Split | None
@@ -98,7 +99,8 @@ def trainer_for(
     body = found if isinstance(found, Split) else None
     if len(_TRAINERS) >= _MOST_TRAINERS:
         _TRAINERS.clear()
-    _TRAINERS[known] = Trainer(chosen, FlatModel(module).dimension, choice, body, most is not None, threads)
+    model = FlatModel(trained, learned)
+    _TRAINERS[known] = Trainer(chosen, model, FlatModel(module).dimension, choice, body, most is not None, threads)
     return _TRAINERS[known]
 
 

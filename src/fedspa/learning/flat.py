@@ -108,6 +108,10 @@ class FlatModel:
             except Exception:  # whatever a record makes the model raise must not be told by a refusal
                 row.fill_(torch.nan)
 
+    def at(self, theta: Tensor, function: Callable[[nn.Module], T]) -> T:
+        """`function` of the module while its trained parameters are θ."""
+        return self._at(self.parts(theta), function)
+
     def per_example_gradients(self) -> Callable[[Tensor, Tree, Tree], Tensor]:
         """(θ, x[b], y[b]) → gradients [b, d]."""
         return cast(

@@ -82,18 +82,21 @@ _SMALLEST_SIDE = {"mnist-cnn": 16, "cifar10-cnn": 22, "small-cnn": 16}
 NAMES = tuple(_BUILDERS)
 
 
-def build(name: str, input_shape: tuple[int, ...] | None, width: int | None, seed: int) -> nn.Module:
+def build(
+    name: str, input_shape: tuple[int, ...] | None, width: int | None, seed: int, code: str | None = None
+) -> nn.Module:
     """The model ``name`` for records of ``input_shape`` and a task that wants ``width`` outputs (its classes, say),
     drawn from ``seed``; the global random state is untouched.
 
-    A user's ``package.module:function`` is called with (input_shape, width) if it takes two arguments, else without.
+    A user's ``package.module:function`` is called with (input_shape, width) if it takes two arguments, else without;
+    it is looked for in the folder ``code`` too (run.code).
     Either may be None: a record of several tensors has no shape, and a task of the user's own has no width. The
     initialisation is public (the server sends it), so its seed has no privacy consequence.
     """
     shape = None if input_shape is None else tuple(int(side) for side in input_shape)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every accelerator
-        model = _users(name, shape, width) if plugin.is_plugin(name) else _built_in(name, shape, width)
+        model = _users(name, shape, width, code) if plugin.is_plugin(name) else _built_in(name, shape, width)
     # A lazy parameter has no size yet; who trains it is told so.
     if not any(p.requires_grad and (is_lazy(p) or p.numel()) for p in model.parameters()):
         raise ConfigError(f"model.name = {name!r} has no trainable parameters: there is nothing to learn")
@@ -116,8 +119,8 @@ def _built_in(name: str, shape: tuple[int, ...] | None, width: int | None) -> nn
     return _BUILDERS[name](shape, width)
 
 
-def _users(name: str, shape: tuple[int, ...] | None, width: int | None) -> nn.Module:
-    function = plugin.resolve(name, key="model.name", error=ConfigError)
+def _users(name: str, shape: tuple[int, ...] | None, width: int | None, code: str | None) -> nn.Module:
+    function = plugin.resolve(name, key="model.name", error=ConfigError, code=code)
     takes_two = _accepts(function, shape, width)
     if not takes_two and not _accepts(function):
         raise ConfigError(f"model.name = {name!r} must take (input_shape, classes) or no arguments")

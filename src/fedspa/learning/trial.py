@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspa.errors import ConfigError, MixingWarning, first_line, warn
+from fedspa.errors import ConfigError, MixingWarning, one_line, warn
 from fedspa.examples import Examples, layout, mapped
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.made_up import made_up
@@ -92,7 +92,7 @@ class _Trying:
             # behind shows only there.
             models = self._fresh(), self._fresh()
         except Exception as error:  # the user's forward may raise anything
-            why = f"has no gradient for an example made like {layout(examples[-1].x)} ({_said(error)})"
+            why = f"has no gradient for an example made like {layout(examples[-1].x)} ({one_line(error)})"
             self._add("", why, "it must take such examples and give what the loss can be made of")
             return list(self._found.values())
         others = [example for example in examples if example is not asked]
@@ -211,10 +211,6 @@ def _parameter(module: nn.Module, where: Tensor) -> Where:
         if part.any():
             return Where(name.rpartition(".")[0], name.rpartition(".")[2])
     return Where("", "its parameters")
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextmanager

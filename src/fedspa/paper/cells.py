@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedspa.paper.sweep import Outcome
@@ -68,10 +69,19 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def shown_spread(values: dict[str, Any]) -> str:
-    """Mean ± standard deviation in two digits."""
-    tail = "" if values["std"] is None else f" ± {values['std']:.2f}"
-    return f"{values['mean']:.2f}{tail}"
+def half_interval(values: Sequence[float]) -> float | None:
+    """Half of the 95 % confidence interval of the mean (Student's t); None for a single value."""
+    from scipy import special
+
+    if len(values) < 2:
+        return None
+    return float(special.stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def shown_spread(values: Mapping[str, Any]) -> str:
+    """Mean ± half of its 95 % confidence interval, in two digits."""
+    half = half_interval(values["values"])
+    return f"{values['mean']:.2f}{'' if half is None else f' ± {half:.2f}'}"
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

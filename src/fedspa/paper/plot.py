@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspa.errors import FedspaError
+from fedspa.paper.cells import half_interval
 
 # Told apart by people who see colours differently, and by their markers in print.
 _COLOURS, _MARKERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), "osD^vP"
@@ -28,7 +29,7 @@ def fingerprint(curves: Mapping[str, Any]) -> str:
 
 
 def draw(curves: Mapping[str, Any], path: Path) -> None:
-    """Mean accuracy after the last round over seeds, bars of one standard deviation, one line per compression ratio."""
+    """Mean accuracy after the last round, bars of its 95 % confidence interval, one line per compression ratio."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -47,7 +48,7 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
             # Side by side by 2 %, so that bars of equal ε do not hide each other.
             [point["epsilon_target"] * 1.02**number for point in mine],
             means,
-            yerr=[point["accuracy_last"]["std"] or 0.0 for point in mine],
+            yerr=[half_interval(point["accuracy_last"]["values"]) or 0.0 for point in mine],
             color=_COLOURS[number % len(_COLOURS)],
             marker=_MARKERS[number % len(_MARKERS)],
             markersize=5,

@@ -23,6 +23,8 @@ from fedspa.runs.section import Section
 
 TrialKind = Literal["published", "verified", "tuned"]
 TRIAL_KINDS: tuple[TrialKind, ...] = get_args(TrialKind)
+# Seeds of tables and curves count from here, beyond all that settings were tried on.
+FIRST_SEED = 2000
 _LABELS = {"fedspa": "Fed-SPA", "cpsgd": "cpSGD", "dp-fed": "DP-Fed", "fedavg": "FedAvg"}
 
 
@@ -43,15 +45,13 @@ class Printed(Section):
 class Trial(Section):
     """A config, and what this row changes in it (as in `fedspa run --set`); `quick` where the table's does not fit.
 
-    `seeds`: it runs with so many at least. What is compared from row to row needs its error bars. They count from
-    `first_seed`, which is beyond those that its settings were tried on.
+    `seeds`: it runs with so many at least. What is compared from row to row needs its error bars.
     """
 
     config: str
     set: list[str] = Field(default_factory=list)
     quick: list[str] | None = None
     seeds: int = Field(default=1, ge=1, le=1000)
-    first_seed: int = Field(default=0, ge=0)
 
 
 class Row(Section):

@@ -27,7 +27,7 @@ def plan(
             small = [] if not quick else spec.quick if trial.quick is None else trial.quick
             key = f"{row.key}-{setting}"
             count = seeds if quick else max(seeds, trial.seeds)
-            for seed in range(trial.first_seed, trial.first_seed + count):
+            for seed in range(rows.FIRST_SEED, rows.FIRST_SEED + count):
                 name = f"{key}-seed-{seed}"
                 own = [f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
                 run = Planned(name, rows.trial_config(path, trial, [*small, *overrides, *own]))
@@ -122,7 +122,7 @@ def cost_lines(table: Mapping[str, Any]) -> list[list[str]]:
 
 NOISE = {"published": "published", "verified": "sound", "tuned": "sound*"}
 COST_HEADS = (
-    *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes per\nupload", "× fewer\nthan FedAvg"),
+    *("", "p", "printed\nMB", "formula\nMB", "measured\nMB", "bytes per\nupload", "× below\nFedAvg"),
     "tuned: bytes\nper upload",
 )
 RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "our ε,\nfloor")
@@ -211,7 +211,7 @@ def _seeds(table: Mapping[str, Any]) -> str:
     counts = sorted({row[setting]["seeds"] for row in table["rows"] for setting in TRIAL_KINDS if setting in row})
     if counts == [1]:
         return "one seed"
-    return f"{' or '.join(map(str, counts))} seeds; ± is their standard deviation"
+    return f"{' or '.join(map(str, counts))} seeds; ± is half of the 95 % confidence interval of the mean"
 
 
 def markdown(table: Mapping[str, Any]) -> str:

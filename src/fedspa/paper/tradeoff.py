@@ -16,6 +16,7 @@ from typing import Any
 
 from fedspa.errors import ConfigError
 from fedspa.paper import cells
+from fedspa.paper.rows import FIRST_SEED
 from fedspa.paper.sweep import Outcome, Planned
 from fedspa.runs.config import Config, load
 
@@ -48,7 +49,7 @@ def plan(
     planned: dict[Point, list[Planned]] = {}
     for epsilon in epsilons:
         for p in compressions:
-            for seed in range(seeds):
+            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
                 name = f"epsilon-{epsilon:g}-p-{p:g}-seed-{seed}"
                 own = [*_at(base, p, epsilon), f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
                 run = Planned(name, load(config, [*overrides, *own]))

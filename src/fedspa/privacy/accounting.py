@@ -77,7 +77,7 @@ def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Nei
         if step is None:
             return math.inf
         steps[step] = steps.get(step, 0) + count * event.steps
-    delta -= sum(n * step.beyond for step, n in steps.items())
+    delta -= sum(n * step.beyond(neighbours) for step, n in steps.items())
     if delta <= 0:
         return math.inf
     return (_rdp_epsilon if accountant == "rdp" else _pld_epsilon)(steps, delta, neighbours)

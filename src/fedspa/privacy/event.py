@@ -52,8 +52,7 @@ class Step(ABC):
         """μ, where the release is N(μ, 1) against N(0, 1); None where it is something else, and `pairs` says what."""
         return None
 
-    @property
-    def beyond(self) -> float:
+    def beyond(self, neighbours: Neighbours) -> float:
         """What one release costs of δ beside all that is said of it here."""
         return 0.0
 

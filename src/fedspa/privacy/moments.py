@@ -54,9 +54,10 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
     shift = step.gaussian_shift(neighbours)
     if shift is not None:
         one = ORDERS * (ORDERS + 1) / 2 * np.float64(shift) ** 2
-        return (_times(Moments(one, step.beyond), event.steps),)
-    pairs = step.pairs(neighbours)
-    return tuple(_times(_of_pair(pair, reach_for(_STEPS, left_out)), event.steps) for pair in pairs)
+        return (_times(Moments(one, step.beyond(neighbours)), event.steps),)
+    both = [_of_pair(pair, reach_for(_STEPS, left_out)) for pair in step.pairs(neighbours)]
+    beyond = step.beyond(neighbours)
+    return tuple(_times(Moments(one.cumulants, one.infinite + beyond), event.steps) for one in both)
 
 
 def _times(one: Moments, steps: int) -> Moments:

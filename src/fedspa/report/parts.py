@@ -224,4 +224,5 @@ def _statement(run: RunRecord, held: Promise | None) -> list[Cell]:
     if held is None:
         why = NO_PROMISE if not run.config.private else "Too little of this run is left to state a guarantee."
         return [("Nothing is promised.", why)]
-    return plain_words(held.facts, run.config.federation.agents)
+    words = plain_words(held.facts, run.config.federation.agents)
+    return [(head, _kept_together(text)) for head, text in words]

@@ -10,21 +10,25 @@ from typing import Literal
 
 from fedspa.errors import ConfigError
 from fedspa.report.read import read_metrics
+from fedspa.runs import ending
 from fedspa.runs.config import Config, load
 from fedspa.runs.metrics import RoundMetrics, better
 
+State = Literal["running", "finished", "stopped", "failed", "killed"]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`at` is when the last round ended and `started` when the run did, in the file system's seconds."""
+    """`at` is when the last round ended and `started` when the run did, in the file system's seconds. `why` is what a
+    run that failed left as its reason. One that was killed left nothing, not even its lock."""
 
     config: Config
     metrics: tuple[RoundMetrics, ...]
-    state: Literal["running", "finished", "interrupted"]
+    state: State
     started: float
     at: float
+    why: str = ""
 
     @property
     def left(self) -> int:
@@ -60,12 +64,17 @@ def snapshot(folder: Path) -> Snapshot:
     if problems:
         raise ConfigError(f"{folder}: {problems[0]}")
     started = path.stat().st_mtime
+    state: State = "finished"
+    why = ""
+    if not done:
+        state, why = _now(folder)
     return Snapshot(
         config=load(path),
         metrics=metrics,
-        state="finished" if done else "running" if _locked(folder) else "interrupted",
+        state=state,
         started=started,
         at=log.stat().st_mtime if metrics else started,
+        why=why,
     )
 
 
@@ -77,15 +86,21 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(_BLOCKS[min(7, int((value - low) / span * 8))] for value in values)
 
 
-def _locked(folder: Path) -> bool:
-    """Whether a process of this machine runs it, from the kernel's list: trying the lock could refuse it to a run.
+def _now(folder: Path) -> tuple[State, str]:
+    """Of a run that is not finished. Where nobody can tell whether it is on, it is taken to be, until it says else."""
+    locked = _locked(folder)
+    if locked:
+        return "running", ""
+    return ending.read(folder) or ("killed" if locked is False else "running", "")
 
-    Where there is no such list nobody can tell, and the run is taken to be on.
-    """
+
+def _locked(folder: Path) -> bool | None:
+    """Whether a process of this machine runs it, from the kernel's list: trying the lock could refuse it to a run. None
+    where there is no such list."""
     try:
         lines = Path("/proc/locks").read_text("ascii").splitlines()
         status = folder.stat()
     except (OSError, ValueError):
-        return True
+        return None
     file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     return any("FLOCK" in line and file in line.split() for line in lines)

@@ -11,15 +11,11 @@ from fedspa.report.promise import Promise
 from fedspa.report.read import Entry, RunRecord
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.plans import flat
-from fedspa.runs.statement import is_seeded, observer, protected, shown, shown_bytes, shown_floor
+from fedspa.runs.statement import is_seeded, noise_kind, observer, protected, shown, shown_bytes, shown_floor
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
 
-_NOISE = {
-    "secure": "keyed by the operating system, float64",
-    "exact": "keyed by the operating system, in whole numbers",
-    "seeded": "FOR SIMULATIONS ONLY: follows from run.seed",
-}
+_SEEDED = "FOR SIMULATIONS ONLY: follows from run.seed"
 
 
 def epsilons(held: Promise | None) -> list[list[str]]:
@@ -143,7 +139,7 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
             f"noise multiplier: noise on that sum over the bound of one example{own}",
         ),
         *sigma,
-        ("noise", held.facts["noise"], _NOISE.get(held.facts["noise"], "")),
+        ("noise", held.facts["noise"], noise_kind(held.facts) or _SEEDED),
         ("gradients", _arithmetic(run), "how they are computed; clipping and noise come after, in full precision"),
         ("δ", f"{plan.delta:g}", "of the guarantee"),
         ("neighbours", plan.neighbours, "neighbouring relation"),

@@ -3,6 +3,7 @@ edited: what is not of its type is left out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from fedspa.errors import ConfigError
 from fedspa.report.read import RunRecord
 from fedspa.runs.config import Config
 from fedspa.runs.halving import settled
-from fedspa.runs.metrics import LOWER, heading, shown_score
+from fedspa.runs.metrics import AGENTS_SCORE, LOWER, heading, shown_score
 from fedspa.runs.statement import shown
 
 _MOST = 12  # rehearsals that are shown, of the best
@@ -48,24 +49,44 @@ def search(run: RunRecord) -> Search | None:
     found = None if run.summary is None else run.summary.get("tuning")
     if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
         return None
-    name = run.headline
+    name, asked = run.headline, found.get("scored_by") == "agents"
     rows, taken = [], 0
     for number, trial in enumerate(found["trials"]):
         if not isinstance(trial, dict) or not isinstance(trial.get("rounds"), list):
             return None
         rounds = [t for t in trial["rounds"] if isinstance(t, int) and 0 <= t < len(run.metrics)]
         taken += len(rounds)
-        scores = " → ".join(shown_score(name, run.scores[t]) for t in rounds) or "–"
+        told = _numbers(trial.get("scores")) if asked else [run.scores[t] for t in rounds]
+        scores = " → ".join(shown_score(AGENTS_SCORE if asked else name, score) for score in told) or "–"
         uploads = sum(run.metrics[t].agents for t in rounds)
         mark = "chosen" if number == found.get("choice") else f"trial {number + 1}"
         rows.append([mark, _words(trial.get("settings")), ", ".join(str(t + 1) for t in rounds), scores, str(uploads)])
+    scored = _scored(run, found.get("scoring")) if asked else []
     return Search(
-        ["", "Settings", "Rounds", f"{heading(name)} after each", "Uploads"],
-        rows,
-        _spent(run, taken),
+        ["", "Settings", "Rounds", f"{heading(AGENTS_SCORE if asked else name)} after each", "Uploads"],
+        rows + scored,
+        _spent(run, taken + sum(row[2].count(",") + 1 for row in scored)),
         *_rehearsed(found.get("rehearsal"), name),
         _test(found.get("test"), name),
     )
+
+
+def _scored(run: RunRecord, found: object) -> list[list[str]]:
+    """A row on the rounds in which agents scored and nobody trained."""
+    listed = found.get("rounds") if isinstance(found, dict) else None
+    rounds = [t for t in listed if isinstance(t, int) and 0 <= t < len(run.metrics)] if isinstance(listed, list) else []
+    if not rounds or not isinstance(found, dict):
+        return []
+    noise = " → ".join("–" if each is None else f"± {each:.2%}" for each in _numbers(found.get("deviation")))
+    words = "agents score all that are left; each score has noise of this deviation"
+    uploads = sum(run.metrics[t].agents for t in rounds)
+    return [["scores", words, ", ".join(str(t + 1) for t in rounds), noise or "–", str(uploads)]]
+
+
+def _numbers(found: object) -> list[float | None]:
+    """Those of a list; None for all else in it."""
+    listed = found if isinstance(found, list) else []
+    return [float(each) if isinstance(each, int | float) and math.isfinite(each) else None for each in listed]
 
 
 def _spent(run: RunRecord, taken: int) -> str:

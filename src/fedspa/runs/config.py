@@ -17,6 +17,7 @@ from pydantic import ValidationError, model_validator
 from fedspa import toml
 from fedspa.data import columns as tables
 from fedspa.data.columns import Schema
+from fedspa.data.plugin import GIVEN, is_plugin
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import combinations
 from fedspa.runs.plans import algorithm_of
@@ -103,6 +104,7 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
         if not isinstance(override, str):
             raise ConfigError(f"an override is {quoted(override)}; give a list of texts, as in ['run.seed=1']")
         _apply(values, override)
+    _with_code(values, Path(source).parent if isinstance(source, str | Path) else Path())
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -144,6 +146,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
     except ConfigError:
         value = text.strip()
     values[section][name] = value
+
+
+def _with_code(values: dict[str, Any], folder: Path) -> None:
+    """Where functions of the user's own are named, they lie in `folder`, beside the file that names them. Every file of
+    the run says so, and it can be resumed from anywhere."""
+    names = [_given(values.get(section)).get("name") for section in ("data", "model", "task")]
+    own = any(isinstance(name, str) and is_plugin(name) and not name.startswith(GIVEN) for name in names)
+    if own and isinstance(run := values.setdefault("run", {}), dict):
+        run.setdefault("code", str(folder.absolute()))
 
 
 def _one_line(error: ValidationError) -> str:

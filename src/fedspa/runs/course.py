@@ -17,6 +17,7 @@ from fedspa.runs.provenance import provenance, with_commits
 from fedspa.runs.resume import refuse_other_scores, saved
 from fedspa.runs.setup import Job
 from fedspa.runs.summary import summarise
+from fedspa.runs.trials import Trials
 from fedspa.server.coordinator import Coordinator
 
 
@@ -37,6 +38,8 @@ class Course:
         self.job, self.server, self.folder = job, server, folder
         self._facts, self._started = dict(known), started
         self.history: list[RoundMetrics] = []
+        # Which of them a round belongs to follows from the rounds before it.
+        self._trials = server if isinstance(server, Trials) else None
         self.begun = saved(folder, job.config, known) if resume else None
         if resume and not self.over:  # what is done asks for no more budget, whatever others spent since
             refuse_over_budget(job, None if self.begun is None else self.begun.run)
@@ -45,6 +48,8 @@ class Course:
             self._facts = with_commits(self.begun.facts, known)
             self.history = folder.rewind(self.begun)
             refuse_other_scores(server, self.history, job.config, folder.path)
+        if self._trials is not None:
+            self._trials.history = self.history
 
     @property
     def over(self) -> bool:
@@ -76,5 +81,8 @@ class Course:
     def summary(self, guarantee: Guarantee | None, total: LedgerTotal | None) -> dict[str, Any]:
         """Of the run, whose model now has its last parameters."""
         self.job.server.model.load(self.server.state.model)
-        summary = summarise(self.job, self.history, guarantee, self.seconds, self.server.closing(), total)
-        return {**summary, "provenance": provenance(self.job.config, self._facts, summary["engine"])}
+        # What is said of the result is said of the settings that made it.
+        job = self.job if self._trials is None else self._trials.chosen(self.job)
+        summary = summarise(job, self.history, guarantee, self.seconds, self.server.closing(), total)
+        summary |= {} if self._trials is None else {"tuning": self._trials.told()}
+        return {**summary, "provenance": provenance(job.config, self._facts, summary["engine"])}

@@ -1,5 +1,5 @@
 """The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/ (with a copy of those lines),
-summary.json, model.safetensors, ledger, report.html.
+summary.json, model.safetensors, ledger, report.html; ended.json where it ended before its last round.
 
 A folder is one run's and is locked while that runs. The lock is the kernel's and ends with the process, however that
 ends, so nothing stale is left to clear away.
@@ -23,7 +23,7 @@ from torch import nn
 from fedspa import durable
 from fedspa.agent.ledger.content import has_entries
 from fedspa.errors import ConfigError, FedspaError, worded
-from fedspa.runs import checkpoint
+from fedspa.runs import checkpoint, ending
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
 from fedspa.runs.journal import Journal
@@ -73,7 +73,7 @@ class RunFolder:
         return self
 
     def _name(self, path: Path, config: Config, follow: Follow) -> None:
-        self.path, self._lock = path, -1
+        self.path, self._lock, self._begun = path, -1, False
         self._follower = follow(config, path)
         self._journal = Journal(path, self.checkpoints)
         self._to_go_on = to_go_on(config, path)
@@ -95,7 +95,15 @@ class RunFolder:
         with self._writing():
             return self._journal.rewind(state.metrics)
 
+    def begin(self) -> None:
+        """Nothing refuses the run any more: from here on the folder says how it ends. One that is refused leaves what
+        is there as it was."""
+        if not self._begun:
+            ending.clear(self.path)
+            self._begun = True
+
     def add_round(self, metrics: Mapping[str, Any]) -> None:
+        self.begin()
         with self._writing():
             self._journal.add(metrics)
         self._follower.add_round(metrics)
@@ -136,7 +144,9 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._begun:
+            ending.note(self.path, error)
         self.close()
 
     def _take_lock(self) -> None:

@@ -9,6 +9,8 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
 
 from fedspa.errors import ConfigError
 from fedspa.runs import config as configs
@@ -16,6 +18,8 @@ from fedspa.runs.config import Config
 from fedspa.runs.metrics import better
 
 Settings = Mapping[str, bool | int | float | str]
+# Of a round: the server's score of the model at work, or what agents said of several candidates, by number.
+Score = float | Mapping[int, float | None]
 # What a trial may set. None of it is in an event: a participation costs the same with all of them.
 SEARCHED = (
     "algorithm.server",
@@ -44,25 +48,40 @@ def settled(config: Config, settings: Settings) -> Config:
     return configs.load(given, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
 
 
+class Turn(NamedTuple):
+    """What a round is for: `trial` trains, or (`scoring`) all that are `left` are scored by agents, after its last
+    round. Once the search is over, nobody but the winner is left."""
+
+    trial: int
+    scoring: bool
+    left: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """`candidates` in the order of what is expected of them; each rung gives all that are left `each` rounds. `ahead`
-    is what each candidate's score is expected to gain after its first, second, … round; empty where nobody knows."""
+    """`candidates` in the order of what is expected of them; each rung gives all that are left `each` rounds, and then
+    `scoring` rounds in which agents score them: none where the server scores by itself. `ahead` is what each
+    candidate's score is expected to gain after its first, second, … round; empty where nobody knows."""
 
     candidates: int
     each: int
     ahead: tuple[tuple[float, ...], ...] = ()
+    scoring: int = 0
 
     @classmethod
-    def within(cls, candidates: int, rounds: int | None, ahead: Sequence[Sequence[float]] | None = None) -> Halving:
+    def within(
+        cls, candidates: int, rounds: int | None, ahead: Sequence[Sequence[float]] | None = None, scoring: int = 0
+    ) -> Halving:
         """As many rounds each as fit; a ConfigError where not even one does."""
-        cost = sum(_rungs(candidates))
-        if rounds is not None and rounds < cost:
+        rungs = _rungs(candidates)
+        least = cls(candidates, 1, scoring=scoring).rounds
+        if rounds is not None and rounds < least:
             raise ConfigError(
-                f"tuning.rounds is {rounds}; halving {candidates} candidates takes at least {cost} rounds: allow more, "
-                "or name fewer candidates"
+                f"tuning.rounds is {rounds}; halving {candidates} candidates takes at least {least} rounds: allow "
+                "more, or name fewer candidates"
             )
-        found = cls(candidates, 1 if rounds is None or cost == 0 else rounds // cost, tuple(map(tuple, ahead or ())))
+        each = 1 if rounds is None or not rungs else (rounds - scoring * len(rungs)) // sum(rungs)
+        found = cls(candidates, each, tuple(map(tuple, ahead or ())), scoring)
         if ahead is not None and [len(each) >= found.longest for each in ahead] != [True] * candidates:
             raise ConfigError(
                 f"tuning.ahead must have a list for each of the {candidates} candidates, of what its score gains after "
@@ -78,24 +97,44 @@ class Halving:
     @property
     def rounds(self) -> int:
         """That the search takes, in all."""
-        return self.each * sum(_rungs(self.candidates))
+        rungs = _rungs(self.candidates)
+        return self.each * sum(rungs) + self.scoring * len(rungs)
 
-    def trial(self, scores: Sequence[float], name: str) -> int:
+    def trial(self, scores: Sequence[Score], name: str) -> int:
         """Whose turn it is after rounds with these scores, called `name`; the winner's, once the search is over."""
+        return self.turn(scores, name).trial
+
+    def turn(self, scores: Sequence[Score], name: str) -> Turn:
+        """What the round is for that comes after rounds with these scores. Those of the server are called `name`;
+        those of agents are the larger the better."""
         left, done = list(range(self.candidates)), 0
         for rung in range(len(_rungs(self.candidates))):
-            last: dict[int, float] = {}
-            for trial in left:
-                if len(scores) < done + self.each:
-                    return trial
-                done += self.each
-                gain = self.ahead[trial][(rung + 1) * self.each - 1] if self.ahead else 0.0
-                last[trial] = scores[done - 1] + gain
+            ends = {trial: done + (place + 1) * self.each for place, trial in enumerate(left)}
+            if (working := next((trial for trial, end in ends.items() if len(scores) < end), None)) is not None:
+                return Turn(working, False, tuple(left))
+            done += self.each * len(left)
+            told, done = scores[done : done + self.scoring], done + self.scoring
+            if len(scores) < done:
+                return Turn(left[-1], True, tuple(left))
+            last = {trial: _mean(told, trial) if self.scoring else _plain(scores[ends[trial] - 1]) for trial in left}
+            if self.ahead:
+                last = {trial: score + self.ahead[trial][(rung + 1) * self.each - 1] for trial, score in last.items()}
             # A tie is the earlier candidate's; what has no score is the last.
-            sign = 1 if better(name) is min else -1
+            sign = 1 if not self.scoring and better(name) is min else -1
             left.sort(key=lambda trial: math.inf if math.isnan(last[trial]) else sign * last[trial])
             left = left[: -(-len(left) // 2)]
-        return left[0]
+        return Turn(left[0], False, (left[0],))
+
+
+def _plain(score: Score) -> float:
+    return math.nan if isinstance(score, Mapping) else score
+
+
+def _mean(told: Sequence[Score], trial: int) -> float:
+    """Of what agents said of a trial; NaN where they said nothing."""
+    found = [score.get(trial) for score in told if isinstance(score, Mapping)]
+    known = [value for value in found if value is not None]
+    return fmean(known) if known else math.nan
 
 
 def _rungs(candidates: int) -> list[int]:

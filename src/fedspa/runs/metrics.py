@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+# What agents say of trials: the share of their records whose class was found; of other tasks, the mean of e^(−loss).
+AGENTS_SCORE = "agents' score"
 # Scores of which less is better, scores that are shares of a whole, and what people call them.
 LOWER = frozenset({"loss", "rmse", "mae", "perplexity"})
-SHARES = frozenset({"accuracy", "balanced_accuracy", "token_accuracy", "exact_match"})
+SHARES = frozenset({"accuracy", "balanced_accuracy", "token_accuracy", "exact_match", AGENTS_SCORE})
 _CALLED = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "f1": "F1", "auc": "AUC"}
 
 
@@ -18,7 +20,9 @@ class RoundMetrics:
     `epsilon_floor` is the same against one who colludes with all others, where agents' uploads are aggregated; None
     where they are not, or where it is infinite.
 
-    `scores` are the task's and the user's own, by name; `accuracy` is a classifier's among them, else None.
+    `scores` are the task's and the user's own, by name; `accuracy` is a classifier's among them, else None. `trials` is
+    what agents said of the settings that were tried, from 0 to 1 by the candidate's number, in a round in which they
+    scored and did not train; None in all others.
     `private` is False where there is no ε, and where it does not count: a clip value read off the data, seeded noise.
     """
 
@@ -32,6 +36,7 @@ class RoundMetrics:
     clip_value: float | None
     scores: dict[str, float | None] = field(default_factory=dict)
     epsilon_floor: float | None = None
+    trials: dict[int, float | None] | None = None
 
     @property
     def headline(self) -> str:

@@ -24,7 +24,7 @@ from fedspa.engine.native import library
 from fedspa.errors import ConfigError, printable
 from fedspa.examples import Tree, count, layout, leaves
 from fedspa.learning.tasks.own import Loss
-from fedspa.runs import digest
+from fedspa.runs import digest, editions
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, with_task
 from fedspa.runs.section import Section
@@ -35,6 +35,8 @@ COMMIT = "commit of the working folder"
 TOLD = frozenset({"class of the module", COMMIT})
 # These change the last bits of a sum, and no promise but that of the same bits.
 ROUNDING = frozenset({"Python version", "torch version", "numpy version", "instruction set", "device"})
+# Another one may round otherwise, too. What it must have in common with the one that began is the set of editions.
+PACKAGE = "fedspa version"
 
 # Functions of the records without any noise: they stay beside the records.
 _RECORDS = ("training records", "training labels", "test records", "test labels", "persons", "agents' holdings")
@@ -76,7 +78,8 @@ def facts(job: Job, digests: Mapping[str, Fact] | None = None) -> dict[str, Fact
 def of_machine(device: str) -> dict[str, Fact]:
     """What computes on it, down to what may change the last bit."""
     return {
-        "fedspa version": __version__,
+        PACKAGE: __version__,
+        "set of editions": editions.written(),
         "Python version": ".".join(platform.python_version_tuple()[:2]),
         "torch version": str(torch.__version__),
         "numpy version": np.__version__,

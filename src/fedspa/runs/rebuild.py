@@ -76,7 +76,9 @@ def _built(config: Config, summary: Mapping[str, Any], folder: Path) -> nn.Modul
         )
     like = of_layout(known(summary, "shape of a record", folder))
     shape = tuple(like.shape[1:]) if isinstance(like, Tensor) else None
-    return models.build(name, shape, known(summary, "number of outputs", folder) or None, config.run.seed)
+    return models.build(
+        name, shape, known(summary, "number of outputs", folder) or None, config.run.seed, config.run.code
+    )
 
 
 def _fill(module: nn.Module, folder: Path) -> None:

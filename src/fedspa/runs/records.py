@@ -33,8 +33,9 @@ def records_of(config: Config, data: Dataset | None = None, module: nn.Module | 
         )
     named, alone = config.data, config.privacy.noise == "exact"
     if data is None and named.features is not None:
-        return _mapped(named.name, named.dir, named.person, named.features, named.holdout, alone)
-    data = data if data is not None else load(named.name, Path(named.dir), named.person, named.table)
+        return _mapped(named.name, named.dir, named.person, named.features, named.holdout, alone, config.run.code)
+    if data is None:
+        data = load(named.name, Path(named.dir), named.person, named.table, config.run.code)
     data = view(data, named.features, named.holdout, alone=alone)
     if not count(data.test_y):
         raise DataError(
@@ -78,9 +79,11 @@ def trained_on(config: Config, data: Dataset) -> Examples:
 
 
 @lru_cache(maxsize=1)  # a sweep runs many configs on the same features, which take longer to make than some runs
-def _mapped(name: str, folder: str, person: str | None, features: Features, holdout: float, alone: bool) -> Dataset:
+def _mapped(
+    name: str, folder: str, person: str | None, features: Features, holdout: float, alone: bool, code: str | None
+) -> Dataset:
     with torch_threads(1):
-        return view(load(name, Path(folder), person), features, holdout, alone=alone)
+        return view(load(name, Path(folder), person, code=code), features, holdout, alone=alone)
 
 
 def _held(config: Config, owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -14,14 +14,16 @@ from fedspa.runs.config import Config
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import flat
-from fedspa.runs.provenance import ROUNDING, TOLD
+from fedspa.runs.provenance import PACKAGE, ROUNDING, TOLD
 from fedspa.runs.setup import Job
 from fedspa.server.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
 # Where the files lie, how many there are and who else trains decides nothing about a run.
-_FREE_KEYS = frozenset({"run.out", "run.checkpoint_every", "run.keep", "run.track", "run.workers", "run.cluster"})
+_FREE_KEYS = frozenset(
+    {"run.out", "run.code", "run.checkpoint_every", "run.keep", "run.track", "run.workers", "run.cluster"}
+)
 
 
 def saved(folder: RunFolder, config: Config, facts: Mapping[str, Fact]) -> Checkpoint | None:
@@ -55,7 +57,7 @@ def refuse_differences(folder: Path, checkpoint: Checkpoint, config: Config, fac
             continue
         hidden = key.startswith("digest")  # nothing to read in one, and those of records are for no log
         line = f"the {key} is another" if hidden else f"the {key} was {_shown(before)} and is {_shown(after)}"
-        if key in ROUNDING and not repeated:
+        if key in {*ROUNDING, PACKAGE} and not repeated:
             log.warning("%s since the run began; the rounds from here on may round otherwise", line)
         else:
             differences.append(line)

@@ -282,6 +282,9 @@ class Privacy(Section):
     )
 
 
+ScoredBy = Literal["server", "agents"]
+
+
 class Tuning(Section):
     """Trials within the run: its first rounds try settings, and the best of them go on. `fedspa tune` fills it in."""
 
@@ -299,6 +302,12 @@ class Tuning(Section):
         None,
         description="For each candidate, what its score is expected to gain from its first, second, … round to the "
         "end. Trials are compared by their score plus that: what learns slowly at first is not held against it.",
+    )
+    scored_by: ScoredBy | None = Field(
+        None,
+        description="Who scores trials: the `server`, by `data.holdout`, or the `agents`, each by a noisy count over "
+        "its own records, in rounds of their own that cost what a round of training does. Unset, the server where it "
+        "holds records out.",
     )
 
 
@@ -329,6 +338,11 @@ class Run(Section):
         "`host:port`. Unset, they run on this machine.",
     )
     out: Name | None = Field(None, description="The run's folder; a new one under runs/ if unset.")
+    code: Name | None = Field(
+        None,
+        description="The folder in which `package.module:function` is looked for, before the current one; if unset, "
+        "that of the config's file.",
+    )
     ledger: Name | None = Field(
         None,
         description="A ledger to go on with, so that runs on the same records add up; a new one in the run's folder if "
@@ -343,7 +357,7 @@ class Run(Section):
         "run's folder); an extra of the same name.",
     )
 
-    @field_validator("ledger", "policy")
+    @field_validator("code", "ledger", "policy")
     @classmethod
     def _absolute(cls, path: str | None) -> str | None:
         """In the run's own files too: resumed from another folder, the same words would name another ledger."""

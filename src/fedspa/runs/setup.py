@@ -110,6 +110,12 @@ class Simulated(Job):
         return Examples(self.features.of(torch.from_numpy(held)), self.train.y)
 
     @property
+    def held_model(self) -> FlatModel:
+        """What is learned of the agents' examples, which may be persons, and of features where there are some."""
+        task = self.server.model.task
+        return FlatModel(self.frozen.trained, task if unit_of(self.config, self.data) == "record" else PerPerson(task))
+
+    @property
     def trained_by(self) -> dict[str, Any]:
         return {
             "engine": self.engine.name,
@@ -173,7 +179,7 @@ def prepare_server(
     like, test = prepared.like, Examples(prepared.test_x, prepared.test_y)
     what = "the module" if module is not None else f"model.name = {config.model.name!r}"
     if module is None:
-        module = models.build(config.model.name, data.input_shape, learned.width, config.run.seed)
+        module = models.build(config.model.name, data.input_shape, learned.width, config.run.seed, config.run.code)
         if config.model.init == "oriented":
             oriented(module, config.run.seed)
     if not isinstance(module, nn.Module):
@@ -259,7 +265,7 @@ def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:
     """What is learned of the data: what the config names, or the function that is given."""
     asked = task if task is not None else config.task.name
     options = replace(config.task.options, scale=_one_scale(data))
-    return resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, options)
+    return resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, options, config.run.code)
 
 
 def with_targets(data: Dataset, learned: Task) -> Dataset:

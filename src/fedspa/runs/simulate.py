@@ -19,6 +19,7 @@ from torch import Tensor
 from fedspa.agent.member import played_key
 from fedspa.agent.participate import Invitation, agent_name, participate
 from fedspa.algorithms import Agent, Terms
+from fedspa.engine.scores import Scores
 from fedspa.engine.task import ReadsRows
 from fedspa.errors import PayloadError
 from fedspa.examples import Tree, leaves, mapped, taken
@@ -83,11 +84,14 @@ class Simulation:
         intake: Intake | MaskedIntake = (
             self.server.intake(terms, len(present)) if session is None else self.server.masked_intake(terms, session)
         )
-        invitation = Invitation(books.run, job.algorithm, terms, theta, job.coding, noise, attempt, session)
+        models, engine = self.server.models, self.job.engine
+        invitation = Invitation(books.run, job.algorithm, terms, theta, job.coding, noise, attempt, session, models)
         agents = {agent_name(agent.number): agent for agent in self._agents(present, terms)}
-        elsewhere = None if self._crew is None else self._crew.train
+        elsewhere = None if self._crew is None or models is not None else self._crew.train
+        if models is not None:
+            engine = Scores(self.job.held_model, models)
         try:
-            payloads = participate(invitation, agents, self.job.engine, books.ledger, books.cap, elsewhere)
+            payloads = participate(invitation, agents, engine, books.ledger, books.cap, elsewhere)
             for name, agent in agents.items():
                 if isinstance(intake, MaskedIntake):
                     intake.take(name, payloads[name])

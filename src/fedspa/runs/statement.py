@@ -88,7 +88,7 @@ def caveats(summary: Mapping[str, Any]) -> list[Caveat]:
 
 
 def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]]:
-    """The guarantee for a reader who signs it: (what about, sentences), to be read as one paragraph."""
+    """The guarantee for a reader who signs it: (what about, sentences), a paragraph each."""
     if summary["epsilon"] is None:
         return [("Nothing is promised.", NO_PROMISE if summary["delta"] is None else NO_EPSILON)]
     epsilon, relation, met = summary["epsilon"], summary["neighbours"], caveats(summary)
@@ -99,26 +99,6 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
             seeded = [SEEDED_NOISE] if is_seeded(summary) else []
             return [("Nothing is promised:", " ".join((caveat.why, given, *seeded)))]
     person = protected(summary) == "person"
-    change = {
-        ("add-remove", False): "had that record been left out, or one been added",
-        ("replace-one", False): "had that record been any other",
-        ("add-remove", True): "had that person been left out, with all their records there, or one been added",
-        ("replace-one", True): "had all that the agent holds of that person been anything else",
-    }[relation, person]
-    factor = f" = {math.ceil(math.exp(epsilon) * 100) / 100:,.2f}" if epsilon < 10 else ""
-    other = (
-        f" Were a {protected(summary)} exchanged for another (replace-one), "
-        f"ε = {shown(summary['epsilon_replace_one'])}."
-        if relation != "replace-one"
-        else ""
-    )
-    total = (
-        f" With all earlier runs in the same ledger, against the server{_with_colluders(summary)}, "
-        f"ε = {shown(summary['epsilon_total'])} ({summary.get('accountant_total') or 'accountant not recorded'})"
-        f"{_total_floor(summary)}."
-        if summary["epsilon_total"] is not None
-        else ""
-    )
     return [
         *([("Nothing is promised:", SEEDED_NOISE)] if is_seeded(summary) else []),
         *(("Nothing is promised:", caveat.why) for caveat in met),
@@ -128,26 +108,90 @@ def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]
             if person
             else f"Each single record that any of the {agents} agents holds.",
         ),
-        (
-            "Against whom.",
-            f"ONLY {met[0].observer}." if met else _against_whom(summary),
-        ),
+        ("Against whom.", f"ONLY {met[0].observer}." if met else f"{_against_whom(summary)}{_noise_words(summary)}"),
         (
             "What would be promised." if met or is_seeded(summary) else "What is promised.",
-            f"Whatever such an observer concludes from all that the agent sent in this run: {change}, the chance of "
-            f"that conclusion would have changed by a factor of at most e^ε{factor}, give or take δ = "
-            f"{summary['delta']:g}. Here ε = {shown(epsilon)}, for the agent that spent most, with "
-            f"{summary['participations_max']} participations ({terms}).{other}{total}",
+            f"{_example(summary)} {_definition(summary)} This is for the agent that spent most, with "
+            f"{summary['participations_max']} participations ({terms}).{_other_terms(summary)}",
         ),
         *([("The floor.", _floor_words(summary))] if summary.get("members") else []),
         (
             "What is not covered.",
-            "What the records teach together, which is what training is for; that an agent takes part, when, and with "
-            f"how many {protected(summary)}s; {_PERSON_AT_SEVERAL if person else _PERSON_WITH_SEVERAL}; other runs and "
-            "trials on the same records that are not in the same ledger; the server's own held-out records, on which "
-            "the model is scored; and the time that a participation takes.",
+            "What the records teach together, which is what training is for. That an agent takes part, when, for how "
+            f"long, and with how many {protected(summary)}s. {_PERSON_AT_SEVERAL if person else _PERSON_WITH_SEVERAL} "
+            "Other runs and trials on the same records that are not in the same ledger. The server's own held-out "
+            "records, on which the model is scored.",
         ),
     ]
+
+
+def guesses(epsilon: float, delta: float) -> int:
+    """How often in 100, at most, a guess is right at which of two neighbouring data sets was used, where a coin chose
+    one; rounded up. (ε, δ) bounds the errors of both kinds, P(S) ≤ e^ε·Q(S) + δ and the other way, and so their sum."""
+    most = 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
+    return min(100, math.ceil(round(100 * most, 9)))
+
+
+def _example(summary: Mapping[str, Any]) -> str:
+    """What ε means for one of those who are protected, without a formula."""
+    thing = "all that the agent holds of you" if protected(summary) == "person" else "your record"
+    coin = (
+        f"whether {thing} is used or left out"
+        if summary["neighbours"] == "add-remove"
+        else f"whether {thing} is used or something else in its place"
+    )
+    often = guesses(summary["epsilon"], summary["delta"])
+    weak = " So large an ε protects hardly at all." if often == 100 else ""
+    local = not summary.get("members") and not caveats(summary)
+    who = "Someone sees all that the agent sent in this run" if local else "Such an observer sees what there is to see"
+    return (
+        f"Let a coin decide {coin}. {who}, knows all other records, and guesses how the coin fell: the guess is right "
+        f"at most {often} times in 100. Without looking it would be 50.{weak}"
+    )
+
+
+def _definition(summary: Mapping[str, Any]) -> str:
+    change = {
+        ("add-remove", "record"): "had that record been left out, or one been added",
+        ("replace-one", "record"): "had that record been any other",
+        ("add-remove", "person"): "had that person been left out, with all their records there, or one been added",
+        ("replace-one", "person"): "had all that the agent holds of that person been anything else",
+    }[summary["neighbours"], protected(summary)]
+    epsilon = summary["epsilon"]
+    factor = f" = {math.ceil(math.exp(epsilon) * 100) / 100:,.2f}" if epsilon < 10 else ""
+    return (
+        f"In the words of the definition, ε = {shown(epsilon)} and δ = {summary['delta']:g}: {change}, the chance of "
+        f"any conclusion would have changed by a factor of at most e^ε{factor}, give or take δ."
+    )
+
+
+def _other_terms(summary: Mapping[str, Any]) -> str:
+    """ε under the other relation, and with all that the ledger knows of."""
+    found = ""
+    if summary["neighbours"] != "replace-one":
+        found += f" Were a {protected(summary)} exchanged for another (replace-one), "
+        found += f"ε = {shown(summary['epsilon_replace_one'])}."
+    if summary["epsilon_total"] is not None:
+        found += (
+            f" With all earlier runs in the same ledger, against the server{_with_colluders(summary)}, "
+            f"ε = {shown(summary['epsilon_total'])} ({summary.get('accountant_total') or 'accountant not recorded'})"
+            f"{_total_floor(summary)}."
+        )
+    return found
+
+
+def noise_kind(summary: Mapping[str, Any]) -> str | None:
+    """How the noise was drawn; None where it is nobody's protection. Shares of sums and cpSGD's are whole numbers in
+    any mode."""
+    if summary["noise"] not in ("secure", "exact"):
+        return None
+    whole = summary["noise"] == "exact" or summary.get("members") or summary.get("bits") is not None
+    return f"keyed by the operating system, in {'whole numbers' if whole else 'float64'}"
+
+
+def _noise_words(summary: Mapping[str, Any]) -> str:
+    kind = noise_kind(summary)
+    return "" if kind is None else f" The noise is cryptographic, {kind}."
 
 
 def _sums_in_ledger(summary: Mapping[str, Any]) -> bool:
@@ -189,11 +233,11 @@ def _floor_words(summary: Mapping[str, Any]) -> str:
 
 
 _PERSON_WITH_SEVERAL = (
-    "a person with several records, whose guarantee is weaker (for g records, g times the ε and a larger δ)"
+    "A person with several records, whose guarantee is weaker: for g records, g times the ε and a larger δ."
 )
 _PERSON_AT_SEVERAL = (
-    "a person of whom several agents hold records, who pays at each of them, so that their ε add up; what others' "
-    "records tell of a person"
+    "A person of whom several agents hold records: they pay at each, and their ε add up. What others' records tell of "
+    "a person."
 )
 NO_EPSILON = "No accountant bounds the noise of these settings: ε is not stated."
 SEEDED_NOISE = (

@@ -48,6 +48,7 @@ def measured(
         clip_value=server.clip_value,
         scores=scores,
         epsilon_floor=None if guarantee is None else finite(guarantee.epsilon_floor()),
+        trials=server.told_by_agents,
     )
 
 

@@ -15,19 +15,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fedspa.algorithms import Terms
+from fedspa.algorithms.scores import deviation, score_terms, scored_by_agents, share
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.learning.tasks.own import Loss
 from fedspa.privacy.event import same_event
-from fedspa.runs.halving import Halving, Settings, settled
+from fedspa.runs.halving import Halving, Settings, Turn, settled
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.setup import Job, Simulated, prepare_server
+from fedspa.runs.setup import Job, prepare_server
 from fedspa.secagg.total import Void
 from fedspa.server.coordinator import Coordinator, Diverged
 from fedspa.server.evaluation import Evaluated
@@ -35,6 +36,8 @@ from fedspa.server.intake import Intake
 from fedspa.server.job import Metric, ServerJob
 from fedspa.server.masked_intake import MaskedIntake
 from fedspa.server.optimizers import ServerState
+
+_Job = TypeVar("_Job", bound=Job)
 
 
 class Trials(Coordinator):
@@ -53,6 +56,7 @@ class Trials(Coordinator):
         self._starts = [job.optimizer.start(first.clone()) for job in jobs]
         self._waiting = dict(enumerate(self._starts[1:], 1))
         self._at_work: int | None = 0
+        self._left: tuple[int, ...] = ()  # of the round that was announced last
 
     @property
     def state(self) -> ServerState:
@@ -87,33 +91,43 @@ class Trials(Coordinator):
         """Whether the round that the run is in is a trial's."""
         return self._round < self.halving.rounds
 
-    def trial(self, t: int) -> int:
-        """Whose round t is; all rounds before it must be done."""
-        scores = [metrics.score for metrics in self.history[:t]]
-        return self.halving.trial(scores, self.history[0].headline if self.history else "accuracy")
+    def turn(self, t: int) -> Turn:
+        """What round t is for; all rounds before it must be done."""
+        scores = [metrics.score if metrics.trials is None else metrics.trials for metrics in self.history[:t]]
+        return self.halving.turn(scores, self.history[0].headline if self.history else "accuracy")
 
     @property
     def choice(self) -> int:
         """The candidate of the round that the run is in: the winner, once the search is over."""
-        return self.trial(self._round)
+        return self.turn(self._round).trial
 
-    def chosen(self, job: Simulated) -> Simulated:
+    def chosen(self, job: _Job) -> _Job:
         """The job with the settings of the candidate that was chosen."""
         return replace(job, config=settled(job.config, self.candidates[self.choice]), server=self._jobs[self.choice])
 
     def terms(self) -> Terms:
         """Brings the candidate forward whose turn it is."""
-        before = self._at_work if self._at_work is not None else self.trial(max(0, self._round - 1))
-        now = self.choice
+        before = self._at_work if self._at_work is not None else self.turn(max(0, self._round - 1)).trial
+        now, scoring, left = self.turn(self._round)
         if now != before:
             self._waiting[before] = self._own
             self._own = self._waiting.pop(now)
         if not self.searching:
             self._waiting.clear()
         self._at_work, self.job, self.clip_value = now, self._jobs[now], self._jobs[now].clip_value
+        states = {**self._waiting, now: self._own}
+        self.models = torch.stack([states[number].model for number in left]) if scoring else None
+        self._left = left
         return super().terms()
 
+    def intake(self, terms: Terms, most: int) -> Intake:
+        return super().intake(terms if self.models is None else score_terms(terms, len(self.models)), most)
+
     def close_round(self, intake: Intake | MaskedIntake | None) -> Void | None:
+        self.told_by_agents = None
+        if self.models is not None:
+            self._close_scores(intake)
+            return None
         trial, t = self.searching, self._round
         try:
             void = super().close_round(intake)
@@ -127,6 +141,17 @@ class Trials(Coordinator):
             return None
         return void
 
+    def _close_scores(self, intake: Intake | MaskedIntake | None) -> None:
+        """No model moves. Where nobody answered, or a trial left the first model as it was, there is no score."""
+        assert self.models is not None
+        means = [None] * len(self._left) if intake is None or not intake.count else intake.mean().tolist()
+        tried = (not torch.equal(model, self._starts[0].theta) for model in self.models)
+        self.told_by_agents = {
+            number: share(mean) if moved and mean is not None else None
+            for number, moved, mean in zip(self._left, tried, means)
+        }
+        self._stay()
+
     def evaluate(self) -> Evaluated:
         """Without scores after a trial's round that left the first model as it was: it diverged, or nothing came."""
         found = super().evaluate()
@@ -137,47 +162,85 @@ class Trials(Coordinator):
 
     def told(self) -> dict[str, Any]:
         """For the summary: what was tried, in which rounds, with which scores, and what was chosen."""
-        rounds = [self.trial(t) for t in range(min(len(self.history), self.halving.rounds))]
+        turns = [self.turn(t) for t in range(min(len(self.history), self.halving.rounds))]
+        asked = [t for t, turn in enumerate(turns) if turn.scoring]
         return {
             "rounds": self.halving.rounds,
             "choice": self.choice,
+            "scored_by": "agents" if self.halving.scoring else "server",
+            "scoring": {
+                "rounds": asked,
+                "deviation": [self._deviation(t, len(turns[t].left)) for t in asked],
+            },
             "trials": [
                 {
                     "settings": dict(settings),
-                    "rounds": [t for t, trial in enumerate(rounds) if trial == number],
-                    "scores": [_plain(self.history[t].score) for t, trial in enumerate(rounds) if trial == number],
+                    "rounds": [t for t, turn in enumerate(turns) if turn.trial == number and not turn.scoring],
+                    "scores": self._scores(number, turns),
                 }
                 for number, settings in enumerate(self.candidates)
             ],
         }
 
+    def _scores(self, number: int, turns: Sequence[Turn]) -> list[float | None]:
+        """That the candidate was judged by: the server's after each of its rounds, or the agents' after each rung."""
+        if not self.halving.scoring:
+            own = (self.history[t].score for t, turn in enumerate(turns) if turn.trial == number)
+            return [None if math.isnan(score) else score for score in own]
+        told = (self.history[t].trials or {} for t, turn in enumerate(turns) if turn.scoring and number in turn.left)
+        return [found.get(number) for found in told]
 
-def _plain(score: float) -> float | None:
-    return None if math.isnan(score) else score
+    def _deviation(self, t: int, models: int) -> float | None:
+        """Of the noise in what agents said in round t; None where nobody did."""
+        agents = self.history[t].agents
+        return deviation(self.job.plan, models, agents) if agents else None
 
 
 def server_of(
-    job: Simulated,
+    job: Job,
     records: Dataset,
+    sizes: set[int],
     module: nn.Module | None = None,
     task: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> Coordinator:
-    """The server of a simulation, with the trials that its config asks for."""
+    """The server of a run, with the trials that its config asks for; its agents hold so many records each."""
     tuning = job.config.tuning
     if tuning.candidates is None:
-        if tuning.rounds is not None or tuning.ahead is not None:
-            raise ConfigError("tuning.rounds and tuning.ahead are of tuning.candidates, and there are none: name some")
+        for key in ("rounds", "ahead", "scored_by"):
+            if getattr(tuning, key) is not None:
+                raise ConfigError(f"tuning.{key} is of tuning.candidates, and there are none: name some")
         return Coordinator(job.server)
-    halving = Halving.within(len(tuning.candidates), tuning.rounds, tuning.ahead)
+    halving = Halving.within(len(tuning.candidates), tuning.rounds, tuning.ahead, scoring_rounds(job))
     _refuse(job, halving)
-    sizes = {len(held) for held in job.holdings}
     jobs = []
     for settings in tuning.candidates:
         server = prepare_server(settled(job.config, settings), records, sizes, module, task, metrics).server
         _refuse_another_event(job, server, settings)
-        jobs.append(replace(server, model=job.server.model, engine=job.engine))
+        jobs.append(replace(server, model=job.server.model, engine=job.server.engine))
     return Trials(jobs, tuning.candidates, halving)
+
+
+def scoring_rounds(job: Job) -> int:
+    """Of each rung, those in which agents score; none where the server does."""
+    config, by = job.config, job.config.tuning.scored_by
+    if by is None:
+        by = "server" if config.data.holdout else "agents"
+    if by == "server":
+        if config.data.holdout == 0:
+            raise ConfigError(
+                "tuning.scored_by is 'server' and data.holdout is 0, so that trials would be scored on the very "
+                "records that the result is judged by: hold out some of the server's own, as in data.holdout = 0.1, or "
+                "let the 'agents' score"
+            )
+        return 0
+    if job.plan is not None and not scored_by_agents(job.plan):
+        raise ConfigError(
+            f"agents cannot score under algorithm {config.algorithm.name!r}, privacy.adversary "
+            f"{config.privacy.adversary!r} and privacy.clip_rule {config.privacy.clip_rule!r}: they need Gaussian "
+            "noise that each adds alone; hold out records of the server's own, as in data.holdout = 0.1"
+        )
+    return 1
 
 
 def _refuse(job: Job, halving: Halving) -> None:
@@ -188,12 +251,6 @@ def _refuse(job: Job, halving: Halving) -> None:
         raise ConfigError(
             f"the trials take {halving.rounds} of federation.rounds = {config.federation.rounds} and leave none to "
             "train with: allow more rounds, or name fewer candidates"
-        )
-    if config.data.holdout == 0:
-        raise ConfigError(
-            "data.holdout is 0, so that trials would be scored on the very records that the result is judged by; hold "
-            "out some of the server's own, as in data.holdout = 0.1 (agents do not score: each score would be a "
-            "release more)"
         )
     if config.privacy.clip_rule != "given" or config.algorithm.lr_decay != "none":
         raise ConfigError(

@@ -16,7 +16,7 @@ import torch
 
 from fedspa.algorithms import Terms
 from fedspa.algorithms.session import session_of
-from fedspa.errors import DataError, FedspaError, PrivacyError, first_line
+from fedspa.errors import DataError, FedspaError, PrivacyError, one_line
 from fedspa.randomness.streams import NoiseMode, mask_seed
 from fedspa.secagg.session import Session
 from fedspa.secagg.total import Void
@@ -49,6 +49,10 @@ class Coordinator:
         self.state: ServerState = job.optimizer.start(theta)
         self.clip_value = job.clip_value
         self._evaluation = Evaluation(job, theta.device)
+        # Models that agents are to score in the round that was announced last, a θ per row; None where they train.
+        self.models: torch.Tensor | None = None
+        # What they said of them, by the candidate's number, in the round that was closed last.
+        self.told_by_agents: dict[int, float | None] | None = None
 
     def restore(self, state: ServerState, clip_value: float | None) -> None:
         """Go on from a checkpoint of this run."""
@@ -136,8 +140,7 @@ class Coordinator:
         except FedspaError:
             raise
         except Exception as error:  # the user's module or task may raise anything
-            said = f"{type(error).__name__}: {first_line(error)}"
-            raise DataError(f"the model fails on the held-out records ({said})") from error
+            raise DataError(f"the model fails on the held-out records ({one_line(error)})") from error
         if not np.isfinite(loss):
             raise DataError(
                 f"the loss of the first model on the held-out records is {loss}; it must be finite: look at the task's "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.task import Predicts
-from fedspa.errors import ConfigError, first_line, quoted
+from fedspa.errors import ConfigError, one_line, quoted
 from fedspa.examples import Examples, Tree, blanks, count, joined, moved, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating
@@ -116,7 +116,7 @@ def _asked(name: str, metric: Metric, found: Tensor, y: Tree) -> float | None:
     try:
         given = metric(found, y)
     except Exception as error:  # the user's function may raise anything
-        raise ConfigError(f"the metric {name!r} failed ({type(error).__name__}: {first_line(error)})") from error
+        raise ConfigError(f"the metric {name!r} failed ({one_line(error)})") from error
     try:
         value = None if isinstance(given, str | bytes) else float(given)
     except Exception:  # float() runs the code of whatever was given

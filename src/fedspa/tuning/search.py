@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean, pstdev
 
 from fedspa.runs.halving import Settings
 
@@ -34,12 +34,13 @@ class Search:
         return self.found[key]
 
     def beats(self, one: Settings, other: Settings) -> bool:
-        """By more than the standard error of their difference over the repeats: what may be chance moves nothing."""
+        """By more than their difference spreads over the repeats. A search compares so often that chance would pass a
+        standard error, and what may be chance moves nothing."""
         new, old = self.of(one), self.of(other)
         if not new or not old:
             return bool(new)
         gains = [a - b for a, b in zip(new, old)]
-        return fmean(gains) > (stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0)
+        return fmean(gains) > pstdev(gains)
 
     def best(self, at: Settings, *others: Settings) -> Settings:
         for other in others:
@@ -98,7 +99,7 @@ def _against(key: str, other: str) -> Callable[[Settings, float], Settings]:
     return move
 
 
-def scaled(value: Value, factor: float) -> float:
+def scaled(value: Value, factor: float = 1.0) -> float:
     """Three significant digits, within what a config takes."""
     return float(f"{min(max(float(value) * factor, 1e-9), 1e9):.3g}")
 

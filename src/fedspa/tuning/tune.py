@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from fedspa import durable, report
+from fedspa.algorithms.scores import deviation
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load as load_data
 from fedspa.data.view import view, with_floats
@@ -29,21 +31,23 @@ from fedspa.result import RunResult
 from fedspa.running import simulate
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
-from fedspa.runs.halving import Halving, Settings
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.halving import Halving, Settings, settled
+from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
-from fedspa.runs.sections import Tuning
+from fedspa.runs.sections import ScoredBy, Tuning
 from fedspa.runs.setup import Job, Simulated, prepare, with_targets
+from fedspa.runs.trials import scoring_rounds
 from fedspa.server.evaluation import Evaluation
 from fedspa.server.job import Metric
 from fedspa.tuning.rehearse import OWN, Rehearsal
 from fedspa.tuning.search import RATE, Search, Space, apart, scaled
+from fedspa.tuning.study import Study
 from fedspa.tuning.suggest import first_settings
 
 NONE = "none"  # no rehearsal
 MOST_TRIALS = 4
 SHARE = 0.2
-_UNREHEARSED = (1.0, 3.0, 1 / 3, 9.0)  # of the first rate
+_UNREHEARSED = (1.0, 3.0, 1 / 3, 9.0)  # of the first rate: not far, for short trials flatter whatever learns fast
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,10 @@ def tune(
     *,
     epsilon: float | None = None,
     share: float = SHARE,
-    public: str = OWN,
+    public: str | None = None,
     space: Space | None = None,
     studies: Path | str | None = None,
+    study: Path | str | None = None,
     data: Dataset | None = None,
     module: nn.Module | None = None,
     task: str | Loss | None = None,
@@ -76,13 +81,15 @@ def tune(
     """Find settings and train with them, all within the ε of the config or of `epsilon`.
 
     Args:
-        config: As for `run`; `data.holdout` says how many of the server's records trials are scored by.
+        config: As for `run`; `data.holdout` says how many of the server's records trials are scored by. Where it is 0,
+            agents score them (`tuning.scored_by`).
         epsilon: In place of the config's.
         share: The most of the rounds that trials may take.
         public: What settings are rehearsed on: "holdout", the records that the server holds out and scores trials by,
-            the name of a public data set, or "none".
+            the name of a public data set, or "none". Left out, the records that are held out, if any are.
         space: Values of keys to try beside the rate, the clip and the average of the iterates.
         studies: A folder in which rehearsals are kept for the next time.
+        study: The folder of an earlier tuning run, or the study.json in it, whose settings are tried first.
         data: As for `run`.
         module: As for `run`.
         task: As for `run`.
@@ -112,16 +119,22 @@ def tune(
         raise ConfigError(f"share is {quoted(share)}; it must be a number from 0 up to, and below, 1")
     if settings.tuning.candidates is not None:
         raise ConfigError("the config names tuning.candidates, which `fedspa tune` chooses: leave them out, or run it")
+    earlier = None if study is None else Study.read(Path(study))
+    if public is None:
+        public = OWN if settings.data.holdout else NONE
     records = records_of(settings, data, module)
     job = prepare(settings, records, module, task, metrics)
-    _refuse(job)
-    tuning, rehearsed = _plan_trials(
-        job, records, share, public, space or {}, None if studies is None else Path(studies), on_rehearsed, **given
-    )
+    scoring = _scoring_rounds(job, public)
+    free = _Free(public, space or {}, None if studies is None else Path(studies), earlier, on_rehearsed)
+    tuning, rehearsed = _plan_trials(job, records, int(share * settings.federation.rounds), scoring, free, **given)
     found = settings.model_copy(update={"tuning": tuning})
 
     def started(job: Simulated, folder: Path) -> None:
-        kept = {"public": public, "found": [{"settings": dict(r.settings), "score": r.score} for r in rehearsed]}
+        kept = {
+            "public": public,
+            "study": None if earlier is None else {"about": earlier.about, "epsilon": earlier.epsilon},
+            "found": [{"settings": dict(r.settings), "score": r.score} for r in rehearsed],
+        }
         durable.replace_text(folder / "rehearsal.json", json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
         if on_start is not None:
             on_start(job, folder)
@@ -137,77 +150,106 @@ def _with_budget(config: Config | Mapping[str, Any] | Path | str | None, epsilon
     return configs.load(source, ["privacy.noise_multiplier=none", f"privacy.epsilon={float(epsilon)!r}"])
 
 
-def _refuse(job: Job) -> None:
-    """Before hours of rehearsing; a run with trials refuses the same."""
+@dataclass(frozen=True)
+class _Free:
+    """What settings come from before anything is paid."""
+
+    public: str
+    space: Space
+    studies: Path | None
+    study: Study | None
+    on_rehearsed: Callable[[Rehearsed], None] | None
+
+
+def _scoring_rounds(job: Job, public: str) -> int:
+    """Of each rung. What a run with trials refuses is refused here, before hours of rehearsing."""
     config = job.config
     if job.plan is None:
         raise ConfigError(
             f"{config.algorithm.name} spends no budget: try settings by `fedspa run`, as often as you like"
         )
-    if config.data.holdout == 0:
+    if config.data.holdout == 0 and public == OWN:
         raise ConfigError(
-            "data.holdout is 0, and trials must not be scored by the records that the result is judged by: hold out "
-            "some of the server's own, as in --set data.holdout=0.1 (a server without records cannot tune here: agents "
-            "would have to score, and every score is a release more)"
+            "data.holdout is 0, so that there is nothing of the server's own to rehearse on: hold some out, as in "
+            "--set data.holdout=0.1, or rehearse on a public data set, or not at all (public 'none')"
         )
+    return scoring_rounds(job)
 
 
 def _plan_trials(
     job: Simulated,
     records: Dataset,
-    share: float,
-    public: str,
-    space: Space,
-    studies: Path | None,
-    on_rehearsed: Callable[[Rehearsed], None] | None,
+    within: int,
+    scoring: int,
+    free: _Free,
     data: Dataset | None,
     module: nn.Module | None,
     task: Loss | None,
     metrics: Mapping[str, Metric] | None,
 ) -> tuple[Tuning, list[Rehearsed]]:
-    """What is worth a trial, the best first, and all that was rehearsed for it."""
+    """What is worth a trial, the best first, and all that was rehearsed for it. Trials may take the rounds `within`,
+    of which `scoring` after each rung are for the agents to score in."""
     config, plan = job.config, job.plan
     assert plan is not None
-    algorithm, rounds = config.algorithm, config.federation.rounds
-    within = int(share * rounds)
+    algorithm, rounds, by = config.algorithm, config.federation.rounds, config.tuning.scored_by
+    most = _most_trials(within, scoring)
     start = first_settings(rounds, algorithm.local_steps, algorithm.local_lr, plan.compression, plan.clip, plan.active)
     if algorithm.local_steps > 1:
         start = {**start, "algorithm.local_lr": algorithm.local_lr}
-    if public == NONE:
-        declared: list[Settings] = [{**start, key: value} for key, values in space.items() for value in values]
+    first = [] if free.study is None else [free.study.settings_for(config, plan)]
+    if free.public == NONE:
+        declared: list[Settings] = [{**start, key: value} for key, values in free.space.items() for value in values]
         rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _UNREHEARSED]
-        return _tuning((declared or rates)[: _most_trials(within)], within, None), []
-    rehearsal = Rehearsal(config, plan, records, public, module, task, metrics, studies)
-    found: list[Rehearsed] = []
+        found = [*first, *(settings for settings in declared or rates if settings not in first)]
+        return _tuning(found[:most], within, scoring, by, None), []
+    rehearsal = Rehearsal(config, plan, records, free.public, module, task, metrics, free.studies)
+    rehearsed: list[Rehearsed] = []
 
     def score(settings: Settings) -> list[float]:
         curves = rehearsal.curves(settings)
-        found.append(Rehearsed(settings, curves.last))
-        if on_rehearsed is not None:
-            on_rehearsed(found[-1])
+        rehearsed.append(Rehearsed(settings, curves.last))
+        if free.on_rehearsed is not None:
+            free.on_rehearsed(rehearsed[-1])
         return curves.values
 
     search = Search(score)
-    winner = search.run(start, space, local=algorithm.local_steps > 1)
-    winner = search.best(winner, {})  # the config's own settings are a candidate, too
+    winner = search.run(start, free.space, local=algorithm.local_steps > 1)
+    winner = search.best(winner, {}, *first)  # the config's own settings are a candidate, too
     if not search.of(winner):
         raise ConfigError("every model diverged in rehearsals; look at how large records and targets are")
-    best = apart([winner, *search.ranking], _most_trials(within))
-    return _tuning(best, within, [rehearsal.curves(settings).ahead for settings in best]), found
+    best = apart([winner, *search.ranking], most)
+    # What the server's score gains says nothing of the agents', unless both are shares of right answers.
+    comparable = not scoring or job.server.model.task.headline == "accuracy"
+    curves = [rehearsal.curves(settings) for settings in best]
+    ahead = [each.ahead for each in curves] if comparable else None
+    if ahead is not None and curves[0].name in SHARES:
+        ahead[0] = [gain + _doubt(job, scoring, len(best), curves[0].last or 0.0) for gain in ahead[0]]
+    return _tuning(best, within, scoring, by, ahead), rehearsed
 
 
-def _most_trials(rounds: int) -> int:
+def _doubt(job: Job, scoring: int, models: int, share: float) -> float:
+    """By how much a trial may beat what was best in rehearsals for no other reason than chance: a standard error of the
+    server's held-out records, or the noise in the difference of two scores of agents."""
+    if scoring:
+        return math.sqrt(2) * deviation(job.plan, models, job.config.federation.per_round)
+    return math.sqrt(share * (1 - share) / count(job.server.test.y))
+
+
+def _most_trials(rounds: int, scoring: int) -> int:
     """That halving can decide between within so many rounds."""
-    fitting = [number for number in range(2, MOST_TRIALS + 1) if Halving(number, 1).rounds <= rounds]
+    fitting = [n for n in range(2, MOST_TRIALS + 1) if Halving(n, 1, scoring=scoring).rounds <= rounds]
     return max(fitting, default=1)
 
 
-def _tuning(candidates: Sequence[Settings], within: int, ahead: list[list[float]] | None) -> Tuning:
-    longest = Halving.within(len(candidates), max(1, within)).longest
+def _tuning(
+    candidates: Sequence[Settings], within: int, scoring: int, by: ScoredBy | None, ahead: list[list[float]] | None
+) -> Tuning:
+    longest = Halving.within(len(candidates), max(1, within), scoring=scoring).longest
     return Tuning(
         candidates=[dict(settings) for settings in candidates],
         rounds=max(1, within),
         ahead=None if ahead is None else [each[:longest] for each in ahead],
+        scored_by=by,
     )
 
 
@@ -225,7 +267,11 @@ def _judged(
     if "test" in tuning:
         return result
     config = configs.load(result.folder / "config.toml")
-    tuning["test"] = _test_scores(config, result, data, module, task, metrics)
+    job = prepare(config, records_of(config, data, module), module, task, metrics)
+    tuning["test"] = _test_scores(job, result, data, module)
+    settings = tuning["trials"][tuning["choice"]]["settings"]
+    assert job.plan is not None  # a run without one has no trials
+    Study.of(settled(config, settings), settings, job.plan, result.summary["epsilon"]).write(result.folder)
     kept = result.folder / "rehearsal.json"
     tuning["rehearsal"] = json.loads(kept.read_text("utf-8")) if kept.exists() else None
     summary = {**result.summary, "tuning": tuning}
@@ -236,16 +282,14 @@ def _judged(
 
 
 def _test_scores(
-    config: Config,
-    result: RunResult,
-    data: Dataset | None,
-    module: nn.Module | None,
-    task: Loss | None,
-    metrics: Mapping[str, Metric] | None,
+    job: Job, result: RunResult, data: Dataset | None, module: nn.Module | None
 ) -> dict[str, float | None] | None:
     """None where the data has no test records beside those that were held out."""
+    config = job.config
     named = config.data
-    whole = data if data is not None else load_data(named.name, Path(named.dir), named.person, named.table)
+    whole = data
+    if whole is None:
+        whole = load_data(named.name, Path(named.dir), named.person, named.table, config.run.code)
     if not count(whole.test_y):
         return None
     few = slice(0, 1)  # of the training records, which are not looked at
@@ -255,7 +299,6 @@ def _test_scores(
     whole = view(whole, named.features, 0.0, alone=config.privacy.noise == "exact")
     if module is None and config.model.name in models.NAMES:
         whole = with_floats(whole)
-    job = prepare(config, records_of(config, data, module), module, task, metrics)
     learned = job.server.model.task
     whole = with_targets(whole, learned)
     theta = FlatModel(result.module, learned).flatten()

@@ -117,6 +117,15 @@ class Ledger:
         with self._write():
             return self._reserve(events, run, message, cap, announced)
 
+    def reserve_each(
+        self, agent: str, events: Mapping[str, Event], run: str, *, cap: Cap | None = None
+    ) -> list[Reservation]:
+        """`reserve` for several events of one agent, by message, in one durable write: all of them, or none."""
+        for name, value in (("run", run), ("agent", agent), *(("message", message) for message in events)):
+            _check_name(name, value)
+        with self._write():
+            return [self._reserve({agent: event}, run, message, cap)[0] for message, event in events.items()]
+
     def _reserve(
         self, events: Mapping[str, Event], run: str, message: str, cap: Cap | None, announced: int | None = None
     ) -> list[Reservation]:
@@ -207,6 +216,11 @@ class Ledger:
         """The entry of this triple, if there is one."""
         with explained(self.path):
             return content.find(self.path, self._connection, agent, run, message)
+
+    def agents(self) -> set[str]:
+        """All that have entries."""
+        with explained(self.path):
+            return {agent for (agent,) in self._connection.execute("SELECT DISTINCT agent FROM total")}
 
     def participations(self, agent: str, run: str) -> int:
         """How many entries `agent` has in `run`."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedspa.engine.layers import Unsupported
 from fedspa.engine.native import library
 from fedspa.engine.native.describe import describe
-from fedspa.engine.native.library import LEVELS, Level
+from fedspa.engine.native.library import Level
 from fedspa.engine.obstacle import Obstacle, together
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
 from fedspa.errors import ConfigError, DataError, PrivacyError
@@ -59,7 +59,7 @@ class NativeEngine:
         self._library = loaded
         self._module = module
         self.threads = threads
-        self._level = LEVELS.index(level or library.best_level())
+        self._level = library.number(level or library.best_level())
         self._dimension = sum(p.numel() for p in module.parameters())
         self._nets: dict[tuple[tuple[int, ...], bool], int] = {}
         self._building = Lock()

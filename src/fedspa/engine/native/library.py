@@ -1,21 +1,26 @@
-"""The compiled library behind the native back end: found beside this file if the install could build it."""
+"""The compiled library behind the native back end: found beside this file if the install has or could build it."""
 
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
 import sysconfig
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from fedspa.engine.obstacle import Obstacle
 
 _ABI = 8
-LEVELS = ("plain", "avx2", "avx512")
-Level = Literal["plain", "avx2", "avx512"]
+Level = Literal["plain", "avx2", "avx512", "neon"]  # as fedspa_native.h numbers them
+_NUMBERED: tuple[Level, ...] = get_args(Level)
+# Those that a CPU of this kind may have, the best last.
+LEVELS: tuple[Level, ...] = (
+    ("plain", "neon") if platform.machine() in ("aarch64", "arm64") else ("plain", "avx2", "avx512")
+)
+_FILE = Path(__file__).with_name("_native.so")  # under this name on every platform and for every Python (setup.py)
 
 # The enumerations of fedspa_native.h.
 CONV, LINEAR, MAXPOOL, AVGPOOL, RELU, TANH, FLATTEN = range(7)
@@ -83,15 +88,10 @@ class Agent(Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The library, or None where it was not built (no compiler at install time) or is of another version."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_native{suffix}")
-        if path.exists():
-            try:
-                loaded = ctypes.CDLL(str(path))  # calls release the interpreter's lock
-            except OSError:
-                return None
-            return _declare(loaded)
-    return None
+    try:
+        return _declare(ctypes.CDLL(str(_FILE)))  # calls release the interpreter's lock
+    except OSError:
+        return None
 
 
 def compiler() -> tuple[str, str | None]:
@@ -104,16 +104,23 @@ def missing() -> Obstacle | None:
     """None where there is a library, else why there is none."""
     if library() is not None:
         return None
-    built = any(Path(__file__).parent.glob("_native*"))
+    built = _FILE.exists()
     why = "its compiled part was built for another version or machine" if built else "its compiled part was not built"
     name, found = compiler()
-    return Obstacle(why, "install fedspa again" if found else f"install a C compiler ({name}), then fedspa again")
+    # pip keeps what it built: without the last option it would take the same files again.
+    again = "install fedspa again from where it came, with pip's --force-reinstall --no-deps --no-cache-dir"
+    return Obstacle(why, again if found else f"install a C compiler ({name}), then {again}")
 
 
 def best_level() -> Level:
     """The best instruction set that this CPU and the library share."""
     loaded = library()
-    return "plain" if loaded is None else LEVELS[loaded.fedspa_best_level()]  # type: ignore[return-value]
+    return "plain" if loaded is None else _NUMBERED[loaded.fedspa_best_level()]
+
+
+def number(level: Level) -> int:
+    """As the library's functions take it; one above what the CPU has counts as its best."""
+    return _NUMBERED.index(level)
 
 
 def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:

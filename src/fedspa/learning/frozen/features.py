@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspa.errors import DataError, first_line
+from fedspa.errors import DataError, one_line
 from fedspa.examples import Tree, count, leaves, mapped, moved, taken
 from fedspa.learning.forward import in_modes
 from fedspa.learning.frozen.cut import bytes_of
@@ -126,7 +126,7 @@ class Features:
                 raise
             except Exception as error:  # whatever a record makes the body raise must not be told by a refusal
                 if self._strict:
-                    raise DataError(f"the model fails on these records: {first_line(error)}") from error
+                    raise DataError(f"the model fails on these records ({one_line(error)})") from error
                 for leaf in leaves(self._kept):
                     leaf[row] = _nothing(leaf.dtype)
 

@@ -20,10 +20,15 @@ from fedspa.learning.tasks.tokens import NextToken, TokenClassification
 
 
 def resolve(
-    asked: str | Loss | Task, y: Tree, classes: int | None, key: str | None, options: Options | None = None
+    asked: str | Loss | Task,
+    y: Tree,
+    classes: int | None,
+    key: str | None,
+    options: Options | None = None,
+    code: str | None = None,
 ) -> Task:
-    """The task of that name for such targets, or the user's function, given or named as `package.module:function`.
-    `key` is the Dataset's: where in a dict its targets lay."""
+    """The task of that name for such targets, or the user's function, given or named as `package.module:function` (in
+    the folder `code` too, the config's run.code). `key` is the Dataset's: where in a dict its targets lay."""
     if isinstance(asked, Task):
         return asked
     if not isinstance(asked, str):
@@ -31,7 +36,8 @@ def resolve(
             raise ConfigError(f"task is a {type(asked).__name__}; give a name, or a function loss(module, example)")
         return Own(asked, key, classes)
     if plugin.is_plugin(asked):
-        return Own(cast(Loss, plugin.resolve(asked, key="task.name", error=ConfigError)), key, classes)
+        function = plugin.resolve(asked, key="task.name", error=ConfigError, code=code)
+        return Own(cast(Loss, function), key, classes)
     if asked not in _SHIPPED:
         allowed = ", ".join(_SHIPPED)
         raise ConfigError(f"task.name = {asked!r} is unknown: choose one of {allowed}, or 'package.module:function'")

@@ -47,8 +47,7 @@ class SharedNoise(Step):
     def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
         return (Removed(1.0, self.gaussian_shift(neighbours)),)
 
-    @property
-    def beyond(self) -> float:
+    def beyond(self, neighbours: Neighbours) -> float:
         return self.active * _ETA
 
     def rdp(self, order: float, neighbours: Neighbours) -> float:

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, get_args
 
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.gaussian.tail import told_apart
 from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit
 
 if TYPE_CHECKING:
@@ -116,6 +117,12 @@ class SampledGaussian(Step):
     def gaussian_shift(self, neighbours: Neighbours) -> float | None:
         """Without sampling (q = 1) a step is a plain Gaussian."""
         return _width(neighbours) / self.noise if self.rate == 1 else None
+
+    def beyond(self, neighbours: Neighbours) -> float:
+        """Where the noise ends (`tail`). A record that is not in the sample moves nothing; and where it is replaced in
+        a Poisson sample, the neighbour's may be one without it, which is half as far."""
+        halfway = self.sampling == "poisson" and self.rate < 1
+        return float(self.rate) * told_apart((1 if halfway else _width(neighbours)) / self.noise)
 
     def rdp(self, order: float, neighbours: Neighbours) -> float:
         return rdp(self.sampling, self.rate, self.noise / _width(neighbours), order)

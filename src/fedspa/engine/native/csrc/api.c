@@ -15,6 +15,8 @@ int64_t fedspa_best_level(void) {
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
         return LEVEL_AVX512;
     if (fma) return LEVEL_AVX2;
+#elif defined(__aarch64__)
+    return LEVEL_NEON;
 #endif
     return LEVEL_PLAIN;
 }
@@ -30,6 +32,8 @@ const struct level *fedspa_level(int64_t level) {
 #if defined(__x86_64__)
     if (level >= LEVEL_AVX512) return &fedspa_level_avx512;
     if (level >= LEVEL_AVX2) return &fedspa_level_avx2;
+#elif defined(__aarch64__)
+    if (level >= LEVEL_NEON) return &fedspa_level_neon;
 #endif
     (void)level;
     return &fedspa_level_plain;

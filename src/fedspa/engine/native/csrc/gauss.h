@@ -16,6 +16,8 @@
 INLINE D to_double(L w) {
 #if LEVEL == 2
     return (D)_mm512_cvtepi64_pd((__m512i)w);
+#elif LEVEL == 3
+    return (D)vcvtq_f64_s64((int64x2_t)w);
 #else
     const L low_magic = 0x4330000000000000 - (L){0};  /* 2^52 */
     const L high_magic = 0x4530000080000000 - (L){0}; /* 2^84 + 2^63: flips the sign bit back */
@@ -30,6 +32,8 @@ INLINE D square_root(D x) {
     return (D)_mm512_sqrt_pd((__m512d)x);
 #elif LEVEL == 1
     return (D)_mm256_sqrt_pd((__m256d)x);
+#elif LEVEL == 3
+    return (D)vsqrtq_f64((float64x2_t)x);
 #else
     for (int i = 0; i < LANES / 2; i++) x[i] = __builtin_sqrt(x[i]);
     return x;

@@ -18,6 +18,8 @@ const struct level *fedspa_level(int64_t level);
 extern const struct level fedspa_level_plain;
 #if defined(__x86_64__)
 extern const struct level fedspa_level_avx2, fedspa_level_avx512;
+#elif defined(__aarch64__)
+extern const struct level fedspa_level_neon;
 #endif
 
 #endif

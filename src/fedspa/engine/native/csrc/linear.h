@@ -7,7 +7,7 @@
 #include "simd.h"
 
 #define DOT_OUTPUTS 4
-#if LEVEL == 2
+#if LEVEL == 2 || LEVEL == 3 /* which have 32 registers */
 #define DOT_EXAMPLES 4
 #else
 #define DOT_EXAMPLES 3

@@ -15,6 +15,9 @@
 #elif LEVEL == 1
 #include <immintrin.h>
 #define LANES 8
+#elif LEVEL == 3
+#include <arm_neon.h>
+#define LANES 4
 #else
 #define LANES 4
 #endif
@@ -54,7 +57,9 @@ INLINE void store_int(int32_t *p, I v) { *(IU *)p = v; }
 INLINE I load_int(const int32_t *p) { return *(const IU *)p; }
 
 /* A loaded vector stays in its register: compilers like to load it again for each use, and loads are what runs out. */
-#if LEVEL > 0
+#if LEVEL == 3
+#define KEEP(v) __asm__("" : "+w"(v))
+#elif LEVEL > 0
 #define KEEP(v) __asm__("" : "+v"(v))
 #else
 #define KEEP(v) (void)(v)
@@ -76,6 +81,8 @@ INLINE V clamp(V v, V c) {
     return (V)_mm512_range_ps((__m512)v, (__m512)c, 2); /* the smaller magnitude, with v's sign */
 #elif LEVEL == 1
     return (V)_mm256_max_ps(_mm256_min_ps((__m256)v, (__m256)c), (__m256)-c);
+#elif LEVEL == 3
+    return (V)vmaxnmq_f32(vminnmq_f32((float32x4_t)v, (float32x4_t)c), (float32x4_t)-c); /* of NaN and c: c */
 #else
     I low = v < c;
     v = (V)((low & (I)v) | (~low & (I)c));
@@ -140,6 +147,8 @@ INLINE int any_set(const int32_t *p) {
     return _mm512_test_epi32_mask((__m512i)load_int(p), (__m512i)load_int(p)) != 0;
 #elif LEVEL == 1
     return !_mm256_testz_si256((__m256i)load_int(p), (__m256i)load_int(p));
+#elif LEVEL == 3
+    return vmaxvq_u32((uint32x4_t)load_int(p)) != 0;
 #else
     int32_t any = 0;
     for (int j = 0; j < LANES; j++) any |= p[j];
@@ -181,7 +190,11 @@ INLINE D add_squares(D sum, V v) {
     __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1));
     return (D)_mm256_fmadd_pd(high, high, _mm256_fmadd_pd(low, low, (__m256d)sum));
 #else
+#if LEVEL == 3
+    D low = (D)vcvt_f64_f32(vget_low_f32((float32x4_t)v)), high = (D)vcvt_high_f64_f32((float32x4_t)v);
+#else
     D low = {v[0], v[1]}, high = {v[2], v[3]};
+#endif
     return sum + low * low + high * high;
 #endif
 }
@@ -222,7 +235,12 @@ INLINE void transpose(V *v) {
 
 /* Bit i: channel i of 8 has a delta, and its unit is alive. */
 INLINE unsigned alive_of_8(const float *delta, const float *unit, int relu) {
-#if LEVEL > 0
+#if LEVEL == 3
+    const I bit = {1, 2, 4, 8};
+    I low = load(delta) != 0, high = load(delta + 4) != 0;
+    if (relu) low &= load(unit) > 0, high &= load(unit + 4) > 0;
+    return vaddvq_u32((uint32x4_t)((low & bit) | (high & bit << 4)));
+#elif LEVEL > 0
     __m256 zero = _mm256_setzero_ps();
     __m256 alive = _mm256_cmp_ps(_mm256_loadu_ps(delta), zero, _CMP_NEQ_UQ);
     if (relu) alive = _mm256_and_ps(alive, _mm256_cmp_ps(_mm256_loadu_ps(unit), zero, _CMP_GT_OQ));
@@ -239,6 +257,8 @@ INLINE I larger_of(I a, I b) {
     return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
 #elif LEVEL == 1
     return (I)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#elif LEVEL == 3
+    return (I)vmaxq_s32((int32x4_t)a, (int32x4_t)b);
 #else
     I greater = a > b;
     return (greater & a) | (~greater & b);

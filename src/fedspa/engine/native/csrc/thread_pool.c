@@ -10,9 +10,10 @@
 static void in_threads(int64_t threads, void *(*work)(void *), void *shared) {
     pthread_t *members = threads > 1 ? malloc((size_t)threads * sizeof *members) : NULL;
     int64_t started = 0;
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
     sigset_t most, before;
     sigfillset(&most); /* signals are for the threads that Python knows, but for those that a thread brings on itself */
-    for (int i = 0; i < 4; i++) sigdelset(&most, (const int[]){SIGSEGV, SIGBUS, SIGFPE, SIGILL}[i]);
+    for (int i = 0; i < 4; i++) sigdelset(&most, own[i]);
     pthread_sigmask(SIG_SETMASK, &most, &before);
     while (members && started < threads && !pthread_create(members + started, NULL, work, shared)) started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -1,0 +1,125 @@
+"""Logs as JSON lines, for machines that collect them: what happened, and nothing that tells of records.
+
+An agent's own log says in words what was wrong, and such words may name records: how many there are, which are bad,
+what a cell holds. They are for the site's people. So a JSON line of an agent is an event with a code, which the server
+sees, too; the words go to a file that only the site's user can read. The same holds for whatever else a node's
+processes print that is no line of Flower's own log, such as a traceback.
+
+One process per node turns lines into JSON: Flower starts others, which all write where the node writes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import traceback
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+LogFormat = Literal["text", "json"]
+_FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # what child processes are told
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server.
+_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ?:\s*(.*)")
+
+
+class JsonFormatter(logging.Formatter):
+    """The event of a record and its code. Its message is for the private file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _line(record.levelname, record.name, getattr(record, "event", ""), code=getattr(record, "code", None))
+
+
+def event(name: str, code: str | None = None) -> dict[str, str | None]:
+    """As `extra` of a call to an agent's logger: what a JSON line of it says. A call without it gives no line."""
+    return {"event": name, "code": code}
+
+
+def set_up() -> None:
+    """In an agent's process: where its node logs as JSON, fedspa's loggers do, too."""
+    private, logger = os.environ.get(_PRIVATE), logging.getLogger("fedspa")
+    if os.environ.get(_FORMAT) != "json" or private is None or logger.handlers:
+        return
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(JsonFormatter())
+    lines.addFilter(lambda record: hasattr(record, "event"))
+    whole = logging.StreamHandler(os.fdopen(_private(Path(private)), "a", encoding="utf-8"))
+    whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.handlers = [lines, whole]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def as_json(private: Path | None) -> None:
+    """From here on, whatever this process and its children print becomes JSON lines on standard output. What is no
+    line of a log goes to `private`; where there is no such file, it is an event of its own."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.fork() == 0:  # it ends when the last of them has closed its end
+        os.close(writing)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        code = 0
+        try:
+            with (
+                os.fdopen(reading, "rb") as lines,
+                nullcontext() if private is None else os.fdopen(_private(private), "ab") as rest,
+            ):
+                convert(lines, sys.stdout.buffer, rest)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        os._exit(code)
+    os.close(reading)
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+    os.close(writing)
+    if private is not None:
+        os.environ |= {_FORMAT: "json", _PRIVATE: str(private)}
+
+
+def convert(lines: BinaryIO, out: BinaryIO, private: BinaryIO | None) -> None:
+    """Until `lines` end."""
+    for line in lines:
+        text = _COLOUR.sub("", line.decode("utf-8", "replace")).strip()
+        if _is_json(text):
+            told = text
+        elif found := _LINE.match(text):
+            told = _line(found[1], "flwr", found[2])
+        elif private is not None:
+            private.write(line)
+            private.flush()
+            continue
+        else:
+            told = _line("INFO", "output", text)
+        if text:
+            out.write(told.encode() + b"\n")
+            out.flush()
+
+
+def _private(path: Path) -> int:
+    """To append to; its owner alone can read it."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def _line(level: str, logger: str, event: str, code: str | None = None) -> str:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    told = {"time": now, "level": level, "logger": logger, "event": event.strip()}
+    return json.dumps(told if code is None else {**told, "code": code})
+
+
+def _is_json(text: str) -> bool:
+    """Whether it is a line that this module wrote."""
+    if not text.startswith('{"time": '):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,20 @@
+"""A guard for anybody's private training: what it spends is written into a ledger before it runs, or it does not run.
+
+import fedspa
+
+fedspa.guard.create("ledger.sqlite")                                   # once, for these records
+guard = fedspa.guard.open("ledger.sqlite", agent="clinic", epsilon=3.0, delta=1e-5)
+with guard.spend(event):                                               # fedspa's events, or dp_accounting's
+    train()
+
+An Opacus optimiser, a training function and a Flower app can be guarded too, and `audit` attacks any training
+(docs/guard.md).
+"""
+
+from __future__ import annotations
+
+from fedspa.guard.attack import audit
+from fedspa.guard.flower import flower_mod
+from fedspa.guard.guard import Guard, create, open
+
+__all__ = ["Guard", "audit", "create", "flower_mod", "open"]

@@ -1,0 +1,302 @@
+"""The guard: nothing runs under it before its spend is on the disk.
+
+It keeps no books of its own. Entries go into the agent's ledger, under the agent's cap, with those of fedspa's own
+runs: ε is one composition over all that was ever spent on these records, whichever tool spent it. An entry is paid once
+it is written. A body that fails, or a process that is killed, has spent.
+
+The ledger is opened for each write and closed again, so that a guard may be carried into other threads and processes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, get_args
+
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.policy import Policy
+from fedspa.errors import BudgetError, ConfigError, LedgerError
+from fedspa.guard import limits
+from fedspa.guard.events import events_of
+from fedspa.privacy.cap import Cap, Total, admits
+from fedspa.privacy.event import Event, Neighbours, NoiseMode, Unit, noise_modes, seeded_words
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# Stands where an agent's own entry has the digest of its update. What a guarded body lets out is not seen here, so each
+# entry counts as released from the moment that its body may run.
+UNSEEN = "not seen by the guard"
+
+
+def create(path: str | Path) -> None:
+    """Make an empty ledger, once, for records on which nothing was spent yet.
+
+    Args:
+        path: Where; its witness will lie beside it.
+
+    Raises:
+        LedgerError: There is a ledger, or what is left of one. Nothing is touched then.
+    """
+    if Path(path).exists():
+        raise LedgerError(f"{path} is there already; open it, or give another path for other records")
+    Ledger.open(path).close()
+
+
+def open(
+    path: str | Path,
+    *,
+    agent: str,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    neighbours: Neighbours | None = None,
+    unit: Unit | None = None,
+    policy: Policy | str | Path | None = None,
+    run: str | None = None,
+) -> Guard:
+    """The guard of some records: what is spent on them is written into their ledger first.
+
+    Args:
+        path: The ledger, which `create` made. One that went missing is an error and no fresh budget.
+        agent: The name that the ledger knows the records by.
+        epsilon: The most that all runs together may ever cost, at `delta`.
+        delta: Below one over the number of records.
+        neighbours: The relation under which everything is priced, `add-remove` (if nothing is said) or `replace-one`.
+        unit: What is protected, each `record` (if nothing is said) or each `person`.
+        policy: In place of `epsilon`, `delta` and `neighbours`: a policy, or its file. Its other limits then hold too.
+        run: A name of what is done here, for whoever reads the ledger; one is drawn if none is given.
+
+    Returns:
+        The guard. It holds no file open.
+
+    Raises:
+        LedgerError: The ledger is missing, damaged or behind its witness, or knows the records by another name.
+
+    Example:
+        >>> import fedspa
+        >>> from dp_accounting import GaussianDpEvent
+        >>> fedspa.guard.create("ledger.sqlite")
+        >>> guard = fedspa.guard.open("ledger.sqlite", agent="clinic", epsilon=1.0, delta=1e-5)
+        >>> with guard.spend(GaussianDpEvent(10.0)):
+        ...     pass  # train
+        >>> print(f"{guard.total().epsilon:.3f}")
+        0.341
+        >>> guard.require(GaussianDpEvent(10.0), participations=20)
+        Traceback (most recent call last):
+        ...
+        fedspa.errors.BudgetError: agent 'clinic' has ε = 0.6593 left...
+    """
+    if policy is not None:
+        if (epsilon, delta, neighbours) != (None, None, None):
+            raise ConfigError("a policy states epsilon, delta and neighbours itself; give them or the policy, not both")
+        policy = policy if isinstance(policy, Policy) else Policy.load(policy)
+        cap = policy.cap
+        unit = unit or policy.unit
+    else:
+        if epsilon is None or delta is None:
+            raise ConfigError("a guard needs epsilon and delta, the most that all runs may ever cost, or a policy")
+        cap = Cap(epsilon, delta, neighbours or "add-remove")
+    if unit not in (None, *get_args(Unit)):
+        raise ConfigError(f"unit is {unit!r}; allowed: {', '.join(get_args(Unit))}")
+    if not Path(path).exists():
+        raise LedgerError(
+            f"{path} is missing; make the ledger once by fedspa.guard.create, before anything is spent on the records; "
+            "if it was there before, restore it"
+        )
+    with Ledger.open(path, create=False) as ledger:
+        name = ledger.name
+    drawn = f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(4)}"
+    guard = Guard(Path(path).absolute(), name, agent, cap, unit or "record", run or drawn, policy)
+    with guard.opened():
+        return guard
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What `open` gives. `ledger` is the name that the ledger drew when it was made."""
+
+    path: Path
+    ledger: str
+    agent: str
+    cap: Cap
+    unit: Unit
+    run: str
+    policy: Policy | None = None
+
+    @contextmanager
+    def spend(
+        self, event: object, *, announced: int = 1, noise: NoiseMode | None = None, message: str | None = None
+    ) -> Iterator[None]:
+        """Pay for `event`, on the disk, and only then run the body; or refuse, and do not run it.
+
+        Args:
+            event: What the body does to the records: an event of fedspa's, or of dp_accounting's.
+            announced: How often this event is planned in all. With the first spend ever on these records it makes that
+                plan the one that PLD prices as a whole (docs/accounting.md). Later it has no effect.
+            noise: Where the body's noise comes from, `secure`, `exact` or `seeded`; it counts as unrecorded if nothing
+                is said.
+            message: A name for the spend, which is paid for once and refused ever after.
+
+        Raises:
+            BudgetError: The cap has no room.
+            PrivacyError: The event has no sound price.
+            PolicyRefusal: The event is laxer than the guard's policy.
+        """
+        self.pay(event, announced=announced, noise=noise, message=message)
+        yield
+
+    def train(
+        self, function: Callable[_P, _R], event: object, *, announced: int = 1, noise: NoiseMode | None = None
+    ) -> Callable[_P, _R]:
+        """A training function, each call of which first pays.
+
+        Args:
+            function: Trains.
+            event: What one call does to the records.
+            announced: As of `spend`.
+            noise: As of `spend`.
+
+        Returns:
+            `function`, under the guard.
+        """
+
+        @wraps(function)
+        def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            self.pay(event, announced=announced, noise=noise, tool="train")
+            return function(*args, **kwargs)
+
+        return guarded
+
+    def optimizer(self, optimizer: Any, data_loader: Any, *, epochs: int, block: int | None = None) -> Any:
+        """An optimiser of Opacus's that pays before it steps.
+
+        Args:
+            optimizer: What `make_private` returned.
+            data_loader: What `make_private` returned with it.
+            epochs: How many blocks are announced. A run that has no room for all of them is refused here.
+            block: How many steps are paid for at a time, each time whole; an epoch if nothing is said.
+
+        Returns:
+            The same object.
+
+        Raises:
+            PrivacyError: No sound event can be read off the two.
+            BudgetError: The cap has no room. The same error comes out of `optimizer.step()` where it has none later on.
+        """
+        from fedspa.guard.opacus import watch
+
+        return watch(self, optimizer, data_loader, epochs=epochs, block=block)
+
+    def require(self, event: object, *, participations: int = 1, noise: NoiseMode | None = None) -> None:
+        """Ask without paying.
+
+        Args:
+            event: As of `spend`.
+            participations: How often.
+            noise: As of `spend`.
+
+        Raises:
+            BudgetError: The cap has no room for all of them together.
+        """
+        events = self._events(event, noise)
+        for own in events:
+            self._check(own, participations)
+        with self.opened() as ledger:
+            if len(events) == 1:
+                ledger.require(self.agent, events[0], self.cap, participations=participations)
+                return
+            after = Counter(ledger.spent(self.agent)) + Counter(dict.fromkeys(events, participations))
+            if not admits(after, self.cap, ledger.first_plan(self.agent)):
+                raise BudgetError(
+                    f"agent {self.agent!r} has no room for {participations} spends of {len(events)} mechanisms under "
+                    f"its cap {self.cap.epsilon:g} (δ = {self.cap.delta:g}, {self.cap.neighbours}); ask for less"
+                )
+
+    def pay(
+        self,
+        event: object,
+        *,
+        announced: int = 1,
+        noise: NoiseMode | None = None,
+        tool: str = "guard",
+        run: str | None = None,
+        message: str | None = None,
+    ) -> None:
+        """Write `event` into the ledger, durably: what it pays for may run once this has returned.
+
+        Args:
+            event: As of `spend`, which is this with a body.
+            announced: As of `spend`.
+            noise: As of `spend`.
+            tool: What spends; it stands before the run's name in the ledger.
+            run: The run's name; the guard's own if none is given.
+            message: As of `spend`.
+        """
+        events = self._events(event, noise)
+        message = message or secrets.token_hex(8)
+        run = f"{tool}:{run or self.run}"
+        named = {message if len(events) == 1 else f"{message}/{i}": own for i, own in enumerate(events, 1)}
+        with self.opened() as ledger:
+            done = ledger.participations(self.agent, run)
+            for i, own in enumerate(events, 1):
+                self._check(own, done + i)
+            if len(events) == 1:
+                paid = [ledger.reserve(self.agent, events[0], run, message, cap=self.cap, announced=announced)]
+            else:
+                paid = ledger.reserve_each(self.agent, named, run, cap=self.cap)
+            if not all(entry.fresh for entry in paid):
+                raise LedgerError(
+                    f"agent {self.agent!r}, run {run!r}, message {message!r} was paid for before, and may have run: an "
+                    "entry pays for one run of its body; use a new message name, which is a new spend"
+                )
+            for name in named:
+                ledger.release(self.agent, run, name, UNSEEN)
+
+    def total(self) -> Total:
+        """What all that was ever spent on these records costs.
+
+        Returns:
+            `epsilon` at the cap's δ and relation, and `by`, what shows it.
+        """
+        with self.opened() as ledger:
+            return self.cap.limits[0].total(ledger.spent(self.agent), ledger.first_plan(self.agent))
+
+    def __str__(self) -> str:
+        with self.opened() as ledger:
+            spent = ledger.spent(self.agent)
+            total = self.cap.limits[0].total(spent, ledger.first_plan(self.agent))
+        what = (
+            f"agent {self.agent!r}: ε = {total.epsilon:.4g} of {self.cap.epsilon:g} spent in {sum(spent.values())} "
+            f"entries, for each {self.unit} (δ = {self.cap.delta:g}, {self.cap.neighbours}, {total.by})"
+        )
+        return "; ".join(filter(None, (what, seeded_words(noise_modes(spent)))))
+
+    @contextmanager
+    def opened(self) -> Iterator[Ledger]:
+        """The ledger, where it still is the one that the guard was opened on and knows these records by this name."""
+        with Ledger.open(self.path, create=False) as ledger:
+            if ledger.name != self.ledger:
+                raise LedgerError(
+                    f"{self.path} is another ledger than the one that this guard was opened on; put that one back"
+                )
+            others = ledger.agents()
+            if others and self.agent not in others:
+                raise LedgerError(
+                    f"{self.path} has entries of {', '.join(map(repr, sorted(others)[:5]))} and none of "
+                    f"{self.agent!r}: another name would be a fresh budget; use the name that the records have, or for "
+                    "other records a ledger of their own"
+                )
+            yield ledger
+
+    def _events(self, event: object, noise: NoiseMode | None) -> list[Event]:
+        return events_of(event, neighbours=self.cap.neighbours, unit=self.unit, noise=noise)
+
+    def _check(self, event: Event, participations: int) -> None:
+        if self.policy is not None:
+            limits.check(self.policy, event, participations)

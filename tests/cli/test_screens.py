@@ -1,0 +1,195 @@
+"""Every screen fits 80 columns: no line is wider, and nothing is cut to an ellipsis."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from rich.console import Console
+from test_shipped_configs import EXPERIMENTS, QUICKSTART, smaller
+from typer.main import get_command
+
+from fedspa.cli import app, main, run, sweeping, tune, watch
+from fedspa.report.progress import snapshot
+from fedspa.running import RunResult, simulate
+
+Call = Callable[..., str]
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+
+
+def fits(text: str) -> None:
+    wide = [line for line in text.splitlines() if len(line) > 80]
+    assert not wide, wide
+    assert "…" not in text.replace("… and", "").replace(",…", ""), text
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """What `fedspa <words>` prints in a window of 80 columns, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")  # typer's help asks for it
+
+    def said(words: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["fedspa", *words.split()])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        assert int(stop.value.code or 0) == code, err
+        assert out
+        return out
+
+    return said
+
+
+def on_screen(show: Callable[[Console], None]) -> str:
+    screen = Console(width=80, record=True, file=io.StringIO())
+    show(screen)
+    return screen.export_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.long] if "cifar10" in path.stem else [])
+        for path in (QUICKSTART, *EXPERIMENTS)
+    ],
+)
+def test_a_run_of_a_shipped_config(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the figures of a long and bad one."""
+    monkeypatch.chdir(tmp_path)
+    done = simulate(smaller(path, Path("out")))
+    long = [
+        replace(
+            metrics,
+            round=9_998 + metrics.round,
+            loss=123_456.7,
+            epsilon=None if metrics.epsilon is None else 1_234.567,
+            epsilon_floor=None if metrics.epsilon_floor is None else 12_345.678,
+            uplink_bytes=123_456_789_012,
+        )
+        for metrics in done.metrics
+    ]
+    for result in (done, replace(done, metrics=long)):
+        fits(on_screen(partial(run.show, result)))
+    now = snapshot(Path("out"))
+    for seen in (now, replace(now, metrics=tuple(long)), replace(now, state="running")):
+        table = watch.screenful(Path("out"), seen, None)
+        fits(on_screen(methodcaller("print", table)))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("screens") / "run"
+    simulate(smaller(QUICKSTART, folder))
+    return folder
+
+
+def test_ledgers(call: Call, finished: Path, tmp_path: Path) -> None:
+    Path("run").symlink_to(finished)
+    fits(call("ledger show run/ledger.sqlite --cap 5"))
+    fits(call("ledger show run/ledger.sqlite --all"))
+    sound = call("ledger verify run/ledger.sqlite")
+    assert sound.startswith("SOUND: run/ledger.sqlite\n- THE NOISE WAS SEEDED")
+    fits(sound)
+
+
+def test_a_damaged_ledger_is_a_verdict_first(call: Call, finished: Path) -> None:
+    shutil.copy(finished / "ledger.sqlite", "ledger.sqlite")
+    Path("ledger.sqlite.witness").write_text("of nothing")
+    damaged = call("ledger verify ledger.sqlite", code=1)
+    verdict, *problems = damaged.splitlines()
+    assert verdict.startswith("DAMAGED: ledger.sqlite, ")
+    assert problems[0].startswith("- ")
+    fits(damaged)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "privacy --batch 10 --records 600 --local-steps 300 --participations 5 --delta 1e-3 --epsilon 1",
+        "privacy --batch 10 --records 600 --local-steps 300 --participations 5 --delta 1e-3 --noise 0.123456",
+        "privacy --batch 99 --records 99 --local-steps 1 --participations 5 --delta 1e-3 --epsilon 1 --members 10 "
+        "--colluders 2",
+        "suggest --agents 100 --records 600 --shape 784 --epsilon 1",
+        "suggest --agents 3 --records 50 --shape 3,64,64 --epsilon 0.1",
+        "audit --draws 100 --neighbours add-remove",
+        "doctor --model mlp",
+    ],
+)
+def test_arithmetic_an_audit_and_a_doctor(call: Call, words: str) -> None:
+    said = call(words)
+    fits(said)
+    assert said.startswith("HOLDS: all ") is words.startswith("audit")
+
+
+def test_privacy_begins_with_what_holds(call: Call) -> None:
+    said = call("privacy --batch 10 --records 600 --local-steps 300 --participations 5 --delta 1e-3 --epsilon 1")
+    assert said.startswith("ε = 1 at δ = 0.001 takes noise 1.825.\nThat is with poisson sampling, under add-remove, by")
+    claims = said.index("For comparison, the paper's Theorem 1.")
+    assert said.rindex("verified  ", 0, claims) < claims < said.index("published  ")
+    assert "NO" not in said[:claims].replace("Noise", "")
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_the_papers_tables(call: Call, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    kept = json.loads((RESULTS / f"table-{name}.json").read_text("utf-8"))
+    monkeypatch.setattr(sweeping, "perform", lambda *_: kept)
+    fits(call(f"table {name} --quick"))
+
+
+def test_a_tradeoff(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        {
+            "compression": p,
+            "epsilon_target": epsilon,
+            "status": "done",
+            "noise": "seeded",
+            "accuracy_last": {"mean": 0.9765, "std": 0.0123, "values": [0.9765, 0.9]},
+            **dict.fromkeys(("delta", "neighbours", "sampling", "accountant"), "replace-one"),
+        }
+        for p in (0.05, 0.1, 0.4, 1.0)
+        for epsilon in (0.5, 8.0)
+    ]
+    monkeypatch.setattr(sweeping, "perform", lambda *_: {"points": points})
+    monkeypatch.setattr("fedspa.cli.tradeoff._draw", lambda *_: None)
+    monkeypatch.setattr("fedspa.paper.plot.epsilon_label", lambda _: "ε at δ = 0.001, add-remove")
+    fits(call("tradeoff mnist --quick"))
+
+
+def test_tuning(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary: dict[str, Any] = json.loads((finished / "summary.json").read_text("utf-8"))
+    settings = {"algorithm.local_lr": 0.123456789, "privacy.clip_value": 0.0123456, "algorithm.ema": 0.8}
+    trial = {"rounds": list(range(100)), "scores": [0.9876], "settings": settings}
+    summary["tuning"] = {
+        "rounds": 1_000,
+        "scored_by": "server",
+        "scoring": {"rounds": list(range(30)), "deviation": [0.0123456, None]},
+        "trials": [trial, trial | {"scores": [], "settings": {}}],
+        "choice": 0,
+        "rehearsal": {"public": "holdout", "found": [1] * 200},
+        "test": {summary["score"]: 0.5},
+    }
+    done = RunResult(summary, [], None, Path("run"))  # type: ignore[arg-type]
+    fits(on_screen(lambda screen: tune.show(done, screen)))
+
+
+def commands(command: click.Command, *path: str) -> Iterator[str]:
+    yield " ".join(path)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, *path, name)
+
+
+@pytest.mark.parametrize("path", list(commands(get_command(app))))
+def test_help(call: Call, path: str) -> None:
+    assert max(map(len, call(f"{path} --help").splitlines())) <= 80

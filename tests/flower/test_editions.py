@@ -1,0 +1,109 @@
+"""Two fedspas that understand each other may talk, whatever the versions of their packages; others pay nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
+import hashlib
+
+from flwr.app import ConfigRecord
+
+import fedspa
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.flower import terms
+from fedspa.privacy import accounting
+from fedspa.privacy.filter import least_epsilon
+from fedspa.randomness.mask import active_coordinates
+from fedspa.runs import editions, provenance
+
+from .test_terms import BINOMIAL_PLAN, GIVEN, PLAN
+
+
+def answered_by_another(grid, patch) -> None:
+    """Have nodes answer as if another fedspa were installed there."""
+
+    def elsewhere(node, message, answer):
+        with pytest.MonkeyPatch.context() as patched:
+            patch(patched)
+            return [answer()]
+
+    grid.fault = elsewhere
+
+
+def spent(grid) -> int:
+    found = 0
+    for node in grid.nodes.values():
+        with Ledger.open(node["ledger"], create=False) as ledger:
+            found += sum(ledger.spent(node["agent"]).values())
+    return found
+
+
+def test_another_version_of_the_package_takes_part(deployment, train):
+    def patch(patched):
+        patched.setattr(fedspa, "__version__", "9.9.9")
+        patched.setattr(provenance, "__version__", "9.9.9")
+
+    answered_by_another(deployment, patch)
+    summary = train(deployment, federation__rounds=1)
+    assert summary["dropped"] == {}
+    assert spent(deployment) == 4
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        lambda patched: patched.setattr(terms, "VERSION", terms.VERSION + 1),
+        lambda patched: patched.setattr(editions, "EDITIONS", {**editions.EDITIONS, "payload": 2}),
+        lambda patched: patched.setattr(editions, "EDITIONS", {**editions.EDITIONS, "pricing": 2}),
+    ],
+    ids=["terms", "payload", "pricing"],
+)
+def test_another_edition_is_refused_before_anything_is_paid(deployment, train, patch):
+    answered_by_another(deployment, patch)
+    with pytest.raises(fedspa.FedspaError, match=r"4 of 4 agents refuse this run \(terms\)"):
+        train(deployment)
+    assert spent(deployment) == 0
+
+
+def test_the_message_says_what_differs_and_what_to_do(monkeypatch):
+    record = terms.to_record(GIVEN)
+    monkeypatch.setattr(editions, "EDITIONS", {**editions.EDITIONS, "payload": 2})
+    with pytest.raises(terms.TermsError) as caught:
+        terms.from_record(record)
+    assert str(caught.value) == (
+        "the server's fedspa would misunderstand this one: payload 1 there and 2 here; upgrade one end until `fedspa "
+        "site check` and `fedspa server check` print the same editions (versions of the package may differ)"
+    )
+    old = ConfigRecord({**record, "version": 4})
+    with pytest.raises(terms.TermsError, match=r"terms of version 4; this agent reads 5: upgrade one end"):
+        terms.from_record(old)
+
+
+@pytest.mark.parametrize("text", ["", "mask", "mask 1", "mask 1, mask 2", ",,,", "sum 1, sum", "x 1", "mask 1" * 30])
+def test_any_text_is_compared(text):
+    assert editions.differences(text)
+
+
+def test_the_same_editions_in_any_order():
+    assert editions.differences(editions.written()) == []
+    assert editions.differences(", ".join(reversed(editions.written().split(", ")))) == []
+
+
+def test_other_prices_are_another_edition():
+    """Whoever changes what an event costs raises PRICING, and then these numbers."""
+    gaussian, binomial = {PLAN.event: 3}, {BINOMIAL_PLAN.event: 2}
+    prices = [
+        accounting.epsilon(gaussian, 1e-3, neighbours="add-remove"),
+        accounting.epsilon(binomial, 1e-9, neighbours="replace-one"),
+        least_epsilon(gaussian, 1e-3, "add-remove"),
+    ]
+    assert (editions.PRICING, [f"{price:.5g}" for price in prices]) == (1, ["1.6753", "0.00708", "2.2341"])
+
+
+def test_other_coordinates_are_another_edition():
+    """Whoever changes what a seed means raises MASK, and then this digest."""
+    chosen = active_coordinates(bytes(range(16)), 10_000, 100)
+    digest = hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest()[:16]
+    assert (editions.MASK, digest) == (1, "26a3335ba39341f8")

@@ -1,0 +1,204 @@
+"""A running site's numbers and logs: nothing in them is made of records."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from fedspa.agent.participate import Refusal
+from fedspa.flower import client_app, tally
+from fedspa.flower.operate import folders, logs, metrics
+
+from .local_grid import POLICY
+
+DEPLOYMENT_PAGE = Path(__file__).parents[2] / "docs/deployment.md"
+
+
+def folder_of(node: dict, home: Path) -> folders.SiteFolder:
+    return folders.SiteFolder(home, node, "server:1", home / "ca.crt", home / "node.key", 1, home / "apps.sha256")
+
+
+def samples(text: str) -> dict[str, float]:
+    """By name and labels; the format is what Prometheus reads."""
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            assert re.fullmatch(r"# (HELP fedspa_\w+ .+\.|TYPE fedspa_\w+ (counter|gauge))", line), line
+            continue
+        match = re.fullmatch(r'(fedspa_[a-z_]+(?:\{(?:\w+="[^"\n]*",?)+\})?) (\+Inf|[0-9.e+-]+)', line)
+        assert match is not None, line
+        found[match[1]] = float(match[2])
+    return found
+
+
+def test_a_sites_numbers_follow_its_rounds(deployment, train, tmp_path):
+    train(deployment, federation__rounds=2)
+    node = deployment.nodes[100]
+    found = samples(metrics.of_site(folder_of(node, tmp_path)))
+    (rounds,) = [value for name, value in found.items() if name.startswith("fedspa_site_rounds_total")]
+    assert rounds == found["fedspa_site_payloads_total"] == 2
+    spent, left = (found[f'fedspa_site_epsilon{name}{{against="the server"}}'] for name in ("", "_left"))
+    assert 0 < spent < 8
+    assert spent + left == pytest.approx(8)
+    payloads = [reply for reply in deployment.replies if reply.metadata.src_node_id == 100]
+    sent = sum(len(reply.content["update"]["payload"]) for reply in payloads)
+    assert found["fedspa_site_payload_bytes_total"] == sent > 0
+    assert 0 <= found["fedspa_site_last_round_age_seconds"] < 600
+
+
+def test_refusals_are_counted_by_the_code_that_the_server_got(deployment, train, tmp_path):
+    for node in deployment.nodes.values():
+        Path(node["policy"]).write_text(
+            POLICY.format(epsilon=8.0).replace("max_local_steps = 50", "max_local_steps = 1")
+        )
+    with pytest.raises(Exception, match="too-many-steps"):
+        train(deployment)
+    found = samples(metrics.of_site(folder_of(deployment.nodes[100], tmp_path)))
+    assert found['fedspa_site_refusals_total{code="too-many-steps"}'] == 1
+    assert found["fedspa_site_payloads_total"] == 0
+
+
+def test_neighbouring_records_have_the_same_numbers(deployment, train, tmp_path):
+    """One site has other records, and one more of them; the payload's length may follow its noise and nothing else."""
+    node = deployment.nodes[101]
+    with np.load(node["data"]) as kept:
+        x, y = kept["x"], kept["y"]
+    np.savez(node["data"], x=np.concatenate([x * 0 + 7, x[:1]]), y=np.concatenate([y, y[:1]]))
+    train(deployment, federation__rounds=2, algorithm__coding="f32")
+    own, other = (samples(metrics.of_site(folder_of(deployment.nodes[n], tmp_path))) for n in (100, 101))
+    for found in (own, other):
+        found.pop("fedspa_site_last_round_age_seconds")
+    assert own == other
+
+
+def test_a_tally_that_cannot_be_written_changes_no_answer(deployment, train):
+    for node in deployment.nodes.values():
+        tally.path_of(Path(node["ledger"])).mkdir()
+    assert train(deployment, federation__rounds=1)["dropped"] == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"payloads": "x"}', "1" * 10_000])
+def test_a_tally_that_is_none_counts_from_zero(tmp_path, text):
+    ledger = tmp_path / "ledger.sqlite"
+    tally.path_of(ledger).write_text(text)
+    assert tally.read(ledger) == tally.Tally()
+    tally.note({"ledger": str(ledger)}, "budget")
+    tally.note({"ledger": str(ledger)}, b"1234")
+    assert (tally.read(ledger).refusals, tally.read(ledger).payload_bytes) == ({"budget": 1}, 4)
+
+
+def test_a_servers_numbers_hold_no_score(deployment, train, tmp_path):
+    home = tmp_path / "server"
+    train(deployment, federation__rounds=2, run__out=str(home / "runs/first"))
+    names = ("authority", "certificate", "key", "database", "nodes", "runs")
+    server = folders.ServerFolder(home, "0.0.0.0", 1, **{name: home / name for name in names})
+    text = metrics.of_server(server)
+    found = samples(text)
+    assert found['fedspa_server_rounds_total{run="first"}'] == 2 == found['fedspa_server_rounds_planned{run="first"}']
+    assert found['fedspa_server_updates_total{run="first"}'] == 8
+    assert found['fedspa_server_run_finished{run="first"}'] == 1
+    summary = json.loads((home / "runs/first/summary.json").read_text())
+    assert found['fedspa_server_epsilon{run="first"}'] == pytest.approx(summary["epsilon"])
+    assert "accuracy" not in text
+    assert "loss " not in text.replace("privacy loss", "")
+
+
+def test_a_watchdog_does_not_wait_for_torch_or_flower():
+    program = (
+        "import sys\nfrom fedspa.flower.operate import folders, health, metrics\n"
+        "sys.exit(bool({'torch', 'flwr'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+def test_every_metric_is_argued_for_in_the_docs():
+    page = DEPLOYMENT_PAGE.read_text("utf-8")
+    told = set(re.findall(r"`fedspa_(\w+)`", page))
+    assert told == metrics.SITE.keys() | metrics.SERVER.keys()
+
+
+def test_plain_lines_become_json_and_what_is_no_line_stays_private():
+    lines = (
+        b"\x1b[92mINFO \x1b[0m:      SuperNode ID: 7\n"
+        b"INFO:     Started server process [1]\n"
+        b"Traceback (most recent call last):\n"
+        b"ValueError: patient 17 has no age\n"
+        b"\n"
+        b'{"time": "2026-01-01", "level": "WARNING", "logger": "fedspa.agent", "event": "refused", "code": "data"}\n'
+    )
+    out, private = io.BytesIO(), io.BytesIO()
+    logs.convert(io.BytesIO(lines), out, private)
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["event"] for line in told] == ["SuperNode ID: 7", "Started server process [1]", "refused"]
+    assert told[2]["code"] == "data"
+    assert b"patient 17" in private.getvalue()
+    assert b"patient" not in out.getvalue()
+
+
+def test_a_server_has_no_private_lines():
+    out = io.BytesIO()
+    logs.convert(io.BytesIO(b"plain words\n"), out, None)
+    assert json.loads(out.getvalue())["event"] == "plain words"
+
+
+@pytest.fixture
+def json_logs(tmp_path, monkeypatch, capfd):
+    """The agent's logger as it is in a node that logs as JSON."""
+    logger = logging.getLogger("fedspa")
+    kept = logger.handlers, logger.level, logger.propagate
+    monkeypatch.setenv("FEDSPA_LOG_FORMAT", "json")
+    monkeypatch.setenv("FEDSPA_LOG_PRIVATE", str(tmp_path / "agent.log"))
+    logger.handlers = []
+    logs.set_up()
+    yield tmp_path / "agent.log"
+    logger.handlers, logger.propagate = kept[0], kept[2]
+    logger.setLevel(kept[1])
+
+
+def test_an_agents_line_has_the_code_and_its_words_are_in_the_private_file(
+    deployment, train, json_logs, capfd, monkeypatch
+):
+    logging.getLogger("fedspa").handlers[0].stream = sys.stderr  # pytest's own, which changes after fixtures
+
+    def refuse(*_):
+        raise Refusal("data", "the record of patient 17 cannot be read")
+
+    def fail(*_):
+        raise RuntimeError("patient 18")
+
+    for broken in (refuse, fail):
+        monkeypatch.setattr(client_app, "participate", broken)
+        train(deployment, federation__rounds=1, run__out=str(json_logs.parent / broken.__name__))
+    told = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith('{"time"')]
+    assert {(line["event"], line.get("code")) for line in told} == {("refused", "data"), ("refused", "internal")}
+    assert "patient" not in json.dumps(told)
+    assert "patient 17" in json_logs.read_text()
+    assert "patient 18" in json_logs.read_text()
+    assert json_logs.stat().st_mode & 0o077 == 0
+
+
+def test_a_process_and_its_children_log_as_json(tmp_path):
+    program = (
+        "import subprocess, sys\nfrom pathlib import Path\nfrom fedspa.flower.operate import logs\n"
+        f"logs.as_json(Path({str(tmp_path / 'agent.log')!r}))\n"
+        "print('INFO :  hello', flush=True)\n"
+        "child = \"import os; print('secret'); print(os.environ['FEDSPA_LOG_FORMAT'])\"\n"
+        "subprocess.run([sys.executable, '-c', child])\n"
+        "raise SystemExit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr == ""
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["hello"]
+    assert (tmp_path / "agent.log").read_text() == "secret\njson\n"

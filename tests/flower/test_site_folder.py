@@ -1,0 +1,324 @@
+"""`fedspa site` and `fedspa server`: folders that are ready, and a check that finds what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
+import json
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.cli import app
+from fedspa.errors import ConfigError
+from fedspa.flower import check, node_config
+from fedspa.flower.operate import folders, start
+from fedspa.flower.operate.credentials import make_certificate
+
+QUICKSTART = Path(__file__).parents[2] / "examples/flower-quickstart"
+
+
+def called(*arguments: object) -> tuple[int, str]:
+    ended = CliRunner().invoke(app, [*map(str, arguments)])
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        raise ended.exception
+    return ended.exit_code, ended.output
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A server and a site that is ready to join it."""
+    home = tmp_path_factory.mktemp("federation")
+    assert called("server", "new", home / "server", "--name", "server.example")[0] == 0
+    certificate = home / "server/ca.crt"
+    assert called("site", "new", home / "north", "--certificate", certificate)[0] == 0
+    rng = np.random.default_rng(0)
+    np.savez(home / "north/records.npz", x=rng.normal(size=(50, 3)), y=rng.integers(0, 2, 50))
+    assert called("site", "pin", home / "north", QUICKSTART)[0] == 0
+    return home
+
+
+@pytest.fixture
+def site(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(check, "filesystem", lambda path: "ext4")  # a machine's /tmp may lie in memory
+    return Path(shutil.copytree(made / "north", tmp_path / "north"))
+
+
+@pytest.fixture
+def server(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "server", tmp_path / "server"))
+
+
+def wrong(folder: Path, *options: str, kind: str = "site") -> dict[str, str]:
+    """What is to be mended, by its subject."""
+    code, output = called(kind, "check", folder, "--json", *options)
+    found = json.loads(output)
+    assert (code == 0) == found["ready"]
+    return {one["subject"]: one["detail"] for one in found["findings"] if one["works"] is False}
+
+
+def test_a_new_site_is_ready_but_for_what_its_people_must_bring(tmp_path):
+    code, output = called("site", "new", tmp_path / "south")
+    assert code == 0
+    assert "fedspa site check" in output
+    assert wrong(tmp_path / "south").keys() >= {"node", "certificate", "apps"}
+    assert len((tmp_path / "south/README.md").read_text().splitlines()) == 4
+    site = folders.read_site(tmp_path / "south")
+    assert site.agent == "south"
+    for private in (site.path, site.key):
+        assert stat.S_IMODE(private.stat().st_mode) & 0o077 == 0
+
+
+def test_a_ready_site_says_so_first(site):
+    code, output = called("site", "check", site)
+    assert code == 0
+    lines = output.splitlines()
+    assert lines[0] == "north: ready"
+    assert all(len(line.split()[0]) <= 3 for line in lines[1:])
+    assert "50 of shape" in output
+    assert "terms 5, mask 1, payload 1, pricing 1, sum 1" in output
+
+
+def test_a_folder_is_made_once(site):
+    before = (site / "node.key").read_bytes()
+    with pytest.raises(ConfigError, match="is not empty; name a new folder: keys and ledgers are made once"):
+        called("site", "new", site)
+    assert (site / "node.key").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("subject", "words", "spoil"),
+    [
+        ("policy", "epsilon is missing", lambda site: (site / "policy.toml").write_text("delta = 1e-5\n")),
+        ("node", "promises nothing to 50 records", lambda site: _replace(site / "policy.toml", "1e-5", "0.1")),
+        ("node", "records.npz' cannot be read", lambda site: (site / "records.npz").unlink()),
+        ("node", "unknown key clases", lambda site: _replace(site / "site.toml", "classes", "clases")),
+        ("node", "is missing; put it back", lambda site: (site / "ledger/ledger.sqlite").unlink()),
+        ("ledger file", "witness", lambda site: (site / "ledger/ledger.sqlite.witness").unlink()),
+        ("node key", "mode 644", lambda site: (site / "node.key").chmod(0o644)),
+        ("node key", "holds no private key", lambda site: (site / "node.key").write_text("none")),
+        ("certificate", "No such file", lambda site: (site / "ca.crt").unlink()),
+        ("certificate", "holds no certificate", lambda site: (site / "ca.crt").write_text("none")),
+        ("apps", "none pinned", lambda site: (site / "apps.sha256").write_text("# none\n")),
+        ("apps", "line 1: 'abc' is no SHA-256", lambda site: (site / "apps.sha256").write_text("abc  app\n")),
+    ],
+)
+def test_what_is_to_be_mended_is_named(site, subject, words, spoil):
+    spoil(site)
+    assert words in wrong(site)[subject]
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(("kind", "words"), [("tmpfs", "lies in memory"), ("nfs4", "lies on another machine")])
+def test_a_ledger_on_a_disk_that_forgets(site, monkeypatch, kind, words):
+    monkeypatch.setattr(check, "filesystem", lambda path: kind)
+    assert words in wrong(site)["ledger disk"]
+
+
+def test_a_containers_own_layer_is_a_note(site, monkeypatch):
+    monkeypatch.setattr(check, "filesystem", lambda path: "overlay")
+    code, output = called("site", "check", site)
+    assert code == 0
+    assert "mount a volume there" in output
+
+
+def test_the_kind_of_a_file_system_is_that_of_the_innermost_mount(tmp_path, monkeypatch):
+    if not Path("/proc/self/mountinfo").exists():
+        pytest.skip("only Linux tells")
+    assert check.filesystem(Path("/proc/self")) == "proc"
+    assert check.filesystem(tmp_path) not in (None, "proc")
+
+
+def test_a_server_that_is_not_there(site):
+    _replace(site / "site.toml", "server.example:8443", "127.0.0.1:1")
+    assert "127.0.0.1:1: Connection refused" in wrong(site, "--server")["server"]
+
+
+def test_a_site_that_is_not_running_is_not_well(site):
+    _replace(site / "site.toml", "port = 9094", "port = 1")
+    code, output = called("site", "health", site)
+    assert code == 1
+    assert output == "north: NOT well: its node is not running (127.0.0.1:1: Connection refused)\n"
+    (site / "ledger/ledger.sqlite").unlink()
+    assert "ledger.sqlite is missing" in called("site", "health", site)[1]
+
+
+def test_its_ledger_is_shown(site):
+    code, output = called("site", "ledger", site, "--json")
+    assert code == 0
+    assert json.loads(output)["entries"] == 0
+
+
+def test_pinning_twice_is_pinning_once(site):
+    before = (site / "apps.sha256").read_text()
+    assert called("site", "pin", site, QUICKSTART)[0] == 0
+    assert (site / "apps.sha256").read_text() == before
+    assert len(folders.read_site(site).digests()) == 1
+
+
+def test_the_node_gets_what_the_folder_says(site):
+    """In Flower's own reading of its flags, with absolute paths."""
+    from flwr.common.config import parse_config_args
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+    read = folders.read_site(site)
+    flags = _parse_args_run_supernode().parse_args(start.node_arguments(read))
+    assert (flags.superlink, flags.port, flags.insecure) == ("server.example:8443", 9094, False)
+    assert flags.auth_supernode_private_key == str(site / "node.key")
+    node = parse_config_args([flags.node_config])
+    assert node == node_config.parsed(read.node) == dict(read.node)
+    assert node["ledger"] == str(site / "ledger/ledger.sqlite")
+
+
+def test_a_function_stays_a_name(site):
+    _replace(site / "site.toml", "records.npz", "own_records:load")
+    assert folders.read_site(site).node["data"] == "own_records:load"
+
+
+def test_a_function_beside_site_toml_is_found(site, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    _replace(site / "site.toml", "records.npz", "site_folder_records:load")
+    (site / "site_folder_records.py").write_text(
+        "import numpy as np\n\ndef load():\n    return np.zeros((40, 2)), np.arange(40) % 2\n"
+    )
+    code, output = called("site", "check", site)
+    assert code == 0, output
+    assert "40 of shape" in output
+
+
+@pytest.mark.parametrize("spoil", ["apps", "ledger"])
+def test_a_node_does_not_start_without_app_or_ledger(site, monkeypatch, spoil):
+    monkeypatch.setattr(start, "_enter", lambda folder: pytest.fail("it was started"))
+    if spoil == "apps":
+        (site / "apps.sha256").write_text("")
+    else:
+        (site / "ledger/ledger.sqlite").unlink()
+    with pytest.raises(ConfigError, match=r"names no app|is missing; put it back"):
+        start.run_site(folders.read_site(site))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"the table \[node\] is missing"),
+        ("[node]\n[superlink]\n[more]\n", r"unknown table \[more\]"),
+        ("[node]\n[superlink]\nadress = 'x'\n", "unknown key superlink.adress"),
+        ("[node]\n[superlink]\naddress = 'https://x'\n", "it must be host:port"),
+        ("[node]\n[superlink]\naddress = 3\n", "superlink.address is 3"),
+        ("[node\n", "is not TOML"),
+    ],
+)
+def test_a_site_toml_that_is_none(tmp_path, text, message):
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        folders.read_site(tmp_path)
+
+
+@given(st.text(max_size=60), st.sampled_from(["node", "superlink", "address", "port", "key"]))
+def test_any_text_is_a_site_or_one_line(text, word):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "site.toml"
+        path.write_text(f"[node]\n{word} = {text}\n[superlink]\n{word} = {text}\n", "utf-8", newline="")
+        with pytest.raises(ConfigError) as caught:
+            folders.read_site(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--agent", 'a"b'),
+        ("--classes", 1),
+        ("--port", 0),
+        ("--superlink", "a\nb"),
+        ("--superlink", "https://server"),
+        ("--certificate", "nowhere.crt"),
+    ],
+)
+def test_bad_words_for_a_new_site_make_nothing(tmp_path, words):
+    with pytest.raises(ConfigError):
+        called("site", "new", tmp_path / "new", *words)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_ready_server_says_so_first(server):
+    code, output = called("server", "check", server)
+    assert code == 0
+    assert output.splitlines()[0] == "server: ready"
+    assert "server.example, localhost, 127.0.0.1" in output
+
+
+@pytest.mark.parametrize(
+    ("subject", "words", "spoil"),
+    [
+        ("certificate", "holds no certificate", lambda server: (server / "server.pem").write_text("")),
+        ("key", "mode 640", lambda server: (server / "server.key").chmod(0o640)),
+        ("nodes", "holds no public key", lambda server: (server / "nodes/north.pub").write_text("x")),
+    ],
+)
+def test_what_is_to_be_mended_at_the_server_is_named(server, subject, words, spoil):
+    spoil(server)
+    assert words in wrong(server, kind="server")[subject]
+
+
+def test_a_certificate_of_another_authority(server, tmp_path):
+    (tmp_path / "other").mkdir()
+    make_certificate(tmp_path / "other", "server.example")
+    shutil.copy(tmp_path / "other/ca.crt", server / "ca.crt")
+    assert "did not sign it" in wrong(server, kind="server")["authority"]
+    shutil.copy(tmp_path / "other/server.pem", server / "server.pem")
+    assert "is not the key of" in wrong(server, kind="server")["key"]
+
+
+def test_the_superlink_gets_what_the_folder_says(server):
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+
+    flags = _parse_args_run_superlink().parse_args(start.superlink_arguments(folders.read_server(server)))
+    assert (flags.host, flags.port, flags.enable_supernode_auth) == ("0.0.0.0", 8443, True)
+    assert flags.ssl_keyfile == str(server / "server.key")
+    assert flags.database == str(server / "superlink.db")
+
+
+def test_a_server_that_is_not_running_is_not_well(server):
+    _replace(server / "server.toml", "port = 8443", "port = 1")
+    code, output = called("server", "health", server)
+    assert code == 1
+    assert output.startswith("server: NOT well: 127.0.0.1:1: Connection refused")
+
+
+def test_keys_are_copied_once(server, site, monkeypatch):
+    from fedspa.flower.operate import runs
+
+    told: list[str] = []
+    monkeypatch.setattr(runs, "flwr", lambda server, *words: told.append(Path(words[2]).name))
+    public = site / "north.pub"
+    public.write_bytes((site / "node.key.pub").read_bytes())
+    assert called("server", "register", server, public) == (0, "north: registered\n")
+    assert told == ["north.pub"]
+    public.write_text("another")
+    with pytest.raises(ConfigError, match="is there with another key"):
+        called("server", "register", server, public)
+
+
+def test_seeded_rounds_are_said_to_be_so(site):
+    from .test_terms import PLAN
+
+    with Ledger.open(site / "ledger/ledger.sqlite", create=False) as ledger:
+        ledger.reserve("north", PLAN.event.with_noise("seeded"), "run", "round-0")
+    output = called("site", "check", site)[1]
+    assert "SEEDED" in output.upper()

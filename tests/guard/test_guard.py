@@ -1,0 +1,328 @@
+"""The guard's promises: paid on the disk before the body runs, refused where the cap has no room, one ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import dp_accounting
+import pytest
+from typer.testing import CliRunner
+
+import fedspa
+import fedspa.guard
+from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.schema import ADDED, TRIGGERS
+from fedspa.agent.ledger.summary import summary
+from fedspa.agent.ledger.verify import verify
+from fedspa.agent.policy import Policy, PolicyRefusal
+from fedspa.cli.ledger import app
+from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
+from fedspa.guard import Guard
+from fedspa.guard.guard import UNSEEN
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.privacy.accounting import epsilon
+
+EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)
+ONE = 1.05 * epsilon({EVENT: 1}, 1e-3, neighbours="add-remove")  # a cap with room for one of them
+GAUSSIAN = dp_accounting.GaussianDpEvent(4.0)
+
+
+def test_the_spend_is_on_the_disk_before_the_body_runs(path: Path, guarded: Callable[..., Guard]) -> None:
+    guard = guarded(run="study")
+    with guard.spend(EVENT, noise="secure"):
+        (entry,) = export(path)["entries"]
+    assert (entry["agent"], entry["run"], entry["digest"]) == ("north", "guard:study", UNSEEN)
+    assert entry["event"]["noise"] == "secure"
+    assert verify(path) == []
+
+
+def test_a_body_that_fails_has_spent(guarded: Callable[..., Guard]) -> None:
+    guard = guarded(ONE)
+    with pytest.raises(ZeroDivisionError), guard.spend(EVENT):
+        raise ZeroDivisionError
+    with pytest.raises(BudgetError, match=r"1 more participation would bring it to .* add-remove"), guard.spend(EVENT):
+        pytest.fail("the body ran")
+
+
+def test_a_refusal_writes_nothing(path: Path, guarded: Callable[..., Guard]) -> None:
+    with pytest.raises(BudgetError), guarded(0.1).spend(EVENT):
+        pytest.fail("the body ran")
+    with pytest.raises(BudgetError):
+        guarded(ONE).require(EVENT, participations=2)
+    guarded(ONE).require(EVENT)
+    assert export(path)["entries"] == []
+
+
+def test_a_killed_process_has_spent(path: Path, guarded: Callable[..., Guard], tmp_path: Path) -> None:
+    """Between the reservation and the end of the body."""
+    told = tmp_path / "told"
+    child = os.fork()
+    if child == 0:
+        try:
+            with guarded(ONE).spend(EVENT):
+                told.touch()
+                time.sleep(60)
+        finally:
+            os._exit(1)
+    while not told.exists():
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert verify(path) == []
+    assert len(export(path)["entries"]) == 1
+    with pytest.raises(BudgetError), guarded(ONE).spend(EVENT):
+        pytest.fail("the body ran")
+
+
+def test_of_two_processes_that_want_the_last_of_a_budget_one_gets_it(path: Path, guarded: Callable[..., Guard]) -> None:
+    guard = guarded(ONE)  # opened before the fork: it holds no connection
+    children = []
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 3
+            try:
+                with guard.spend(EVENT):
+                    code = 0
+            except BudgetError:
+                code = 1
+            finally:
+                os._exit(code)
+        children.append(child)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert sorted(ends) == [0, 1]
+    assert len(export(path)["entries"]) == 1
+    assert verify(path) == []
+
+
+def test_a_budget_that_another_tool_spent_is_spent_here(path: Path, guarded: Callable[..., Guard]) -> None:
+    with Ledger.open(path, create=False) as ledger:  # as fedspa's own agent does
+        ledger.reserve("north", EVENT, "a-federated-run", "round-1", cap=guarded(ONE).cap, announced=1)
+    with pytest.raises(BudgetError), guarded(ONE).spend(EVENT):
+        pytest.fail("the body ran")
+
+
+def test_a_named_message_is_paid_for_once(guarded: Callable[..., Guard]) -> None:
+    guard = guarded(run="study")
+    with guard.spend(EVENT, message="epoch-1"):
+        pass
+    with (
+        pytest.raises(LedgerError, match="was paid for before, and may have run"),
+        guard.spend(EVENT, message="epoch-1"),
+    ):
+        pytest.fail("the body ran")
+
+
+def test_a_training_function_pays_at_each_call(path: Path, guarded: Callable[..., Guard]) -> None:
+    def fit(rate: float, *, epochs: int) -> str:
+        """Trains."""
+        return f"{rate} {epochs}"
+
+    wrapped = guarded(run="study").train(fit, EVENT, announced=2)
+    assert (wrapped.__name__, wrapped.__doc__) == ("fit", "Trains.")
+    assert [wrapped(0.1, epochs=3), wrapped(0.2, epochs=4)] == ["0.1 3", "0.2 4"]
+    assert {entry["run"] for entry in export(path)["entries"]} == {"train:study"}
+    assert len(export(path)["entries"]) == 2
+
+
+def test_a_plan_that_was_announced_is_priced_as_a_whole(guarded: Callable[..., Guard]) -> None:
+    guard = guarded()
+    for _ in range(3):
+        with guard.spend(EVENT, announced=3):
+            pass
+    total = guard.total()
+    assert total.epsilon == epsilon({EVENT: 3}, 1e-3, neighbours="add-remove")
+    assert total.by == "pld (one plan)"
+    with guard.spend(GAUSSIAN):
+        pass
+    assert guard.total().by.startswith("rdp filter (plans chosen after releases)")
+
+
+def test_what_is_composed_of_several_is_paid_together_or_not_at_all(path: Path, guarded: Callable[..., Guard]) -> None:
+    both = dp_accounting.ComposedDpEvent([GAUSSIAN, dp_accounting.GaussianDpEvent(0.05)])
+    with pytest.raises(BudgetError), guarded().spend(both):
+        pytest.fail("the body ran")
+    with pytest.raises(BudgetError, match="no room for 1 spends of 2 mechanisms"):
+        guarded().require(both)
+    assert export(path)["entries"] == []
+    guard = guarded(1e4)
+    with guard.spend(both, message="count"):
+        pass
+    assert [entry["message"] for entry in export(path)["entries"]] == ["count/1", "count/2"]
+    with pytest.raises(LedgerError, match="paid for before"), guard.spend(both, message="count"):
+        pytest.fail("the body ran")
+
+
+def test_what_costs_nothing_writes_nothing(path: Path, guarded: Callable[..., Guard]) -> None:
+    with guarded().spend(dp_accounting.NoOpDpEvent()):
+        pass
+    assert export(path)["entries"] == []
+
+
+def test_another_name_is_no_fresh_budget(guarded: Callable[..., Guard]) -> None:
+    south = guarded(agent="south")  # nothing was spent yet: any name will do
+    with guarded().spend(EVENT):
+        pass
+    with pytest.raises(
+        LedgerError, match="entries of 'north' and none of 'nroth': another name would be a fresh budget"
+    ):
+        guarded(agent="nroth")
+    with pytest.raises(LedgerError, match="none of 'south'"), south.spend(EVENT):
+        pytest.fail("the body ran")
+
+
+def test_another_unit_is_refused(guarded: Callable[..., Guard]) -> None:
+    with guarded().spend(EVENT):
+        pass
+    with pytest.raises(LedgerError, match="protect each record, and this one protects each person"):
+        guarded(unit="person").pay(GAUSSIAN)
+    with pytest.raises(PrivacyError, match="the event protects each record and the guard each person"):
+        guarded(unit="person").pay(EVENT)
+
+
+def test_a_ledger_that_is_missing_or_replaced_is_no_fresh_budget(
+    path: Path, guarded: Callable[..., Guard], tmp_path: Path
+) -> None:
+    guard = guarded()
+    with guard.spend(EVENT):
+        pass
+    with pytest.raises(LedgerError, match="is there already"):
+        fedspa.guard.create(path)
+    kept = [file.rename(file.with_name(f"kept-{file.name}")) for file in tmp_path.glob("ledger.sqlite*")]
+    assert len(kept) >= 2
+    with pytest.raises(LedgerError, match="is missing"), guard.spend(EVENT):
+        pytest.fail("the body ran")
+    with pytest.raises(LedgerError, match=r"make the ledger once by fedspa.guard.create"):
+        guarded()
+    fedspa.guard.create(path)
+    with pytest.raises(LedgerError, match="is another ledger than the one"), guard.spend(EVENT):
+        pytest.fail("the body ran")
+
+
+def forged(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    made = [sql for sql in (*TRIGGERS, *ADDED) if sql.startswith("CREATE TRIGGER")]
+    for trigger in made:
+        connection.execute(f"DROP TRIGGER {trigger.split()[2]}")
+    for statement in (*statements, *made):
+        connection.execute(statement)
+    connection.close()
+
+
+def test_a_forged_ledger_is_refused(path: Path, guarded: Callable[..., Guard]) -> None:
+    with guarded().spend(EVENT):
+        pass
+    forged(path, "UPDATE total SET count = 0")
+    with pytest.raises(LedgerError, match="damaged"):
+        guarded()
+
+
+def test_a_cheaper_event_put_into_an_entry_is_found(path: Path, guarded: Callable[..., Guard]) -> None:
+    with guarded().spend(EVENT):
+        pass
+    cheap = GaussianEvent("poisson", 20, 200, 1, 200.0).to_json()
+    forged(path, f"UPDATE event SET text = '{cheap}'")
+    assert any("its hash does not fit" in problem for problem in verify(path))
+
+
+def test_a_trigger_that_forgets_is_found_at_once(path: Path, guarded: Callable[..., Guard]) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("DROP TRIGGER entry_counts")
+    connection.close()
+    with pytest.raises(LedgerError, match="missing or altered"):
+        guarded()
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"epsilon": None}, "needs epsilon and delta"),
+        ({"epsilon": 0.0}, "epsilon is 0.0"),
+        ({"delta": 1.0}, "delta is 1.0"),
+        ({"neighbours": "replace-special"}, "allowed: add-remove, replace-one"),
+        ({"policy": "policy.toml"}, "not both"),
+        ({"unit": "patient"}, "unit is 'patient'; allowed: record, person"),
+    ],
+)
+def test_a_cap_that_is_none(given: dict[str, object], match: str, guarded: Callable[..., Guard]) -> None:
+    with pytest.raises((ConfigError, PrivacyError), match=match):
+        guarded(**given)
+
+
+POLICY = Policy(
+    epsilon=3.0,
+    delta=1e-3,
+    neighbours="add-remove",
+    min_noise_multiplier=1.0,
+    max_local_steps=10,
+    max_rounds=2,
+    max_compression=1.0,
+    clippings=("l2",),
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"min_noise_multiplier": 2.5}, "noise-too-small"),
+        ({"max_local_steps": 9}, "too-many-steps"),
+        ({"max_compression": 0.5}, "compression-too-large"),
+        ({"clippings": ("coordinate",)}, "clipping-not-allowed"),
+        ({"clip_rules": ("quantile",)}, "clip-rule-not-allowed"),
+        ({"unit": "person"}, "unit"),
+    ],
+)
+def test_a_policy_holds_for_others_too(path: Path, limits: dict[str, object], code: str) -> None:
+    policy = replace(POLICY, **limits)  # type: ignore[arg-type]
+    guard = fedspa.guard.open(path, agent="north", policy=policy, unit="record")
+    with pytest.raises(PolicyRefusal) as refused, guard.spend(EVENT):
+        pytest.fail("the body ran")
+    assert refused.value.code == code
+
+
+def test_a_policy_bounds_the_entries_of_a_run(path: Path) -> None:
+    guard = fedspa.guard.open(path, agent="north", policy=POLICY)
+    assert guard.cap == POLICY.cap
+    for _ in range(2):
+        with guard.spend(EVENT):
+            pass
+    with pytest.raises(PolicyRefusal, match="3 entries in one run, at most 2"), guard.spend(EVENT):
+        pytest.fail("the body ran")
+
+
+def test_what_it_says_of_itself(path: Path, guarded: Callable[..., Guard]) -> None:
+    guard = guarded()
+    with guard.spend(EVENT, noise="seeded"):
+        pass
+    told = str(guard)
+    assert told.startswith(f"agent 'north': ε = {guard.total().epsilon:.4g} of 3 spent in 1 entries, for each record (")
+    assert "THE NOISE WAS SEEDED" in told
+    (agent,) = summary(path, delta=1e-3, neighbours="add-remove", cap=guard.cap).agents
+    assert agent.epsilon == guard.total().epsilon
+
+
+def test_it_is_found_under_fedspa() -> None:
+    assert fedspa.guard is __import__("importlib").import_module("fedspa.guard")
+    assert "guard" in fedspa.__all__
+
+
+def test_show_names_the_tools(path: Path, guarded: Callable[..., Guard]) -> None:
+    with guarded(run="count").spend(EVENT):
+        pass
+    guarded(run="net").train(lambda: None, EVENT)()
+    for number in range(10):
+        guarded(run=f"again-{number}").pay(GAUSSIAN, tool="opacus")
+    said = CliRunner().invoke(app, ["show", str(path), "--cap", "30"]).stdout
+    assert "… 2 earlier runs (--json has them)" in said
+    assert "guard:count" not in said
+    assert "run opacus:again-9: 1 rounds, 20" in said
+    only = CliRunner().invoke(app, ["show", str(path), "--agent", "north", "--json"]).stdout
+    assert [run["run"] for run in json.loads(only)["agents"][0]["runs"]][:2] == ["guard:count", "train:net"]

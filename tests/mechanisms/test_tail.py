@@ -1,0 +1,89 @@
+"""Noise ends somewhere, and a price must know: what lies beyond is impossible under one of two neighbours."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from fedspa.mechanisms.gaussian import exact
+from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.tail import TAIL, told_apart
+from fedspa.privacy import accounting, filter
+from fedspa.privacy.event import Accountant, Neighbours
+from fedspa.randomness.streams import Stream
+
+
+def test_the_samplers_end_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least radius word but one is drawn within `TAIL`, the least beyond: no draw that is wider was left out."""
+
+    def words(self: Stream, n: int) -> np.ndarray:
+        return np.array([2, 0, 0, 0], dtype=np.uint64)  # radii, then angles
+
+    monkeypatch.setattr(Stream, "uint64", words)
+    values = Stream(bytes(32)).gaussian(4)
+    assert values[0] < TAIL < values[1]
+    assert exact._LAST_SIGMA > TAIL
+
+
+@pytest.mark.parametrize("shift", [0.3, 1.0, 2.5, 4.0, 5.0, 7.0])
+def test_one_pair_that_is_moved_as_far_as_can_be(shift: float) -> None:
+    """By integration over a disc that ends: the mass within T of the centre and beyond T of the other one."""
+    with mpmath.workdps(30):
+        end = mpmath.mpf(TAIL)
+
+        def ring(radius: mpmath.mpf) -> mpmath.mpf:
+            """Of a circle around the centre, the part that is beyond T of the other centre, which is `shift` away."""
+            cosine = (end**2 - radius**2 - shift**2) / (2 * radius * shift)
+            return radius * mpmath.exp(-(radius**2) / 2) * mpmath.acos(max(min(cosine, 1), -1)) / mpmath.pi
+
+        truth = mpmath.quad(ring, mpmath.linspace(end - shift, end, 40))
+    assert float(truth) <= told_apart(shift) <= 1000 * float(truth) + 5e-14 * shift
+
+
+def test_however_a_record_spreads_its_bound() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        shift = rng.uniform(0.05, 8)
+        moves = np.abs(rng.standard_normal(rng.integers(1, 2000)) ** rng.integers(1, 12))
+        moves *= shift / np.linalg.norm(moves)
+        chance = 2.0**-63 * np.expm1(moves * TAIL - moves**2 / 2).sum()
+        assert chance <= told_apart(shift)
+
+
+def test_more_is_never_cheaper() -> None:
+    chances = [told_apart(shift) for shift in np.geomspace(1e-8, 100, 500)]
+    assert chances == sorted(chances)
+    assert chances[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "neighbours", "accountants"),
+    [
+        ("poisson", "add-remove", ("pld", "rdp")),
+        ("poisson", "replace-one", ("pld",)),
+        ("fixed", "replace-one", ("pld", "rdp")),
+    ],
+)
+@pytest.mark.parametrize("batch", [50, 100])
+def test_where_outcomes_are_impossible_no_price_is_given(
+    sampling: str, neighbours: Neighbours, accountants: tuple[Accountant, ...], batch: int
+) -> None:
+    """One step of z = 0.2, or 0.4 where a record counts twice: 5·10⁻⁶ of the releases are proofs, half where half
+    takes part. At δ = 10⁻⁶ that is no ε; at 10⁻³ it is one."""
+    twice = neighbours == "replace-one" and not (sampling == "poisson" and batch < 100)
+    event = GaussianEvent(sampling, batch, 100, 1, 0.4 if twice else 0.2)  # type: ignore[arg-type]
+    for accountant in accountants:
+        assert math.isinf(accounting.epsilon({event: 1}, 1e-6, neighbours=neighbours, accountant=accountant))
+        assert accounting.epsilon({event: 1}, 1e-3, neighbours=neighbours, accountant=accountant) < 60
+    assert math.isinf(filter.least_epsilon({event: 1}, 1e-6, neighbours))
+    assert not filter.fits({event: 1}, 1e6, 1e-6, neighbours)
+    assert filter.least_epsilon({event: 1}, 0.01, neighbours) < 60
+
+
+def test_ordinary_prices_do_not_notice() -> None:
+    """What is taken off over ten thousand steps is less than a hundred-millionth of a δ of 10⁻³."""
+    step = GaussianEvent("poisson", 10, 1000, 10_000, 1.0).step
+    assert 10_000 * step.beyond("add-remove") < 1e-8 * 1e-3
