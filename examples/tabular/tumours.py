@@ -29,7 +29,7 @@ LARGEST = {
 
 
 def load(fifth: int = 0) -> tuple[Table, Labels, Table, Labels]:
-    """(train_x, train_y, test_x, test_y): every fifth row is held out. Features from -1 to about 1, label 1 is benign."""
+    """(train_x, train_y, test_x, test_y): every fifth row is held out. Features from -1 to about 1, 1 is benign."""
     with resources.files("sklearn.datasets.data").joinpath("breast_cancer.csv").open() as file:
         table = np.loadtxt(file, delimiter=",", skiprows=1)
     scale = np.array(list(LARGEST.values())).T.ravel()
