@@ -87,9 +87,10 @@ def _moved(text: str, source: str, page: str) -> str:
 
 
 def _page_of(path: str) -> str:
-    """Where a file or folder of the repository is found on the site."""
+    """Where a file or folder of the repository is found on the site: a folder by its README, or by the first below."""
     if (ROOT / path).is_dir():
-        path = f"{path}/README.md"
+        found = [source for source in OUTSIDE.values() if source.startswith(f"{path}/")]
+        path = f"{path}/README.md" if f"{path}/README.md" in found or not found else found[0]
     for page, source in OUTSIDE.items():
         if path == source:
             return page

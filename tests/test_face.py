@@ -60,8 +60,10 @@ def test_help_on_a_function_says_what_goes_in_and_out(name: str) -> None:
 
 def _documented() -> Iterator[Any]:
     finder = doctest.DocTestFinder()
-    for name in fedspa.__all__:
-        for found in finder.find(getattr(fedspa, name), name, globs={}):
+    names = {name: getattr(fedspa, name) for name in fedspa.__all__}
+    names |= {f"guard.{name}": getattr(fedspa.guard, name) for name in fedspa.guard.__all__}
+    for name, thing in names.items():
+        for found in finder.find(thing, name, globs={}):
             if found.examples:
                 yield pytest.param(found, id=found.name)
 

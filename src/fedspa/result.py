@@ -40,7 +40,7 @@ class RunResult:
         module: The trained `torch.nn.Module`, with its own parameter names.
         folder: Where the run's files are, `report.html` among them.
 
-    Example:
+    Examples:
         >>> import fedspa
         >>> config = {"federation": {"agents": 4, "rounds": 2, "per_round": 2}, "privacy": {"epsilon": 8.0}}
         >>> result = fedspa.run(config)
@@ -89,7 +89,7 @@ class RunResult:
         Raises:
             DataError: The records are not made as those that the model was trained on.
 
-        Example:
+        Examples:
             >>> import fedspa
             >>> from sklearn.datasets import load_digits
             >>> config = {"federation": {"agents": 4, "rounds": 2, "per_round": 2}, "privacy": {"epsilon": 8.0}}
@@ -183,7 +183,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
     Raises:
         ConfigError: The folder holds no finished run, or the module cannot be built from it.
 
-    Example:
+    Examples:
         >>> import fedspa, torch
         >>> config = {"federation": {"agents": 4, "rounds": 2, "per_round": 2}, "privacy": {"epsilon": 8.0}}
         >>> result = fedspa.run(config)

@@ -109,7 +109,7 @@ def run(
         MixingWarning: The module compares the examples of a batch, and trains otherwise than it evaluates.
         RunWarning: What the reader of ε or of the score must know, as in `summary["warnings"]`.
 
-    Example:
+    Examples:
         >>> import fedspa
         >>> result = fedspa.run({
         ...     "federation": {"agents": 4, "rounds": 2, "per_round": 2},

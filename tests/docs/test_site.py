@@ -59,5 +59,8 @@ def test_the_api_is_made_from_docstrings_and_found(site: Path) -> None:
     for name in ("run", "load_model", "RunResult", "from_table"):
         assert f'id="fedspa.{name}"' in page, name
     assert "Where the run was given its module in Python" in page
+    assert "&gt;&gt;&gt; </span>" in page  # examples are code,
+    assert "numbers in the\ntarget's own unit" in page  # a Returns is one item, however many its lines are
+    assert "<blockquote>" not in page  # which Markdown alone takes for quotes of quotes
     found = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
     assert any(entry["location"] == "api.html#fedspa.load_model" for entry in found)

@@ -50,7 +50,7 @@ def from_arrays(
     Returns:
         The data, for `run(data=…)`.
 
-    Example:
+    Examples:
         >>> import fedspa, numpy
         >>> x, y = numpy.random.default_rng(0).normal(size=(40, 3)), numpy.arange(40) % 2
         >>> data = fedspa.from_arrays(x[:30], y[:30], x[30:], y[30:], name="made up")
@@ -90,7 +90,7 @@ def from_examples(
     Returns:
         The data, for `run(data=…)`.
 
-    Example:
+    Examples:
         >>> import fedspa, torch
         >>> texts = {"input_ids": torch.zeros(8, 5, dtype=torch.int64), "labels": torch.arange(8) % 2}
         >>> fedspa.from_examples(texts, texts, name="texts").key
@@ -126,7 +126,7 @@ def from_agents(
     Returns:
         The data, for `run(data=…)`, with `federation.agents` as many as the list has.
 
-    Example:
+    Examples:
         >>> import fedspa, torch
         >>> pairs = [(torch.rand(6, 3), torch.arange(6) % 2) for agent in range(4)]
         >>> data = fedspa.from_agents(pairs, test=pairs[0], name="four agents")
@@ -184,7 +184,7 @@ def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, n
     Returns:
         The data, for `run(data=…)`.
 
-    Example:
+    Examples:
         >>> import fedspa, pandas
         >>> frame = pandas.DataFrame({"age": [30, 60, 45, 20], "ill": ["no", "yes", "yes", "no"]})
         >>> columns = {"age": {"kind": "number", "range": [0, 120]}, "ill": {"kind": "flag", "target": True}}

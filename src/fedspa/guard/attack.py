@@ -51,7 +51,7 @@ def audit(
     Returns:
         A report: whether it `holds`, and as `headline` the `lower_bound` beside what was `claimed`.
 
-    Example:
+    Examples:
         >>> import random, fedspa
         >>> from dp_accounting import GaussianDpEvent
         >>> drawn = random.Random(1)

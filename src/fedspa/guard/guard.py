@@ -78,7 +78,7 @@ def open(
     Raises:
         LedgerError: The ledger is missing, damaged or behind its witness, or knows the records by another name.
 
-    Example:
+    Examples:
         >>> import fedspa
         >>> from dp_accounting import GaussianDpEvent
         >>> fedspa.guard.create("ledger.sqlite")

@@ -32,7 +32,7 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
     Returns:
         A `Problem` for each; none where the module can be trained as it is.
 
-    Example:
+    Examples:
         >>> import fedspa, torch
         >>> module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
         >>> [(problem.layer, problem.kind) for problem in fedspa.check(module, torch.rand(2, 4))]

@@ -25,7 +25,7 @@ def fix(module: nn.Module) -> tuple[nn.Module, list[str]]:
     Returns:
         The copy, and a line for each change.
 
-    Example:
+    Examples:
         >>> import fedspa, torch
         >>> module, changes = fedspa.fix(torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8)))
         >>> type(module[1]).__name__

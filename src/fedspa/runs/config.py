@@ -83,7 +83,7 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
     Raises:
         ConfigError: A key is unknown, or a value not allowed; one line names the key and what is.
 
-    Example:
+    Examples:
         >>> import fedspa
         >>> config = fedspa.load({"privacy": {"epsilon": 2.0}}, ["algorithm.compression=0.05"])
         >>> config.algorithm.compression, config.privacy.sampling
