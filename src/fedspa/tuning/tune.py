@@ -224,17 +224,15 @@ def _plan_trials(
     ahead = [each.ahead for each in curves] if comparable else None
     if ahead is not None and curves[0].name in SHARES:
         ahead[0] = [gain + _doubt(job, scoring, len(best), curves[0].last or 0.0) for gain in ahead[0]]
-        # Nothing beats the best of the rehearsals by promises: a slow one that starts well by luck would.
-        ahead = [[min(gain, most) for gain, most in zip(each, ahead[0])] for each in ahead]
     return _tuning(best, within, scoring, by, ahead), rehearsed
 
 
 def _doubt(job: Job, scoring: int, models: int, share: float) -> float:
-    """By how much a trial may beat what was best in rehearsals for no other reason than chance: twice the deviation of
-    a difference of two scores, by the number of the server's held-out records, or by the noise in what agents say."""
+    """By how much a trial may beat what was best in rehearsals for no other reason than chance: a standard error of the
+    server's held-out records, or the noise in the difference of two scores of agents."""
     if scoring:
-        return 2 * math.sqrt(2) * deviation(job.plan, models, job.config.federation.per_round)
-    return 2 * math.sqrt(2 * share * (1 - share) / count(job.server.test.y))
+        return math.sqrt(2) * deviation(job.plan, models, job.config.federation.per_round)
+    return math.sqrt(share * (1 - share) / count(job.server.test.y))
 
 
 def _most_trials(rounds: int, scoring: int) -> int:
