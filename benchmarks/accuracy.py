@@ -31,7 +31,6 @@ CENTRAL = {
     "mnist-best-1e-5": ("MNIST, linear on aligned orientations, local", ""),
     "mnist-secure-100-1e-5": ("the same in sums of all agents", ""),
     "cifar10-patches-1e-5": ("CIFAR-10 (JPEG copy), linear on patches, local", "60.6, 72.3 (Tang et al. 2023)"),
-    "cifar10-secure-100-1e-5": ("the same in sums of all agents", "60.6, 72.3 (Tang et al. 2023)"),
 }
 # The paper's own CNNs: what p = 0.05 costs.
 CNNS = {"mnist-cnn-best": "by layer, p = 0.05", "mnist-cnn-full": "every coordinate trained, p = 1"}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from fedspa.paper.cells import half_interval
 from sentences import SENTENCES
 
 ROOT = Path(__file__).parents[1]
@@ -311,7 +312,7 @@ def secagg() -> str:
 
 
 def tuned(name: str) -> str:
-    """Mean and standard deviation of each arm over the seeds that it was measured with."""
+    """Mean of each arm over the seeds that it was measured with, ± half of its 95 % confidence interval."""
     result = kept(name)
     arms = list(dict.fromkeys(arm for found in result["accuracies"].values() for arm in found))
     rows = [
@@ -324,7 +325,7 @@ def tuned(name: str) -> str:
 def over_seeds(values: list[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.1f} (1)" if values else "–"
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} ({len(values)})"
+    return f"{statistics.mean(values):.1f} ± {half_interval(values):.1f} ({len(values)})"
 
 
 # Name → the page that has it, and what it holds.

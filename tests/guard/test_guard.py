@@ -147,7 +147,7 @@ def test_a_plan_that_was_announced_is_priced_as_a_whole(guarded: Callable[..., G
 
 
 def test_what_is_composed_of_several_is_paid_together_or_not_at_all(path: Path, guarded: Callable[..., Guard]) -> None:
-    both = dp_accounting.ComposedDpEvent([GAUSSIAN, dp_accounting.GaussianDpEvent(0.05)])
+    both = dp_accounting.ComposedDpEvent([GAUSSIAN, dp_accounting.GaussianDpEvent(0.25)])
     with pytest.raises(BudgetError), guarded().spend(both):
         pytest.fail("the body ran")
     with pytest.raises(BudgetError, match="no room for 1 spends of 2 mechanisms"):

@@ -135,7 +135,7 @@ def test_the_probe_leaves_no_trace(users: str) -> None:
         ("narrow", r"\(batch, 10\).*gave \(3, 9\)"),
         ("misfit", r"cannot take the data's records, of shape \(1, 8, 8\)"),
         ("double", "cannot take the data's records"),
-        ("fails", r"failed in its own code \(RuntimeError: no\)"),
+        ("fails", r"failed in its own code \(RuntimeError: no, at fedspa_users_model\.py:\d+\)"),
         ("text", "returned a str"),
         ("named", "returns a str"),
         ("absent", "has no 'absent'"),

@@ -56,6 +56,8 @@ class Study:
         """From its file, or from the folder of the run that wrote it."""
         path = path / NAME if path.is_dir() else path
         try:
+            if not path.is_file():  # a device or a pipe may have no end
+                raise FileNotFoundError
             return TypeAdapter(Study).validate_json(path.read_bytes())
         except (OSError, ValidationError):
             raise ConfigError(
