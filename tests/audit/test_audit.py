@@ -127,7 +127,9 @@ def engine_questions(setting, target):
 @pytest.mark.parametrize(
     ("questions", "of_fit"),
     [
-        (release_questions, ("noise: size", "noise: coordinates", "sampler: batch sizes")),
+        pytest.param(
+            *(release_questions, ("noise: size", "noise: coordinates", "sampler: batch sizes")), marks=pytest.mark.long
+        ),
         (engine_questions, ("engine: keys", "engine: steps")),
     ],
 )

@@ -38,6 +38,15 @@ def test_cap_is_checked(epsilon: float, delta: float, neighbours: str) -> None:
         Cap(epsilon, delta, neighbours)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("batch", [1, 10, 50])
+@pytest.mark.parametrize("noise", [0.001, 0.002, 0.01, 0.02, 0.05])
+def test_hardly_any_noise_is_priced_and_no_error(noise: float, batch: int) -> None:
+    """Losses there are large and nearly alike, finer than floating point tells apart."""
+    event = GaussianEvent("poisson", batch, 100, 1, noise)
+    assert filter.least_epsilon({event: 1}, 1e-5, "add-remove") == math.inf  # a record is told apart by the noise's end
+    assert not filter.fits({event: 1}, 1e5, 1e-5, "add-remove")
+
+
 def test_nothing_costs_nothing() -> None:
     assert total({}, 1e-3, "add-remove", None).epsilon == 0.0
     assert admits({}, Cap(1e-9, 1e-9, "add-remove"), None)

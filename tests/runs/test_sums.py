@@ -219,7 +219,7 @@ def test_same_bits_in_workers(tmp_path: Path, played: Callable[..., ThreadPool],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedspa", "cpsgd"])
+@pytest.mark.parametrize("name", ["fedspa", pytest.param("cpsgd", marks=pytest.mark.long)])
 def test_killed_before_every_durable_step(tmp_path: Path, name: str, one_name: None, wire: Wire) -> None:
     """kill -9 before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
     torch.set_num_threads(1)

@@ -71,7 +71,9 @@ def _of_pair(pair: DominatingPair, reach: float) -> Moments:
     mean = float(mass @ losses)
     deviation = math.sqrt(float(mass @ (losses - mean) ** 2))
     width = float(losses.max() - losses.min())
-    part = pair.discretise(power_of_two(max(deviation / _FINENESS, width / _MOST_CELLS, 1e-300)), reach)
+    # Losses that are large and nearly alike have cells that floating point can still tell apart.
+    finest = float(np.abs(losses).max()) * 2.0**-40
+    part = pair.discretise(power_of_two(max(deviation / _FINENESS, width / _MOST_CELLS, finest, 1e-300)), reach)
     losses, mass = part.losses[part.mass > 0], part.mass[part.mass > 0]
     if part.infinite >= 1 or not losses.size:
         return Moments(np.zeros_like(ORDERS), 1.0)
