@@ -14,7 +14,8 @@ from fedspa.runs.plans import algorithm_of, flat
 
 if TYPE_CHECKING:
     from fedspa.runs.config import Config
-    from fedspa.runs.sections import Data, Federation, Privacy, Run, Task, Tuning
+    from fedspa.runs.sections import Data, Federation, Privacy, Run, Task
+    from fedspa.runs.tuning_section import Tuning
 
 # What only a table has.
 TABLE_KEYS = ("columns", "agent", "split", "test")

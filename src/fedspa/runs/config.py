@@ -22,7 +22,8 @@ from fedspa.errors import ConfigError, quoted
 from fedspa.runs import combinations
 from fedspa.runs.plans import algorithm_of
 from fedspa.runs.section import Section
-from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Task, Tuning
+from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Task
+from fedspa.runs.tuning_section import Tuning
 
 
 class Config(Section):

@@ -19,7 +19,7 @@ from fedspa.engine.names import EngineName
 from fedspa.learning.options import Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
-from fedspa.runs.section import Address, Bounded, Many, Name, Section, Setting, Share, StepSize, Times
+from fedspa.runs.section import Address, Many, Name, Section, Share, StepSize, Times
 
 
 def _an_algorithm(name: str) -> str:
@@ -31,7 +31,6 @@ def _an_algorithm(name: str) -> str:
 AlgorithmName = Annotated[str, AfterValidator(_an_algorithm)]
 
 MOST_THREADS = 1024
-MOST_CANDIDATES = 64
 
 
 class Federation(Section):
@@ -279,35 +278,6 @@ class Privacy(Section):
         None,
         description="For `secure-aggregation`: the fewest agents that are ever added up. ε counts the noise of so "
         "many, less `colluders`. Unset, `federation.per_round`.",
-    )
-
-
-ScoredBy = Literal["server", "agents"]
-
-
-class Tuning(Section):
-    """Trials within the run: its first rounds try settings, and the best of them go on. `fedspa tune` fills it in."""
-
-    candidates: Annotated[list[dict[str, Setting]], Field(min_length=1, max_length=MOST_CANDIDATES)] | None = Field(
-        None,
-        description='Settings to try, as in `[{ "algorithm.server_lr" = 30.0 }, { "algorithm.server_lr" = 90.0 }]`: '
-        "keys that leave the cost of a participation as it is. Unset, the run has no trials.",
-    )
-    rounds: Times | None = Field(
-        None,
-        description="The most of `federation.rounds` that are for trials; unset, the fewest that halving the "
-        "candidates takes.",
-    )
-    ahead: Annotated[list[list[Bounded]], Field(max_length=MOST_CANDIDATES)] | None = Field(
-        None,
-        description="For each candidate, what its score is expected to gain from its first, second, … round to the "
-        "end. Trials are compared by their score plus that: what learns slowly at first is not held against it.",
-    )
-    scored_by: ScoredBy | None = Field(
-        None,
-        description="Who scores trials: the `server`, by `data.holdout`, or the `agents`, each by a noisy count over "
-        "its own records, in rounds of their own that cost what a round of training does. Unset, the server where it "
-        "holds records out.",
     )
 
 

@@ -34,9 +34,9 @@ from fedspa.runs.config import Config
 from fedspa.runs.halving import Halving, Settings, settled
 from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
-from fedspa.runs.sections import ScoredBy, Tuning
 from fedspa.runs.setup import Job, Simulated, prepare, with_targets
 from fedspa.runs.trials import scoring_rounds
+from fedspa.runs.tuning_section import ScoredBy, Tuning
 from fedspa.server.evaluation import Evaluation
 from fedspa.server.job import Metric
 from fedspa.tuning.rehearse import OWN, Rehearsal
