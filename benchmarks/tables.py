@@ -265,7 +265,7 @@ def moved_key(result: dict[str, Any], key: str, columns: Iterable[str]) -> str:
     """Accuracy, and what else, against one key of the quickstart's config."""
     chosen = [COLUMNS[column] for column in columns]
     rows = [
-        [f"{row['value']:g}", f"{row['accuracy']:.1f} ± {row['deviation']:.1f}", *(cell(row) for _, cell in chosen)]
+        [f"{row['value']:g}", f"{row['accuracy']:.1f} ± {row['interval']:.1f}", *(cell(row) for _, cell in chosen)]
         for row in result["rows"]
         if row["key"] == key
     ]

@@ -21,6 +21,9 @@ from typing import Any
 import fedspa
 from fedspa.paper import shipped
 from fedspa.runs.config import Config, load
+from seeds import fresh
+
+FIRST_SEED = 7000
 
 ALGORITHMS = [("fedavg", 1.0, "f32"), ("dp-fed", 1.0, "f32")] + [
     ("fedspa", p, coding) for p in (0.05, 0.1, 0.4) for coding in ("f32", "f16", "int")
@@ -59,7 +62,7 @@ def config(job: str, algorithm: str, p: float, coding: str, seed: int, data: Pat
 
 def measure(job: str, algorithm: str, p: float, coding: str, seeds: int, data: Path | None) -> dict[str, Any]:
     runs = []
-    for seed in range(1 if job == "cifar10" else seeds):
+    for seed in fresh(FIRST_SEED, 1 if job == "cifar10" else seeds):
         with tempfile.TemporaryDirectory() as folder:
             runs.append(fedspa.run(config(job, algorithm, p, coding, seed, data, f"{folder}/run")).summary)
     last = [100 * run["accuracy_last"] for run in runs]

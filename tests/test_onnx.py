@@ -65,6 +65,15 @@ def test_modules_that_take_keywords_and_are_not_in_eval_mode(tmp_path: Path) -> 
 
 
 @needs_onnx
+def test_a_module_that_was_changed_after_the_run_gets_no_card(tmp_path: Path) -> None:
+    result = fedspa.run(small(tmp_path / "run"))
+    with torch.no_grad():
+        next(result.module.parameters()).add_(1e-3)
+    with pytest.raises(ConfigError, match=r"other parameters than the run"):
+        result.export_onnx(tmp_path / "model.onnx")
+    assert not list(tmp_path.glob("model.onnx*"))
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.md"])
 def test_files_of_others_stay(tmp_path: Path, name: str) -> None:
     result = fedspa.run(small(tmp_path / "run"))

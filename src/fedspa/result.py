@@ -23,7 +23,7 @@ from fedspa.report.card import card
 from fedspa.report.read import read_metrics
 from fedspa.runs import rebuild
 from fedspa.runs.metrics import RoundMetrics, label, shown_score
-from fedspa.runs.rebuild import path_of
+from fedspa.runs.rebuild import path_of, require_its_own
 from fedspa.runs.statement import shown_bytes, statement
 
 _AT_ONCE = 256  # examples in a forward pass
@@ -117,10 +117,12 @@ class RunResult:
             The path of the file.
 
         Raises:
-            FedspaError: The extra `onnx` is missing, or the module has something that ONNX cannot say.
+            FedspaError: The extra `onnx` is missing, the module has something that ONNX cannot say, or its parameters
+                are no longer those of the run, for which the card speaks.
         """
         from fedspa.export import to_onnx
 
+        require_its_own(self.module, self.folder)
         return to_onnx(self.module, self._like(), self.card(), path_of(path, "path"))
 
     def card(self) -> str:

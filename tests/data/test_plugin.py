@@ -83,6 +83,13 @@ def test_a_function_beside_the_config_is_found_from_any_folder(here: Path) -> No
     assert load(to_toml_file(config, here / "run.toml")).run.code == str(here / "beside")  # as a resumed run has it
 
 
+def test_nothing_is_imported_out_of_a_runs_own_folder(here: Path) -> None:
+    """It may be somebody else's: what it needs, its config names."""
+    path = project(here / "run", 1)
+    (here / "run" / "summary.json").write_text("{}")
+    assert load(path).run.code is None
+
+
 def to_toml_file(config: Config, path: Path) -> Path:
     path.write_text(to_toml(config))
     return path

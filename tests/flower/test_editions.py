@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.flower import terms
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.filter import least_epsilon
 from fedspa.randomness.mask import active_coordinates
@@ -98,8 +99,11 @@ def test_other_prices_are_another_edition():
         accounting.epsilon(gaussian, 1e-3, neighbours="add-remove"),
         accounting.epsilon(binomial, 1e-9, neighbours="replace-one"),
         least_epsilon(gaussian, 1e-3, "add-remove"),
+        accounting.epsilon(
+            {GaussianEvent("poisson", 1, 1, 1, 0.2): 1}, 1e-4, neighbours="add-remove"
+        ),  # its noise ends
     ]
-    assert (editions.PRICING, [f"{price:.5g}" for price in prices]) == (1, ["1.6753", "0.00708", "2.2341"])
+    assert (editions.PRICING, [f"{price:.5g}" for price in prices]) == (1, ["1.6753", "0.00708", "2.2341", "32.274"])
 
 
 def test_other_coordinates_are_another_edition():

@@ -154,8 +154,13 @@ def _with_code(values: dict[str, Any], folder: Path) -> None:
     the run says so, and it can be resumed from anywhere."""
     names = [_given(values.get(section)).get("name") for section in ("data", "model", "task")]
     own = any(isinstance(name, str) and is_plugin(name) and not name.startswith(GIVEN) for name in names)
-    if own and isinstance(run := values.setdefault("run", {}), dict):
+    # A run's own folder may be somebody else's, and is no place to import from: its config says where it was.
+    if own and not _is_a_runs(folder) and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("code", str(folder.absolute()))
+
+
+def _is_a_runs(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("summary.json", "checkpoint", "metrics.jsonl"))
 
 
 def _one_line(error: ValidationError) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedspa.data.plugin import GIVEN
@@ -37,6 +38,19 @@ def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, A
     summary.setdefault("features", config.data.features)
     summary.setdefault("schema", None if schema is None else schema.model_dump(exclude_none=True))
     return summary, module
+
+
+def require_its_own(module: nn.Module, folder: Path) -> None:
+    """Raise where the module has other parameters than the run left: its card would vouch for them."""
+    from safetensors.torch import load_file
+
+    kept = load_file(folder / "model.safetensors")
+    now = module.state_dict()
+    if any(name not in now or not torch.equal(now[name].cpu(), values) for name, values in kept.items()):
+        raise ConfigError(
+            f"the module has other parameters than the run in {folder} left, and the model card is of those; export "
+            f"fedspa.RunResult.load({str(folder)!r}), or write the changed module without a card by torch.onnx.export"
+        )
 
 
 def path_of(given: object, what: str) -> Path:

@@ -119,9 +119,10 @@ class SampledGaussian(Step):
         return _width(neighbours) / self.noise if self.rate == 1 else None
 
     def beyond(self, neighbours: Neighbours) -> float:
-        """Where the noise ends (`tail`). A record that is not in the sample moves nothing; and where it is replaced in
-        a Poisson sample, the neighbour's may be one without it, which is half as far."""
-        halfway = self.sampling == "poisson" and self.rate < 1
+        """Where the noise ends (`tail`). A record that is not in the sample moves nothing. Where it is replaced in a
+        Poisson sample of half the records or less, the neighbour's release is at least as likely one without it, which
+        is half as far."""
+        halfway = self.sampling == "poisson" and self.rate <= Fraction(1, 2)
         return float(self.rate) * told_apart((1 if halfway else _width(neighbours)) / self.noise)
 
     def rdp(self, order: float, neighbours: Neighbours) -> float:
