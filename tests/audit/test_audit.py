@@ -27,7 +27,7 @@ ALPHA = FALSE_ALARM / 19
         ("coordinate", "poisson", "secure"),
         ("l2", "fixed", "secure"),
         ("coordinate", "fixed", "exact"),
-        ("l2", "poisson", "exact"),
+        pytest.param("l2", "poisson", "exact", marks=pytest.mark.long),
     ],
 )
 def test_production_holds(clip, sampling, mode):

@@ -133,7 +133,7 @@ def test_without_files_it_says_where_to_put_them(name: str, tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long  # .ci/run makes both quick tables
 def test_quick_needs_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDSPA_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -26,8 +26,14 @@ def go_on(config: dict[str, Any], every: int = 1) -> None:
     simulate(overridden, resume=folder if (folder / "config.toml").exists() else None)
 
 
+# All write the same files at the same moments; the others differ in what they train and encode.
+each = pytest.mark.parametrize(
+    "name", [name if name == "fedspa" else pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS]
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each
 def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
     """At least 20 kills an algorithm, at instants drawn over the whole life of a process."""
     sections = {**ALGORITHMS[name], "federation": {**ALGORITHMS[name].get("federation", {}), "rounds": 6}}
@@ -57,10 +63,7 @@ def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-# All write the same files at the same moments; the others differ in what they train and encode.
-@pytest.mark.parametrize(
-    "name", [name if name == "fedspa" else pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS]
-)
+@each
 def test_killed_before_every_durable_step(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Die before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
     sections = {**ALGORITHMS[name], "federation": {**ALGORITHMS[name].get("federation", {}), "rounds": 3}}
