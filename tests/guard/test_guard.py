@@ -156,9 +156,22 @@ def test_what_is_composed_of_several_is_paid_together_or_not_at_all(path: Path, 
     guard = guarded(1e4)
     with guard.spend(both, message="count"):
         pass
-    assert [entry["message"] for entry in export(path)["entries"]] == ["count/1", "count/2"]
+    assert [entry["message"] for entry in export(path)["entries"]] == ["count", "count/2"]
     with pytest.raises(LedgerError, match="paid for before"), guard.spend(both, message="count"):
         pytest.fail("the body ran")
+
+
+@pytest.mark.parametrize("single", [GAUSSIAN, dp_accounting.GaussianDpEvent(8.0)])
+def test_a_name_is_taken_whatever_it_paid_for(single: object, path: Path, guarded: Callable[..., Guard]) -> None:
+    both = dp_accounting.ComposedDpEvent([GAUSSIAN, dp_accounting.GaussianDpEvent(5.0)])
+    for first, second, paid in ((both, single, 2), (single, both, 1)):
+        guard = guarded(1e4)  # each has a run of its own
+        before = len(export(path)["entries"])
+        with guard.spend(first, message="count"):
+            pass
+        with pytest.raises(LedgerError, match="was paid for before"), guard.spend(second, message="count"):
+            pytest.fail("the body ran")
+        assert len(export(path)["entries"]) == before + paid
 
 
 def test_what_costs_nothing_writes_nothing(path: Path, guarded: Callable[..., Guard]) -> None:
