@@ -21,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedspa.agent.ledger.export import export
 from fedspa.guard import Guard, flower_mod
 from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.privacy.cap import shown
 
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)
 POLICY = """
@@ -144,8 +145,8 @@ def test_a_spent_budget_refuses_before_training(
         reply = site.app(asked(), at())
     assert (site.trained, refusal(reply)) == (0, "budget")
     assert "plan fewer rounds, or more noise" in str(reply.error.reason)
-    assert f"{spent:.4g}" in caplog.text  # for the site
-    assert f"{spent:.4g}" not in str(reply.error.reason)  # and not for the server
+    assert shown(spent) in caplog.text  # for the site
+    assert shown(spent) not in str(reply.error.reason)  # and not for the server
     assert len(export(path)["entries"]) == 1
 
 
