@@ -174,7 +174,7 @@ def test_cap_is_checked_before_and_counted_entries_pass(path: Path, quick_epsilo
         assert not ledger.would_exceed("a", EVENT, CAP, participations=10)
         assert ledger.would_exceed("a", EVENT, CAP, participations=11)
         tight = Cap(0.35, 1e-3, "add-remove")
-        with pytest.raises(BudgetError, match=r"ε = 0\.05 left: 0\.3 of its cap 0\.35 .* 1 more participation would"):
+        with pytest.raises(BudgetError, match=r"ε = 0\.050 left: 0\.300 of its cap 0\.35 .* 1 more participation w"):
             ledger.reserve("a", OTHER, "run", "1", cap=tight)
         assert not ledger.reserve("a", EVENT, "run", "0", cap=tight).fresh
         with pytest.raises(LedgerError, match="participations is -1"):

@@ -260,7 +260,7 @@ def test_two_runs_of_one_under_a_cap_of_one_and_a_half(tmp_path: Path) -> None:
         for number in range(20):
             take_part(POLICY, ledger, "first", str(number))
         assert ledger.epsilon("a", 1e-3, "add-remove") == pytest.approx(1.0, abs=2e-3)
-        with pytest.raises(PolicyRefusal, match=r"ε = 0\.(4999|5|5001|4998|500\d) left") as caught:
+        with pytest.raises(PolicyRefusal, match=r"ε = 0\.(499|500) left") as caught:
             take_part(POLICY, ledger, "second", "0")
         assert caught.value.code == "budget"
         assert isinstance(caught.value.__cause__, BudgetError)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import sqlite3
 import time
@@ -19,6 +21,7 @@ import fedspa
 import fedspa.guard
 from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.loss import accept
 from fedspa.agent.ledger.schema import ADDED, TRIGGERS
 from fedspa.agent.ledger.summary import summary
 from fedspa.agent.ledger.verify import verify
@@ -29,6 +32,7 @@ from fedspa.guard import Guard
 from fedspa.guard.guard import UNSEEN
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
+from fedspa.privacy.cap import shown
 
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)
 ONE = 1.05 * epsilon({EVENT: 1}, 1e-3, neighbours="add-remove")  # a cap with room for one of them
@@ -156,9 +160,22 @@ def test_what_is_composed_of_several_is_paid_together_or_not_at_all(path: Path, 
     guard = guarded(1e4)
     with guard.spend(both, message="count"):
         pass
-    assert [entry["message"] for entry in export(path)["entries"]] == ["count/1", "count/2"]
+    assert [entry["message"] for entry in export(path)["entries"]] == ["count", "count/2"]
     with pytest.raises(LedgerError, match="paid for before"), guard.spend(both, message="count"):
         pytest.fail("the body ran")
+
+
+@pytest.mark.parametrize("single", [GAUSSIAN, dp_accounting.GaussianDpEvent(8.0)])
+def test_a_name_is_taken_whatever_it_paid_for(single: object, path: Path, guarded: Callable[..., Guard]) -> None:
+    both = dp_accounting.ComposedDpEvent([GAUSSIAN, dp_accounting.GaussianDpEvent(5.0)])
+    for first, second, paid in ((both, single, 2), (single, both, 1)):
+        guard = guarded(1e4)  # each has a run of its own
+        before = len(export(path)["entries"])
+        with guard.spend(first, message="count"):
+            pass
+        with pytest.raises(LedgerError, match="was paid for before"), guard.spend(second, message="count"):
+            pytest.fail("the body ran")
+        assert len(export(path)["entries"]) == before + paid
 
 
 def test_what_costs_nothing_writes_nothing(path: Path, guarded: Callable[..., Guard]) -> None:
@@ -303,10 +320,46 @@ def test_what_it_says_of_itself(path: Path, guarded: Callable[..., Guard]) -> No
     with guard.spend(EVENT, noise="seeded"):
         pass
     told = str(guard)
-    assert told.startswith(f"agent 'north': ε = {guard.total().epsilon:.4g} of 3 spent in 1 entries, for each record (")
+    assert told.startswith(
+        f"agent 'north': ε = {shown(guard.total().epsilon)} of 3 spent in 1 entries, for each record ("
+    )
     assert "THE NOISE WAS SEEDED" in told
     (agent,) = summary(path, delta=1e-3, neighbours="add-remove", cap=guard.cap).agents
     assert agent.epsilon == guard.total().epsilon
+
+
+def test_figures_never_understate_what_was_spent(guarded: Callable[..., Guard]) -> None:
+    """Figures to the nearest would, each about every second time."""
+    guard = guarded(1.0, 1e-5)
+    with guard.spend(dp_accounting.GaussianDpEvent(10.0)):
+        pass
+    spent = guard.total().epsilon
+    (told,) = re.findall(r"ε = ([\d.]+) of 1 spent", str(guard))
+    assert spent <= float(told) < spent + 1e-3
+    with pytest.raises(BudgetError) as refused:
+        guard.require(EVENT)
+    ((left, of, after),) = re.findall(r"ε = ([\d.]+) left: ([\d.]+) of its .* to ([\d.]+) \(", str(refused.value))
+    assert spent <= float(of) < spent + 1e-3
+    assert 1 - spent - 1e-3 < float(left) <= 1 - spent
+    guarded(3.0, 1e-5).pay(EVENT)
+    both = guard.total().epsilon
+    assert both <= float(after) < both + 1e-3
+
+
+def test_what_was_lost_is_told_with_every_total(path: Path, guarded: Callable[..., Guard], tmp_path: Path) -> None:
+    guard = guarded()
+    for _ in range(2):
+        with guard.spend(EVENT):
+            pass
+        if not (tmp_path / "old").exists():
+            shutil.copy(path, tmp_path / "old")
+    shutil.copy(tmp_path / "old", path)
+    with pytest.raises(LedgerError, match="accept-loss"):
+        guard.total()
+    loss = accept(path, 1)
+    assert "1 entries behind entry 1 may be lost" in str(loss)
+    assert str(loss) in str(guard)
+    assert guard.total().by.endswith(f"; {loss}")
 
 
 def test_it_is_found_under_fedspa() -> None:

@@ -21,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedspa.agent.ledger.export import export
 from fedspa.guard import Guard, flower_mod
 from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.privacy.cap import shown
 
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)
 POLICY = """
@@ -53,7 +54,7 @@ def at(**node: Any) -> Context:
 class Site:
     """An app of today's kind that counts how often it trained."""
 
-    def __init__(self, *, fails: bool = False, **given: Any) -> None:
+    def __init__(self, *, fails: bool = False, says: dict[str, Any] | None = None, **given: Any) -> None:
         self.trained = self.evaluated = 0
         self.app = ClientApp(mods=[flower_mod(**({"event": EVENT} | given))])
 
@@ -63,7 +64,7 @@ class Site:
             if fails:
                 raise ValueError("record 17 is Ada's")
             metrics = MetricRecord({"num-examples": 200, "loss": 0.25})
-            content = RecordDict({"arrays": ArrayRecord([np.ones(2)]), "metrics": metrics})
+            content = RecordDict({"arrays": ArrayRecord([np.ones(2)]), "metrics": metrics, **(says or {})})
             return Message(content, reply_to=message)
 
         @self.app.evaluate()
@@ -99,6 +100,39 @@ def test_metrics_that_the_event_covers_are_sent(guarded: Callable[..., Guard]) -
     assert dict(site.app(asked(), at()).content.metric_records["metrics"]) == {"num-examples": 200, "loss": 0.25}
 
 
+def test_a_count_or_a_status_is_one_whole_number(guarded: Callable[..., Guard]) -> None:
+    """Other shapes could hold the records."""
+    says = {
+        "fitres.status": ConfigRecord({"code": 0, "message": "Ada", "record": "Ada", "num_examples": 3}),
+        "fitres.num_examples": MetricRecord({"num_examples": [17, 4], "num-examples": 0.25}),
+        "config": ConfigRecord({"num-examples": "Ada", "num_examples": True, "loss": 0.5}),
+    }
+    site = Site(says=says, metrics=["loss", "record", "code"], guard=lambda context: guarded())
+    sent = site.app(asked(), at()).content
+    assert dict(sent.config_records["fitres.status"]) == {"code": 0, "message": ""}
+    assert dict(sent.metric_records["fitres.num_examples"]) == {}
+    assert dict(sent.config_records["config"]) == {"loss": 0.5}
+    for place, odd in (("fitres.status", ConfigRecord({"code": "Ada"})), ("other", ConfigRecord({"code": 0}))):
+        site = Site(says={place: odd}, guard=lambda context: guarded())
+        kept = dict(site.app(asked(name=place), at()).content.config_records[place])
+        assert kept == ({"message": ""} if place == "fitres.status" else {})
+    site = Site(says={"fitres.status": MetricRecord({"code": 0, "loss": 0.5})}, guard=lambda context: guarded())
+    assert dict(site.app(asked(name="metric"), at()).content.metric_records["fitres.status"]) == {"code": 0}
+
+
+def test_an_answer_that_cannot_be_looked_through_is_not_sent(guarded: Callable[..., Guard]) -> None:
+    class Odd(Message):
+        @property
+        def content(self) -> RecordDict:
+            raise ValueError("record 17 is Ada's")
+
+    mod = flower_mod(EVENT, guard=lambda context: guarded())
+    for number, answer in enumerate((Odd(RecordDict(), 100, "train"), None)):
+        reply = mod(asked(name=f"message-{number}"), at(), lambda message, context, answer=answer: answer)  # type: ignore[misc]
+        assert refusal(reply) == "failed"
+        assert "Ada" not in str(reply.error.reason)
+
+
 def test_a_spent_budget_refuses_before_training(
     path: Path, guarded: Callable[..., Guard], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,8 +145,8 @@ def test_a_spent_budget_refuses_before_training(
         reply = site.app(asked(), at())
     assert (site.trained, refusal(reply)) == (0, "budget")
     assert "plan fewer rounds, or more noise" in str(reply.error.reason)
-    assert f"{spent:.4g}" in caplog.text  # for the site
-    assert f"{spent:.4g}" not in str(reply.error.reason)  # and not for the server
+    assert shown(spent) in caplog.text  # for the site
+    assert shown(spent) not in str(reply.error.reason)  # and not for the server
     assert len(export(path)["entries"]) == 1
 
 

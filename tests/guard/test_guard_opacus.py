@@ -118,17 +118,17 @@ def test_more_noise_than_was_paid_for_needs_no_new_entry(
     assert spent(path) == {(EPOCH, 2.0): 1}
 
 
-def test_a_clip_that_shrinks_between_parts_of_a_batch_is_seen(
+def test_a_clip_that_shrinks_between_clipping_and_noise_is_seen(
     path: Path, guarded: Callable[..., Guard], loop: Callable[..., Loop]
 ) -> None:
-    """Half of the batch is clipped to 1, and then noise is scaled by ½."""
+    """The batch is clipped to 1, and then noise is scaled by ½."""
     found = loop()
     guarded(50.0).optimizer(found.optimizer, found.loader, epochs=1, block=1)
-    found.optimizer.signal_skip_step(True)
-    found.step()
-    assert spent(path) == {}
+    found.batch()
+    found.optimizer.clip_and_accumulate()
     found.optimizer.max_grad_norm = 0.5
-    found.step()
+    found.optimizer.add_noise()
+    found.optimizer.zero_grad()
     assert spent(path) == {(1, 1.0): 1}
     found.step()  # clipped to ½ as well
     assert spent(path) == {(1, 1.0): 1, (1, 2.0): 1}
@@ -156,25 +156,58 @@ def test_batches_that_are_added_up_are_refused(guarded: Callable[..., Guard], lo
         parameter.grad_sample = [torch.ones(2, *parameter.shape), torch.ones(2, *parameter.shape)]
     with pytest.raises(PrivacyError, match="gradients of 2 batches were added up"):
         found.optimizer.step()
+    assert all(parameter.summed_grad is None for parameter in found.optimizer.params)  # nor kept for a later step
 
 
-def test_parts_of_a_batch_are_one_step(path: Path, guarded: Callable[..., Guard]) -> None:
-    """Opacus's own splitter, at five records or fewer at a time."""
+def test_a_batch_is_not_added_to_a_step_that_was_skipped(
+    path: Path, guarded: Callable[..., Guard], loop: Callable[..., Loop]
+) -> None:
+    """As after an epoch that was broken off: a record in both batches would count twice."""
+    found = loop()
+    found.optimizer.signal_skip_step(True)
+    guarded().optimizer(found.optimizer, found.loader, epochs=1)
+    found.step()  # skipped: it is clipped and kept
+    before = [parameter.summed_grad.clone() for parameter in found.optimizer.params]
+    found.batch()
+    with pytest.raises(PrivacyError, match="nothing shows that both are parts of one Poisson batch"):
+        found.optimizer.step()
+    assert all(torch.equal(a, p.summed_grad) for a, p in zip(before, found.optimizer.params, strict=True))
+    assert spent(path) == {}
+
+
+def test_a_sum_is_cleared_before_the_next_batch(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
+    found = loop()
+    guarded().optimizer(found.optimizer, found.loader, epochs=1)
+    found.batch()
+    found.optimizer.step()
+    for parameter in found.optimizer.params:  # of zero_grad() the half
+        parameter.grad_sample = None
+    found.batch()
+    with pytest.raises(PrivacyError, match=r"take a step and then zero_grad\(\) for each whole batch"):
+        found.optimizer.step()
+
+
+@pytest.mark.parametrize("do_skip", [True, False])
+def test_steps_cannot_be_skipped(do_skip: bool, guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
+    found = loop()
+    guarded().optimizer(found.optimizer, found.loader, epochs=1)
+    with pytest.raises(PrivacyError, match="without BatchMemoryManager or signal_skip_step"):
+        found.optimizer.signal_skip_step(do_skip=do_skip)
+    found.step()
+
+
+def test_opacus_own_splitter_is_refused_at_its_first_batch(path: Path, guarded: Callable[..., Guard]) -> None:
     pytest.importorskip("opacus")
     from opacus.utils.batch_memory_manager import BatchMemoryManager
 
     found = real()
     guarded().optimizer(found.optimizer, found.loader, epochs=1)
-    parts = 0
-    with BatchMemoryManager(data_loader=found.loader, max_physical_batch_size=5, optimizer=found.optimizer) as split:
-        for x, y in split:
-            parts += 1
-            assert found.learn is not None
-            found.learn(x, y)
-            found.optimizer.step()
-            found.optimizer.zero_grad()
-    assert parts > 2 * EPOCH
-    assert spent(path) == {(EPOCH, 2.0): 1}
+    with (
+        BatchMemoryManager(data_loader=found.loader, max_physical_batch_size=5, optimizer=found.optimizer) as split,
+        pytest.raises(PrivacyError, match="without BatchMemoryManager"),
+    ):
+        next(iter(split))
+    assert spent(path) == {}
 
 
 def test_a_block_is_not_used_twice_by_a_copy_or_a_fork(

@@ -64,7 +64,7 @@ def flower_mod(
     Returns:
         The mod.
     """
-    kept, unpaid = frozenset((*_COUNTS, *metrics)), frozenset(free)
+    kept, unpaid = frozenset(metrics), frozenset(free)
     paid = {"train": event, **({} if evaluate is None else {"evaluate": evaluate})}
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -74,16 +74,16 @@ def flower_mod(
         try:
             _pay(message, context, paid.get(kind.partition(".")[0]), rounds, noise, guard or _of_node)
             reply = call_next(message, context)
+            if reply.has_error():
+                return _error(message, "failed", RuntimeError(reply.error.reason))
+            if kind.partition(".")[0] == "train":
+                _keep(reply, kept)
         except _Refused as refused:
             return _error(message, refused.code, refused.__cause__ or refused)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # one that escaped would carry its text to the server
             return _error(message, "failed", error)
-        if reply.has_error():
-            return _error(message, "failed", RuntimeError(reply.error.reason))
-        if kind.partition(".")[0] == "train":
-            _keep(reply, kept)
         return reply
 
     return mod
@@ -148,13 +148,13 @@ def _error(message: Message, code: str, why: BaseException) -> Message:
 
 
 def _keep(reply: Message, names: frozenset[str]) -> None:
-    """Take out of a reply what nothing paid for."""
+    """Take out of a reply what nothing paid for. A count is one whole number: a list of them could be anything."""
     records: Any = reply.content
     for place, record in [*records.metric_records.items(), *records.config_records.items()]:
-        if (
-            place == "fitres.status"
-        ):  # Flower's older clients say by a code whether they are well; the text is their own
-            record["message"] = ""
-            continue
-        for name in [name for name in record if name not in names]:
-            del record[name]
+        status = place == "fitres.status"  # Flower's older clients say by a code whether they are well
+        free = ("code",) if status else _COUNTS
+        for name, value in [*record.items()]:
+            if not (name in free and type(value) is int) and (status or name not in names):
+                del record[name]
+        if status and place in records.config_records:
+            record["message"] = ""  # the text is their own, and Flower's server looks for one

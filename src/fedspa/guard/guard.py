@@ -24,7 +24,7 @@ from fedspa.agent.policy import Policy
 from fedspa.errors import BudgetError, ConfigError, LedgerError
 from fedspa.guard import limits
 from fedspa.guard.events import events_of
-from fedspa.privacy.cap import Cap, Total, admits
+from fedspa.privacy.cap import Cap, Total, admits, shown
 from fedspa.privacy.event import Event, Neighbours, NoiseMode, Unit, noise_modes, seeded_words
 
 _P = ParamSpec("_P")
@@ -90,7 +90,7 @@ def open(
         >>> guard.require(GaussianDpEvent(10.0), participations=20)
         Traceback (most recent call last):
         ...
-        fedspa.errors.BudgetError: agent 'clinic' has ε = 0.6593 left...
+        fedspa.errors.BudgetError: agent 'clinic' has ε = 0.659 left...
     """
     if policy is not None:
         if (epsilon, delta, neighbours) != (None, None, None):
@@ -241,8 +241,15 @@ class Guard:
         events = self._events(event, noise)
         message = message or secrets.token_hex(8)
         run = f"{tool}:{run or self.run}"
-        named = {message if len(events) == 1 else f"{message}/{i}": own for i, own in enumerate(events, 1)}
+        # The first has the name itself, so that a name is taken whether it paid for one mechanism or for several.
+        named = {message if i == 1 else f"{message}/{i}": own for i, own in enumerate(events, 1)}
+        taken = LedgerError(
+            f"agent {self.agent!r}, run {run!r}, message {message!r} was paid for before, and may have run: an "
+            "entry pays for one run of its body; use a new message name, which is a new spend"
+        )
         with self.opened() as ledger:
+            if ledger.find(self.agent, run, message) is not None:
+                raise taken
             done = ledger.participations(self.agent, run)
             for i, own in enumerate(events, 1):
                 self._check(own, done + i)
@@ -250,11 +257,8 @@ class Guard:
                 paid = [ledger.reserve(self.agent, events[0], run, message, cap=self.cap, announced=announced)]
             else:
                 paid = ledger.reserve_each(self.agent, named, run, cap=self.cap)
-            if not all(entry.fresh for entry in paid):
-                raise LedgerError(
-                    f"agent {self.agent!r}, run {run!r}, message {message!r} was paid for before, and may have run: an "
-                    "entry pays for one run of its body; use a new message name, which is a new spend"
-                )
+            if not all(entry.fresh for entry in paid):  # another process was quicker
+                raise taken
             for name in named:
                 ledger.release(self.agent, run, name, UNSEEN)
 
@@ -262,20 +266,23 @@ class Guard:
         """What all that was ever spent on these records costs.
 
         Returns:
-            `epsilon` at the cap's δ and relation, and `by`, what shows it.
+            `epsilon` at the cap's δ and relation, and `by`, what shows it; with that, what `ledger accept-loss` took as
+            lost, which no ε counts.
         """
         with self.opened() as ledger:
-            return self.cap.limits[0].total(ledger.spent(self.agent), ledger.first_plan(self.agent))
+            epsilon, by = self.cap.limits[0].total(ledger.spent(self.agent), ledger.first_plan(self.agent))
+            return Total(epsilon, "; ".join((by, *map(str, ledger.losses()))))
 
     def __str__(self) -> str:
         with self.opened() as ledger:
             spent = ledger.spent(self.agent)
             total = self.cap.limits[0].total(spent, ledger.first_plan(self.agent))
+            lost = ledger.losses()
         what = (
-            f"agent {self.agent!r}: ε = {total.epsilon:.4g} of {self.cap.epsilon:g} spent in {sum(spent.values())} "
+            f"agent {self.agent!r}: ε = {shown(total.epsilon)} of {self.cap.epsilon:g} spent in {sum(spent.values())} "
             f"entries, for each {self.unit} (δ = {self.cap.delta:g}, {self.cap.neighbours}, {total.by})"
         )
-        return "; ".join(filter(None, (what, seeded_words(noise_modes(spent)))))
+        return "; ".join(filter(None, (what, seeded_words(noise_modes(spent)), *map(str, lost))))
 
     @contextmanager
     def opened(self) -> Iterator[Ledger]:

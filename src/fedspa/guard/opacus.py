@@ -33,6 +33,12 @@ _REFUSED = {
     "AdaClipDPOptimizer": "its clip follows a count that is divided by the true size of the batch, which nothing hides",
     "DPOptimizerFastGradientClipping": "it takes gradients as they come, and cannot show that they were clipped",
 }
+_ONE_BATCH = (
+    "gradients would be added to those of an earlier batch, and nothing shows that both are parts of one Poisson "
+    "batch: a record in two batches counts twice; take a step and then zero_grad() for each whole batch, without "
+    "BatchMemoryManager or signal_skip_step; where memory is short, use smaller batches and more noise; after a step "
+    "that was skipped, make the optimiser anew"
+)
 _DISTRIBUTED = "each of its processes sees a part of the batch and one adds the noise, which this guard does not follow"
 
 
@@ -50,12 +56,13 @@ def watch(guard: Guard, optimizer: Any, data_loader: Any, *, epochs: int, block:
     watcher = _Watcher(guard, optimizer, sampler, bound, epochs, block or len(sampler))
     guard.require(watcher.block_event(), participations=epochs)
     optimizer.clip_and_accumulate, optimizer.add_noise = watcher.clip_and_accumulate, watcher.add_noise
+    optimizer.signal_skip_step = watcher.signal_skip_step
     setattr(optimizer, _MARK, watcher)
     return optimizer
 
 
 class _Watcher:
-    """Stands before an optimiser's two methods that decide privacy."""
+    """Stands before those methods of an optimiser that decide privacy."""
 
     def __init__(
         self, guard: Guard, optimizer: Any, sampler: Any, bound: Callable[[Any], float], epochs: int, block: int
@@ -63,7 +70,7 @@ class _Watcher:
         self._guard, self._optimizer, self._sampler, self._bound = guard, optimizer, sampler, bound
         self._epochs, self._block, self._rate = epochs, block, sampler.sample_rate
         self._clip_and_accumulate, self._add_noise = optimizer.clip_and_accumulate, optimizer.add_noise
-        self._clipped_to = 0.0  # the largest bound of what was added up since the last step
+        self._clipped_to = 0.0  # the bound of the newest batch, as it was when that was clipped
         self._paid: GaussianEvent | None = None
         self._left = 0
         self._process = os.getpid()
@@ -76,18 +83,23 @@ class _Watcher:
         """A block of steps with the optimiser as it is now."""
         return self._event(self._bound(self._optimizer))
 
-    def clip_and_accumulate(self) -> None:
-        if all(parameter.summed_grad is None for parameter in self._optimizer.params):
-            self._clipped_to = 0.0
-        self._clipped_to = max(self._clipped_to, self._bound(self._optimizer))
-        self._clip_and_accumulate()
+    def signal_skip_step(self, do_skip: bool = True) -> NoReturn:
+        """Opacus pairs signals with batches by their order alone: after an epoch that was broken off, or a batch that
+        was left out, parts of two batches are one step."""
+        raise PrivacyError(_ONE_BATCH)
 
-    def add_noise(self) -> None:
+    def clip_and_accumulate(self) -> None:
         if (batches := self._optimizer.accumulated_iterations) != 1:
             raise PrivacyError(
                 f"the gradients of {batches} batches were added up for one step: a record in two of them counts twice, "
-                "which nothing here prices; take a step for each batch, or split batches by Opacus's BatchMemoryManager"
+                "which nothing here prices; take a step for each batch"
             )
+        if any(parameter.summed_grad is not None for parameter in self._optimizer.params):
+            raise PrivacyError(_ONE_BATCH)
+        self._clipped_to = self._bound(self._optimizer)
+        self._clip_and_accumulate()
+
+    def add_noise(self) -> None:
         event = self._event(self._clipped_to)
         if os.getpid() != self._process:  # what was paid for belongs to the process that forked
             self._process, self._left = os.getpid(), 0

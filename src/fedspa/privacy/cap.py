@@ -12,6 +12,7 @@ noise: that is the floor, and a cap has a second ε for it. A cap without one tr
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -128,6 +129,17 @@ class Total(NamedTuple):
 
     epsilon: float
     by: str
+
+
+def shown(epsilon: float) -> str:
+    """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it. What is no number
+    bounds nothing."""
+    return "∞" if not math.isfinite(epsilon) else f"{math.ceil(epsilon * 1000) / 1000:.3f}"
+
+
+def shown_left(epsilon: float, spent: float) -> str:
+    """What is left of a cap's `epsilon`, rounded down but for the last bits of the two."""
+    return f"{math.floor(max(0.0, epsilon - spent) * 1000 + 1e-9) / 1000:.3f}"
 
 
 def passed(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None) -> Limit | None:

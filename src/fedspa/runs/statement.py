@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedspa.mechanisms import MECHANISMS
 from fedspa.privacy.cap import AGAINST_ALL
+from fedspa.privacy.cap import shown as shown  # with its kin, for all who show figures
 from fedspa.runs.plans import algorithm_of, flat
 
 if TYPE_CHECKING:
     from fedspa.mechanisms import Plan
     from fedspa.mechanisms.base import Caveat
     from fedspa.runs.config import Config
-
-
-def shown(epsilon: float) -> str:
-    """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it."""
-    return "∞" if math.isinf(epsilon) else f"{math.ceil(epsilon * 1000) / 1000:.3f}"
 
 
 def shown_bytes(count: float) -> str:

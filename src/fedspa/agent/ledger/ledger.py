@@ -21,10 +21,11 @@ from fedspa.agent.ledger import file as ledger_file
 from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.content import Reservation, parsed, unit_in
 from fedspa.agent.ledger.errors import explained
+from fedspa.agent.ledger.loss import Loss, losses
 from fedspa.agent.ledger.schema import entry_hash
 from fedspa.agent.ledger.witness import Witness
 from fedspa.errors import BudgetError, LedgerError
-from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, floor_total, passed, total
+from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, floor_total, passed, shown, shown_left, total
 from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, same_event, seeded_words, told
 
 
@@ -245,6 +246,11 @@ class Ledger:
         with explained(self.path):
             return content.first_plan(self.path, self._connection, agent)
 
+    def losses(self) -> list[Loss]:
+        """What its owner accepted as lost, oldest first: no ε counts it."""
+        with explained(self.path):
+            return losses(self._connection)
+
     def total(self, agent: str, delta: float, neighbours: Neighbours) -> Total:
         """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`, and what shows it: against the
         server with up to the colluders of each run."""
@@ -290,9 +296,9 @@ class Ledger:
         words = seeded_words(noise_modes(events))
         by = "; ".join(filter(None, (after.by, limit.words, words)))
         raise BudgetError(
-            f"agent {agent!r} has ε = {max(0.0, limit.epsilon - spent):.4g} left: {spent:.4g} of its cap "
+            f"agent {agent!r} has ε = {shown_left(limit.epsilon, spent)} left: {shown(spent)} of its cap "
             f"{limit.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
-            f"bring it to {after.epsilon:.4g} (δ = {cap.delta:g}, {cap.neighbours}, {by}); "
+            f"bring it to {shown(after.epsilon)} (δ = {cap.delta:g}, {cap.neighbours}, {by}); "
             "ask for fewer or noisier participations"
         )
 
