@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedspa.agent.ledger import witness
+from fedspa.agent.ledger.loss import accept
 from fedspa.agent.participate import Refusal
 from fedspa.flower import client_app, tally
 from fedspa.flower.operate import folders, logs, metrics
@@ -55,6 +57,16 @@ def test_a_sites_numbers_follow_its_rounds(deployment, train, tmp_path):
     sent = sum(len(reply.content["update"]["payload"]) for reply in payloads)
     assert found["fedspa_site_payload_bytes_total"] == sent > 0
     assert 0 <= found["fedspa_site_last_round_age_seconds"] < 600
+
+
+def test_an_accepted_loss_is_among_the_numbers(deployment, train, tmp_path):
+    train(deployment, federation__rounds=1)
+    node = deployment.nodes[100]
+    assert samples(metrics.of_site(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 0
+    ledger = Path(node["ledger"])
+    witness.path_of(ledger).unlink()
+    accept(ledger, 1)
+    assert samples(metrics.of_site(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 1
 
 
 def test_refusals_are_counted_by_the_code_that_the_server_got(deployment, train, tmp_path):
