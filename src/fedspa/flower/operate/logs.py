@@ -25,9 +25,9 @@ from typing import BinaryIO, Literal
 LogFormat = Literal["text", "json"]
 _FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # what child processes are told
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server. Both pad the level to a
-# width, which other formats do not: a data function that logs is not taken for them. The HTTP server's CRITICAL has no
-# padding to be known by.
+# "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server. Both pad the level
+# to a width, which other formats do not: a data function that logs is not taken for them. The HTTP server's CRITICAL
+# has no padding to be known by.
 _PREFIXES = {
     **{f"{level} :{' ' * (10 - len(level))}": level for level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")},
     **{f"{level}:{' ' * (9 - len(level))}": level for level in ("DEBUG", "INFO", "WARNING", "ERROR")},
