@@ -34,6 +34,21 @@ def spend(site: Path, rounds: range) -> None:
             ledger.reserve("north", EVENT, "run", f"round-{t}")
 
 
+def put_back(ledger: Path, site: Path) -> None:
+    """The site's whole folder of the ledger becomes an old one again, witness and all."""
+    shutil.rmtree(site / "ledger")
+    shutil.copytree(ledger, site / "ledger")
+
+
+def heads_of(home: Path) -> list[str]:
+    return (home / "backups/HEADS").read_text().splitlines()
+
+
+def accept_loss(site: Path, entries: int) -> None:
+    accept = ["ledger", "accept-loss", site / "ledger/ledger.sqlite", "--entries", str(entries)]
+    subprocess.run([BIN / "fedspa", *accept], check=True, capture_output=True)
+
+
 def spent(site: Path) -> int:
     with Ledger.open(site / "ledger/ledger.sqlite", create=False) as ledger:
         return sum(ledger.spent("north").values())
@@ -59,7 +74,7 @@ def home(made: Path, tmp_path: Path) -> Path:
 
 
 def test_a_backup_is_whole_and_its_owners_alone(home):
-    heads = (home / "backups/HEADS").read_text().splitlines()
+    heads = heads_of(home)
     assert len(heads) == 1
     copy = home / "backups" / heads[0].split()[0]
     assert verify(copy / "ledger/ledger.sqlite") == []
@@ -96,8 +111,7 @@ def test_without_a_witness_a_restored_ledger_waits_for_its_owners_word(home):
     assert "or nobody can\ntell" in said
     with pytest.raises(LedgerError, match="witness"):
         Ledger.open(ledger, create=False)
-    accept = ["ledger", "accept-loss", ledger, "--entries", "3"]
-    subprocess.run([BIN / "fedspa", *accept], check=True, capture_output=True)
+    accept_loss(home / "north", 3)
     assert spent(home / "north") == 3
 
 
@@ -114,14 +128,83 @@ def test_the_newest_backup_restores_what_it_holds(home):
 def test_a_backup_notices_a_disk_that_was_put_back_whole(home, made):
     """Ledger and witness both are old copies: nothing in the files tells, and the list of backups does."""
     assert drill("backup", home / "north", home / "backups")[0] == 0
-    copy = home / "backups" / (home / "backups/HEADS").read_text().split()[0]
-    shutil.rmtree(home / "north/ledger")
-    shutil.copytree(copy / "ledger", home / "north/ledger")
+    put_back(home / "backups" / heads_of(home)[0].split()[0] / "ledger", home / "north")
     assert verify(home / "north/ledger/ledger.sqlite") == []
     code, said = drill("backup", home / "north", home / "backups")
     assert code == 1
     assert "THE LEDGER WENT BACK IN TIME: it holds 3 entries" in said
-    assert len((home / "backups/HEADS").read_text().splitlines()) == 2
+    assert len(heads_of(home)) == 2
+
+
+def test_a_backup_notices_an_old_disk_that_was_spent_from_again(home):
+    """As many entries as before, or more, and other ones: those of the last backup are gone all the same."""
+    site, old = home / "north", home / "old"
+    shutil.copytree(site / "ledger", old)
+    spend(site, range(5, 7))
+    assert drill("backup", site, home / "backups")[0] == 0
+    put_back(old, site)
+    spend(site, range(7, 10))
+    assert verify(site / "ledger/ledger.sqlite") == []
+    code, said = drill("backup", site, home / "backups")
+    assert code == 1
+    assert "THE LEDGER WENT BACK IN TIME: its entry 7 is another than in the backup of" in said
+    assert len(heads_of(home)) == 2
+    assert {path.name for path in (home / "backups").glob("2*")} == {line.split()[0] for line in heads_of(home)}
+    # What it says to do leads on: the backup's entries are back, and that others may be missing is on record.
+    (site / "ledger").rename(home / "forked")
+    assert "SPENDS ARE MISSING" in drill("restore", home / "backups", site)[1]
+    accept_loss(site, 7)
+    spend(site, range(10, 11))
+    code, said = drill("backup", site, home / "backups")
+    assert code == 0, said
+    assert "Backed up 8 entries" in said
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda line: "",
+        lambda line: line[:-8],
+        lambda line: line.replace(" 3 ", " "),
+        lambda line: "damaged\n" + line,
+    ],
+)
+def test_a_list_of_backups_that_cannot_be_read_lets_nothing_pass(home, spoil):
+    heads = home / "backups/HEADS"
+    heads.write_text(spoil(heads.read_text()))
+    before = heads.read_text()
+    code, said = drill("backup", home / "north", home / "backups")
+    assert code == 1
+    assert "whether the ledger went back in time cannot be told" in said
+    assert heads.read_text() == before
+
+
+def test_backups_go_on_after_a_loss_that_was_accepted_and_excuse_no_other(home):
+    site, old = home / "north", home / "old"
+    shutil.copytree(site / "ledger", old)
+    assert drill("backup", site, home / "backups")[0] == 0
+    (first, second) = heads_of(home)
+    (site / "ledger/ledger.sqlite").unlink()  # and of the second backup nothing is left: the first is put back
+    shutil.copy(home / "backups" / first.split()[0] / "ledger/ledger.sqlite", site / "ledger/ledger.sqlite")
+    accept_loss(site, 3)
+    spend(site, range(5, 9))
+    code, said = drill("backup", site, home / "backups")
+    assert code == 0, said
+    assert "Entries behind entry 3 were lost" in said
+    assert "Backed up 7 entries" in said
+    assert heads_of(home)[:2] == [first, second]
+    shutil.rmtree(old)
+    shutil.copytree(site / "ledger", old)
+    spend(site, range(9, 11))
+    code, said = drill("backup", site, home / "backups")
+    assert code == 0, said
+    assert "lost" not in said
+    put_back(old, site)  # the loss is in this copy, too, and was known to the last backup
+    spend(site, range(11, 14))
+    code, said = drill("backup", site, home / "backups")
+    assert code == 1
+    assert "THE LEDGER WENT BACK IN TIME: its entry 9 is another" in said
+    assert len(heads_of(home)) == 4
 
 
 def test_an_upgrade_that_does_not_do_leaves_the_ledger_alone(home):

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedspa.agent.ledger import witness
+from fedspa.agent.ledger.loss import accept
 from fedspa.agent.participate import Refusal
 from fedspa.flower import client_app, tally
 from fedspa.flower.operate import folders, logs, metrics
@@ -55,6 +57,16 @@ def test_a_sites_numbers_follow_its_rounds(deployment, train, tmp_path):
     sent = sum(len(reply.content["update"]["payload"]) for reply in payloads)
     assert found["fedspa_site_payload_bytes_total"] == sent > 0
     assert 0 <= found["fedspa_site_last_round_age_seconds"] < 600
+
+
+def test_an_accepted_loss_is_among_the_numbers(deployment, train, tmp_path):
+    train(deployment, federation__rounds=1)
+    node = deployment.nodes[100]
+    assert samples(metrics.of_site(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 0
+    ledger = Path(node["ledger"])
+    witness.path_of(ledger).unlink()
+    accept(ledger, 1)
+    assert samples(metrics.of_site(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 1
 
 
 def test_refusals_are_counted_by_the_code_that_the_server_got(deployment, train, tmp_path):
@@ -146,6 +158,42 @@ def test_plain_lines_become_json_and_what_is_no_line_stays_private():
     assert b"patient" not in out.getvalue()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING:root:patient 17 has no age",  # logging.basicConfig()
+        "WARNING: patient 17 has no age",
+        "WARNING : patient 17 has no age",
+        "CRITICAL: patient 17 has no age",
+        "    WARNING :   patient 17 has no age",  # a traceback quotes
+        '{"time": "2026-01-01", "level": "WARNING", "message": "patient 17 has no age"}',
+        '{"time": "2026-01-01", "level": "WARNING", "logger": "root", "event": "patient 17 has no age"}',
+    ],
+)
+def test_what_a_data_function_logs_stays_private(line):
+    out, private = io.BytesIO(), io.BytesIO()
+    logs.convert(io.BytesIO(line.encode() + b"\n"), out, private)
+    assert out.getvalue() == b""
+    assert private.getvalue() == line.encode() + b"\n"
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"])
+def test_every_level_of_flowers_own_log_passes(level):
+    """As the installed Flower and its HTTP server format it."""
+    from flwr.supercore.logger import ConsoleHandler
+    from uvicorn.logging import DefaultFormatter
+
+    record = logging.LogRecord("flwr", getattr(logging, level), "", 0, "node %d", (7,), None)
+    lines = [ConsoleHandler(colored=colored).format(record) for colored in (True, False)]
+    if level != "CRITICAL":
+        lines.append(DefaultFormatter("%(levelprefix)s %(message)s", use_colors=False).format(record))
+    out, private = io.BytesIO(), io.BytesIO()
+    logs.convert(io.BytesIO("".join(f"{line}\n" for line in lines).encode()), out, private)
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(line["level"], line["event"]) for line in told] == [(level, "node 7")] * len(lines)
+    assert private.getvalue() == b""
+
+
 def test_a_server_has_no_private_lines():
     out = io.BytesIO()
     logs.convert(io.BytesIO(b"plain words\n"), out, None)
@@ -192,7 +240,7 @@ def test_a_process_and_its_children_log_as_json(tmp_path):
     program = (
         "import subprocess, sys\nfrom pathlib import Path\nfrom fedspa.flower.operate import logs\n"
         f"logs.as_json(Path({str(tmp_path / 'agent.log')!r}))\n"
-        "print('INFO :  hello', flush=True)\n"
+        "print('INFO :      hello', flush=True)\n"
         "child = \"import os; print('secret'); print(os.environ['FEDSPA_LOG_FORMAT'])\"\n"
         "subprocess.run([sys.executable, '-c', child])\n"
         "raise SystemExit(3)\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.verify import remarks, verify
 from fedspa.agent.policy import Policy
 from fedspa.errors import ConfigError, FedspaError, LedgerError
 from fedspa.examples import count, layout, leaves
@@ -97,7 +97,9 @@ def told(node: Mapping[str, Any]) -> list[Finding]:
         found.append(("site key", f"{fingerprint(site.member.secret.public)}, for sums with others"))
         found.append(("roster", f"{len(roster.members)} members, digest {roster.digest[:16]}…"))
     found += (("ledger", line) for line in _spent(site))
-    notes = [] if not own.bad else [("bad records", bad_records(own, site.own_classes, site.node["data"]))]
+    notes = [("ledger", words) for words in _lost(site)]
+    if own.bad:
+        notes.append(("bad records", bad_records(own, site.own_classes, site.node["data"])))
     return [
         *(Finding(subject, True, detail) for subject, detail in found),
         *(Finding(subject, None, detail) for subject, detail in notes),
@@ -140,6 +142,12 @@ def _spent(site: Site) -> Iterator[str]:
         yield f"ε = {shown(total.epsilon)} spent of {limit.epsilon:g} ({terms})"
     if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger
         yield words
+
+
+def _lost(site: Site) -> list[str]:
+    """What the ε above it does not count."""
+    assert site.ledger is not None
+    return list(map(str, remarks(site.ledger).losses))
 
 
 def _ledger(site: SiteFolder) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 An agent's own log says in words what was wrong, and such words may name records: how many there are, which are bad,
 what a cell holds. They are for the site's people. So a JSON line of an agent is an event with a code, which the server
 sees, too; the words go to a file that only the site's user can read. The same holds for whatever else a node's
-processes print that is no line of Flower's own log, such as a traceback.
+processes print that is no line of Flower's own log, such as a traceback or what a data function logs.
 
 One process per node turns lines into JSON: Flower starts others, which all write where the node writes.
 """
@@ -25,8 +25,13 @@ from typing import BinaryIO, Literal
 LogFormat = Literal["text", "json"]
 _FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # what child processes are told
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server.
-_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ?:\s*(.*)")
+# "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server. Both pad the level
+# to a width, which other formats do not: a data function that logs is not taken for them. The HTTP server's CRITICAL
+# has no padding to be known by.
+_PREFIXES = {
+    **{f"{level} :{' ' * (10 - len(level))}": level for level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")},
+    **{f"{level}:{' ' * (9 - len(level))}": level for level in ("DEBUG", "INFO", "WARNING", "ERROR")},
+}
 
 
 class JsonFormatter(logging.Formatter):
@@ -88,18 +93,18 @@ def as_json(private: Path | None) -> None:
 def convert(lines: BinaryIO, out: BinaryIO, private: BinaryIO | None) -> None:
     """Until `lines` end."""
     for line in lines:
-        text = _COLOUR.sub("", line.decode("utf-8", "replace")).strip()
+        text = _COLOUR.sub("", line.decode("utf-8", "replace")).rstrip("\r\n")
         if _is_json(text):
             told = text
-        elif found := _LINE.match(text):
-            told = _line(found[1], "flwr", found[2])
+        elif prefix := next(filter(text.startswith, _PREFIXES), None):
+            told = _line(_PREFIXES[prefix], "flwr", text.removeprefix(prefix))
         elif private is not None:
             private.write(line)
             private.flush()
             continue
         else:
             told = _line("INFO", "output", text)
-        if text:
+        if text.strip():
             out.write(told.encode() + b"\n")
             out.flush()
 
@@ -116,10 +121,12 @@ def _line(level: str, logger: str, event: str, code: str | None = None) -> str:
 
 
 def _is_json(text: str) -> bool:
-    """Whether it is a line that this module wrote."""
+    """Whether it is a line that this module wrote. Other code may log as JSON, too."""
     if not text.startswith('{"time": '):
         return False
     try:
-        return isinstance(json.loads(text), dict)
+        found = json.loads(text)
     except ValueError:
         return False
+    ours = isinstance(found, dict) and found.keys() - {"code"} == {"time", "level", "logger", "event"}
+    return ours and str(found["logger"]).partition(".")[0] == "fedspa"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fedspa import toml
 from fedspa.agent.ledger import content
+from fedspa.agent.ledger.loss import losses
 from fedspa.agent.policy import Policy
 from fedspa.flower import tally
 from fedspa.flower.operate.folders import ServerFolder, SiteFolder
@@ -40,6 +41,7 @@ SITE = {
         Metric("site_epsilon_left", "gauge", "What the policy's cap leaves of it, by adversary"),
         Metric("site_epsilon_of_plan", "gauge", "Privacy loss of each plan by itself"),
         Metric("site_seeded_rounds_total", "counter", "Rounds whose noise was seeded: they are not private"),
+        Metric("site_ledger_losses", "gauge", "Losses of entries that were accepted: no epsilon here counts those"),
         Metric("site_payloads_total", "counter", "Updates that were sent, repeated ones too"),
         Metric("site_payload_bytes_total", "counter", "Bytes of the updates that were sent"),
         Metric("site_refusals_total", "counter", "Messages that were refused, by the code that the server got"),
@@ -82,6 +84,7 @@ def _site_samples(site: SiteFolder) -> Iterator[Sample]:
     cap, name = Policy.load(site.policy).cap, site.agent
     with content.reading(site.ledger) as (path, connection):
         spent, first = content.spent(path, connection, name), content.first_plan(path, connection, name)
+        lost = losses(connection)
         times = connection.execute(
             "SELECT reserved_at FROM entry WHERE sequence = (SELECT max(sequence) FROM entry WHERE agent = ?)", (name,)
         ).fetchone()
@@ -95,6 +98,7 @@ def _site_samples(site: SiteFolder) -> Iterator[Sample]:
         yield Sample("site_rounds_total", rounds, plan)
         yield Sample("site_epsilon_of_plan", cap.limits[0].total({event: rounds}, None).epsilon, plan)
     yield Sample("site_seeded_rounds_total", noise_modes(spent).get("seeded", 0))
+    yield Sample("site_ledger_losses", len(lost))
     if times is not None:
         yield Sample("site_last_round_age_seconds", _age(datetime.fromisoformat(times[0]).timestamp()))
     answers = tally.read(site.ledger)
