@@ -55,8 +55,9 @@ def _curve(name: str) -> str:
 def _best(found: Mapping[str, Any]) -> str:
     """Which p does best at each ε, and how much it matters: what the paper's figure is about."""
     by_epsilon: dict[float, list[tuple[float, float]]] = {}
+    cut_off = {point["epsilon_target"] for point in found["points"] if point["status"] != "done"}
     for point in found["points"]:
-        if point["status"] == "done":
+        if point["epsilon_target"] not in cut_off:
             by_epsilon.setdefault(point["epsilon_target"], []).append(
                 (point["accuracy_last"]["mean"], point["compression"])
             )

@@ -25,7 +25,7 @@ def _group() -> None:
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The table: a .csv or .parquet file.")],
-    schema: Annotated[Path, typer.Option(help="A TOML file with [data.columns]: a schema, or a run's config.")],
+    schema: Annotated[Path, typer.Option(help="A TOML file with the table data.columns: a schema, or a run's config.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say everything that is wrong with a table, and what its schema makes of it. Exit code 1 if anything is wrong.

@@ -239,7 +239,7 @@ def keygen(
 
 @app.command()
 def roster(
-    file: Annotated[Path, typer.Argument(help="The roster: a TOML file with [members].", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="The roster: a TOML file with the table members.", show_default=False)],
     key: Annotated[Path | None, typer.Option(help="This site's secret key: is its public half in the roster?")] = None,
     name: Annotated[str | None, typer.Option(help="This site's name: does it stand beside that key?")] = None,
 ) -> None:

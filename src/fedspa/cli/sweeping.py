@@ -25,7 +25,7 @@ DataFolder = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 Jobs = Annotated[int, typer.Option(min=1, max=1024, help="Runs at once, each in its own process.")]
-Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Runs of each setting, with run.seed 0, 1, 2 …")]
+Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Runs of each setting, with run.seed 2000, 2001 …")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every run.")]
 
 

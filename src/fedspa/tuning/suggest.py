@@ -152,7 +152,7 @@ def _warnings(epsilon: float, ratio: float, records: int) -> list[str]:
         sure = 1 / (1 + math.exp(-min(epsilon, 700.0)))
         found.append(
             f"hardly anything is protected: at ε = {epsilon:g} whoever sees the uploads may tell whether a record was "
-            f"used and be right {'always' if sure > 0.99999 else f'in {sure:.3%} of cases'}; ε = 1 bounds that by 73 %"
+            f"used and be right {'always' if sure > 0.99999 else f'in {sure:.3%} of cases'}; ε = 1 bounds that by 74 %"
         )
     return found
 
