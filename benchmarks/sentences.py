@@ -44,6 +44,13 @@ def fedavg_bytes() -> str:
     return f"{next(row['published']['payload_bytes'] for row in rows if row['algorithm'] == 'fedavg'):,.0f} bytes"
 
 
+def at_the_central_delta() -> str:
+    first, patches = (
+        accuracy.reached(accuracy.kept_result(f"{name}-1e-5")) for name in ("mnist-best", "cifar10-patches")
+    )
+    return f"the first line reaches {first} % and the one on patches {patches} %"
+
+
 def speed_on_a_cpu() -> str:
     cases = benchmark("engine")["cases"]
     (opacus, cifar_opacus), (plain, cifar_plain) = (
@@ -148,6 +155,7 @@ SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "gpu": ("docs/engine-gpu.md", lines(lambda: engine_gpu.table(experiment("engine-gpu")))),
     "published-noise": ("README.md", reached_at_the_published_noise),
     "fedavg-bytes": ("README.md", fedavg_bytes),
+    "front-central": ("README.md", at_the_central_delta),
     "cpu-speed": ("README.md", speed_on_a_cpu),
     "gpu-speed": ("README.md", speed_on_a_gpu),
     "engine-again": ("docs/engine.md", a_second_run),
