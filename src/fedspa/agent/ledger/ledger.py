@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Self
 from fedspa.agent.ledger import content
 from fedspa.agent.ledger import file as ledger_file
 from fedspa.agent.ledger import witness as ledger_witness
+from fedspa.agent.ledger.allowed import check_name, check_unit
 from fedspa.agent.ledger.content import Reservation, parsed, unit_in
 from fedspa.agent.ledger.errors import explained
 from fedspa.agent.ledger.loss import Loss, losses
@@ -107,7 +108,7 @@ class Ledger:
     ) -> list[Reservation]:
         """`reserve` for all agents of a round in one durable write: all of them, or (on any error) none."""
         for name, value in (("run", run), ("message", message), *(("agent", agent) for agent in events)):
-            _check_name(name, value)
+            check_name(name, value)
         if announced is not None and not 1 <= announced <= MOST:
             raise LedgerError(f"announced is {told(announced)}; it must lie between 1 and {MOST:g}")
         if cap is not None:
@@ -123,7 +124,7 @@ class Ledger:
     ) -> list[Reservation]:
         """`reserve` for several events of one agent, by message, in one durable write: all of them, or none."""
         for name, value in (("run", run), ("agent", agent), *(("message", message) for message in events)):
-            _check_name(name, value)
+            check_name(name, value)
         with self._write():
             return [self._reserve({agent: event}, run, message, cap)[0] for message, event in events.items()]
 
@@ -169,7 +170,7 @@ class Ledger:
         units = {unit_in(self.path, text) for (text,) in texts} | {event.unit for event in events.values()}
         if len(units) > 1:  # in some agent's entries: it may not be one of these
             for agent, event in events.items():
-                _check_unit(agent, self.spent(agent), event)
+                check_unit(agent, self.spent(agent), event)
 
     def _event_id(self, text: str) -> tuple[int, str]:
         """The number under which this event is kept, from now on if it was not known; and its text."""
@@ -190,7 +191,7 @@ class Ledger:
     def release_many(self, digests: Mapping[str, str], run: str, message: str) -> None:
         """`release` for all agents of a round in one durable write."""
         for digest in digests.values():
-            _check_name("digest", digest)
+            check_name("digest", digest)
         with self._write():
             rows, now = [], _now()
             for agent, digest in digests.items():
@@ -310,7 +311,7 @@ class Ledger:
         if participations < 1:
             raise LedgerError(f"participations is {participations}; it must be at least 1")
         spent = self.spent(agent)
-        _check_unit(agent, spent, event)
+        check_unit(agent, spent, event)
         return Counter(spent) + Counter({event: participations})
 
     @contextmanager
@@ -335,21 +336,6 @@ class Ledger:
                     self._connection.execute("ROLLBACK")
                 raise
         ledger_witness.advance(self.path, Witness(self.name, head), force=not self._simulated)
-
-
-def _check_unit(agent: str, spent: Iterable[Event], event: Event) -> None:
-    for other in spent:
-        if other.unit != event.unit:
-            raise LedgerError(
-                f"agent {agent!r} has entries that protect each {other.unit}, and this one protects each {event.unit}: "
-                f"their ε do not add up; take a run whose unit is the {other.unit}, or an agent's name of its own for "
-                "records that this agent never used (docs/persons.md)"
-            )
-
-
-def _check_name(name: str, value: str) -> None:
-    if not (isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()):
-        raise LedgerError(f"{name} is {str(value)[:50]!r}; it must be 1 to 200 printable characters")
 
 
 def _now() -> str:

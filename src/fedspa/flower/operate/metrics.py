@@ -33,34 +33,32 @@ class Metric(NamedTuple):
     help: str
 
 
-SITE = {
-    metric.name: metric
-    for metric in (
-        Metric("site_rounds_total", "counter", "Rounds that the ledger has paid for, by plan"),
-        Metric("site_epsilon", "gauge", "Privacy loss over all runs so far, by adversary"),
-        Metric("site_epsilon_left", "gauge", "What the policy's cap leaves of it, by adversary"),
-        Metric("site_epsilon_of_plan", "gauge", "Privacy loss of each plan by itself"),
-        Metric("site_seeded_rounds_total", "counter", "Rounds whose noise was seeded: they are not private"),
-        Metric("site_ledger_losses", "gauge", "Losses of entries that were accepted: no epsilon here counts those"),
-        Metric("site_payloads_total", "counter", "Updates that were sent, repeated ones too"),
-        Metric("site_payload_bytes_total", "counter", "Bytes of the updates that were sent"),
-        Metric("site_refusals_total", "counter", "Messages that were refused, by the code that the server got"),
-        Metric("site_last_round_age_seconds", "gauge", "Time since the ledger paid for a round"),
-    )
-}
-SERVER = {
-    metric.name: metric
-    for metric in (
-        Metric("server_rounds_total", "counter", "Rounds that are over, by run"),
-        Metric("server_rounds_planned", "gauge", "Rounds that the run will have, by run"),
-        Metric("server_updates_total", "counter", "Updates that were taken, by run"),
-        Metric("server_dropped_total", "counter", "Answers that were not, by run and reason"),
-        Metric("server_uplink_bytes_total", "counter", "Bytes of the updates that were taken, by run"),
-        Metric("server_epsilon", "gauge", "The server's own bound on the privacy loss of each agent, by run"),
-        Metric("server_run_finished", "gauge", "1 where the run has its summary, by run"),
-        Metric("server_last_round_age_seconds", "gauge", "Time since a round of the run ended, by run"),
-    )
-}
+def _by_name(*metrics: Metric) -> dict[str, Metric]:
+    return {metric.name: metric for metric in metrics}
+
+
+SITE = _by_name(
+    Metric("site_rounds_total", "counter", "Rounds that the ledger has paid for, by plan"),
+    Metric("site_epsilon", "gauge", "Privacy loss over all runs so far, by adversary"),
+    Metric("site_epsilon_left", "gauge", "What the policy's cap leaves of it, by adversary"),
+    Metric("site_epsilon_of_plan", "gauge", "Privacy loss of each plan by itself"),
+    Metric("site_seeded_rounds_total", "counter", "Rounds whose noise was seeded: they are not private"),
+    Metric("site_ledger_losses", "gauge", "Losses of entries that were accepted: no epsilon here counts those"),
+    Metric("site_payloads_total", "counter", "Updates that were sent, repeated ones too"),
+    Metric("site_payload_bytes_total", "counter", "Bytes of the updates that were sent"),
+    Metric("site_refusals_total", "counter", "Messages that were refused, by the code that the server got"),
+    Metric("site_last_round_age_seconds", "gauge", "Time since the ledger paid for a round"),
+)
+SERVER = _by_name(
+    Metric("server_rounds_total", "counter", "Rounds that are over, by run"),
+    Metric("server_rounds_planned", "gauge", "Rounds that the run will have, by run"),
+    Metric("server_updates_total", "counter", "Updates that were taken, by run"),
+    Metric("server_dropped_total", "counter", "Answers that were not, by run and reason"),
+    Metric("server_uplink_bytes_total", "counter", "Bytes of the updates that were taken, by run"),
+    Metric("server_epsilon", "gauge", "The server's own bound on the privacy loss of each agent, by run"),
+    Metric("server_run_finished", "gauge", "1 where the run has its summary, by run"),
+    Metric("server_last_round_age_seconds", "gauge", "Time since a round of the run ended, by run"),
+)
 
 
 class Sample(NamedTuple):
