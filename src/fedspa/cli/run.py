@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from fedspa.result import RunResult
     from fedspa.runs.config import Config
 
+Source = Annotated[
+    str | None,
+    typer.Argument(help="TOML config, or one of ours by name (mnist-best); without one, scikit-learn's digits."),
+]
+
 
 def run(
-    config: Annotated[
-        str | None,
-        typer.Argument(help="TOML config, or one of ours by name (mnist-best); without one, scikit-learn's digits."),
-    ] = None,
+    config: Source = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
     ] = None,

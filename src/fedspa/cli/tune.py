@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 def tune(
-    config: Annotated[
-        str | None,
-        typer.Argument(help="TOML config, or one of ours by name (mnist-best); without one, scikit-learn's digits."),
-    ] = None,
+    config: running.Source = None,
     epsilon: Annotated[
         float | None, typer.Option(help="ε of search and final training together (the config's).")
     ] = None,
