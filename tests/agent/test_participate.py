@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import PayloadError
 from fedspa.runs.config import load
+from fedspa.runs.played import played
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.server.coordinator import Coordinator
 
@@ -66,7 +68,7 @@ def test_a_list_pays_in_one_write_and_trains_as_one_piece(site: Site, monkeypatc
     monkeypatch.setattr(Ledger, "_write", lambda self: writes.append("write") or write(self))
     agents = {name: site.agent(number) for number, name in enumerate(("a", "b", "c"))}
     with Ledger.open(site.path) as ledger:
-        payloads = participate(site.invitation(), agents, site.job.engine, ledger, POLICY.cap)
+        payloads = participate(site.invitation(), agents, partial(played, engine=site.job.engine), ledger, POLICY.cap)
         entries = [ledger.find(name, "run", "round-0") for name in agents]
     assert site.trained == [[0, 1, 2]]
     assert writes == ["write", "write"]  # all entries, then all marks
@@ -87,7 +89,7 @@ def test_an_update_that_is_not_finite_ends_a_simulation_and_no_deployment(site: 
 
     invitation = replace(invitation, algorithm=replace(invitation.algorithm, respond=broken))
     with pytest.raises(PayloadError):
-        participate(invitation, {"a": site.agent(0)}, site.job.engine, None, None)
+        participate(invitation, {"a": site.agent(0)}, partial(played, engine=site.job.engine), None, None)
     assert site.once(invitation).startswith(b"FSPA")
 
 

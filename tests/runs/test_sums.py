@@ -1,4 +1,4 @@
-"""Simulated sums: what the server reads is what the agents' numbers add up to, and no mask ever hides two messages."""
+"""Simulated sums: what the server reads is what the agents' numbers add up to, with pads and without."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from worker_threads import ThreadPool, played
 
 import fedspa
 from fedspa.agent import participate
+from fedspa.agent.participate import Invitation
+from fedspa.algorithms import Agent
+from fedspa.algorithms.base import Answer
 from fedspa.errors import PrivacyError
 from fedspa.running import simulate
 from fedspa.runs import books
+from fedspa.runs import played as sending
 from fedspa.runs import simulate as simulation
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare
@@ -31,15 +35,14 @@ from fedspa.secagg.keys import SecretKey
 from fedspa.secagg.session import Session
 from fedspa.secagg.total import MaskedSum
 from fedspa.server.coordinator import Coordinator
-from fedspa.server.masked_intake import MaskedIntake
 
 __all__ = ["played"]
 Key = tuple[str, int, int]  # run, round, attempt
 
 
 class Wire:
-    """Everything that is masked and everything that is read of it, by run, round and attempt. A pair's keystream
-    follows from the session's binding: under one of them, a member has one message."""
+    """Everything that is sent and everything that is read of it, by run, round and attempt. A pair's keystream would
+    follow from the session's binding: under one of them, a member has one message."""
 
     def __init__(self) -> None:
         self.values: dict[Key, dict[str, NDArray[np.int64]]] = defaultdict(dict)
@@ -57,11 +60,12 @@ def key_of(session: Session) -> Key:
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
-    found, upload, values = Wire(), participate.upload, MaskedSum.values
+    found, unpadded, values = Wire(), sending.unpadded, MaskedSum.values
 
-    def masking(numbers: NDArray[np.int64], session: Session, name: str, secret: SecretKey) -> bytes:
-        payload = upload(numbers, session, name, secret)
-        found.values[key_of(session)][name] = numbers
+    def sent(invitation: Invitation, name: str, agent: Agent, answer: Answer) -> bytes:
+        payload, session = unpadded(invitation, name, agent, answer), invitation.session
+        assert session is not None
+        found.values[key_of(session)][name] = answer.values
         found.messages[session.binding, name].add(payload)
         return payload
 
@@ -70,14 +74,14 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
         found.sums[key_of(self.session)] = total
         return total
 
-    monkeypatch.setattr(participate, "upload", masking)
+    monkeypatch.setattr(sending, "unpadded", sent)
     monkeypatch.setattr(MaskedSum, "values", reading)
     return found
 
 
 @pytest.fixture
 def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks are bound to the run's drawn name: runs that are compared to the bit have the same one."""
+    """Messages are bound to the run's drawn name: runs that are compared to the bit have the same one."""
     monkeypatch.setattr(books, "draw_run_name", lambda folder: "run")
 
 
@@ -92,32 +96,29 @@ def test_the_server_reads_what_the_numbers_add_up_to(tmp_path: Path, wire: Wire,
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_theta_is_where_the_plain_sums_lead(
+def test_with_pads_it_is_the_same_run(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, one_name: None
 ) -> None:
-    """Without a mask, and with the same numbers added up in the clear, the run ends in the same bits."""
-    fedspa.run(small(tmp_path / "masked", **SUMS[name]))
-    plain: dict[str, NDArray[np.int64]] = {}
+    """Masked as deployed agents mask, message by message as long as without, the run ends in the same bits."""
+    fedspa.run(small(tmp_path / "unpadded", **SUMS[name]))
+    padded, unpadded, agent = [], sending.unpadded, simulation.Simulation._agent
 
-    def clear(numbers: NDArray[np.int64], session: Session, member: str, secret: SecretKey) -> bytes:
-        plain[member] = numbers
-        return bytes(1)
+    def keyed(self: simulation.Simulation, number: int, *rest: Any) -> Agent:
+        return replace(agent(self, number, *rest), secret=self._secret(number))
 
-    class Plain(MaskedIntake):
-        def take(self, member: str, payload: bytes) -> None:
-            self._sum._missing.pop(member)
+    def masked(*sent: Any) -> bytes:
+        payload, other = participate.sent(*sent), unpadded(*sent)
+        assert len(payload) == len(other)
+        padded.append(payload != other)
+        return payload
 
-        def mean(self) -> NDArray[np.float64]:
-            total = sum(plain.values())
-            plain.clear()
-            monkeypatch.setattr(self._sum, "values", lambda: total)
-            return super().mean()
-
-    monkeypatch.setattr(participate, "upload", clear)
-    monkeypatch.setattr("fedspa.server.coordinator.MaskedIntake", Plain)
-    monkeypatch.setattr("fedspa.runs.simulate.MaskedIntake", Plain)
-    fedspa.run(small(tmp_path / "plain", **SUMS[name]))
-    assert outcome(tmp_path / "masked")["model"] == outcome(tmp_path / "plain")["model"]
+    monkeypatch.setattr(simulation.Simulation, "_agent", keyed)
+    monkeypatch.setattr(sending, "unpadded", masked)
+    fedspa.run(small(tmp_path / "padded", **SUMS[name]))
+    assert len(padded) >= 12
+    assert all(padded)
+    for what in ("model", "metrics", "summary"):  # a ledger has the digests of messages
+        assert outcome(tmp_path / "unpadded")[what] == outcome(tmp_path / "padded")[what]
 
 
 def test_nothing_leaves_unmasked_and_nothing_masked_is_read_alone(tmp_path: Path) -> None:
@@ -135,7 +136,6 @@ def test_nothing_leaves_unmasked_and_nothing_masked_is_read_alone(tmp_path: Path
     with pytest.raises(PrivacyError, match="masked"):
         participate.payloads(made, agents, job.engine)
     session = server.session("run", 1, members, server.terms(), "secure")
-    agents = {name: replace(agent, secret=None) for name, agent in agents.items()}
     with pytest.raises(PrivacyError, match="no key"):
         participate.payloads(replace(made, session=session), agents, job.engine)
 

@@ -28,7 +28,6 @@ from fedspa.runs.workers.crew import MOST_LOSSES, Crew, WorkersLost
 from fedspa.runs.workers.deal import MOST
 from fedspa.runs.workers.messages import Share, Turn, packed
 from fedspa.runs.workers.pool import LARGEST_SHARE
-from fedspa.secagg.keys import SecretKey
 
 __all__ = ["played"]
 Play = Callable[..., ThreadPool]
@@ -167,9 +166,8 @@ def test_keys_travel_in_calls_and_records_beside_them(tmp_path: Path, played: Pl
 
 
 def test_the_largest_share_is_small() -> None:
-    keys = [SecretKey(number.to_bytes(32, "big")) for number in range(MOST)]
-    public = bytes(range(32))
-    names = {f"agent-{10**6 + number}": Turn(10**6, public, public, False, key) for number, key in enumerate(keys)}
+    key = bytes(range(32))
+    names = {f"agent-{10**6 + number}": Turn(10**6, key, key, False) for number in range(MOST)}
     forgotten = tuple(f"agent-{number}" for number in range(10**6, 10**6 + MOST))
     assert len(packed(Share(names, forgotten))) < LARGEST_SHARE
 

@@ -29,7 +29,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.outbox import Outbox, Sent
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
 from fedspa.algorithms import Agent, Algorithm, Terms
-from fedspa.algorithms.base import Answer, finite
+from fedspa.algorithms.base import Answer
 from fedspa.algorithms.scores import score_terms
 from fedspa.engine.task import Engine
 from fedspa.errors import (
@@ -135,17 +135,15 @@ def judge(invitation: Invitation, policy: Policy | None, *, simulated: bool) -> 
 def participate(
     invitation: Invitation,
     agents: Mapping[str, Agent],
-    engine: Engine,
+    make: Callable[[Invitation, Mapping[str, Agent]], dict[str, bytes]],
     ledger: Ledger | None,
     cap: Cap | None,
-    elsewhere: Callable[[Invitation, Mapping[str, Agent]], dict[str, bytes]] | None = None,
 ) -> dict[str, bytes]:
     """Payloads by name, of agents of a simulation: nothing leaves it, so that a round may be paid for once and repeated
-    to the bit. A PayloadError where a value is not finite, by which divergence is noticed. `elsewhere` makes the
-    payloads where this process does not, once they are paid for."""
+    to the bit. They are paid for before `make` makes them."""
     if ledger is not None and invitation.terms.plan is not None:
         pay(invitation, agents, ledger, cap)
-    made = payloads(invitation, agents, engine, finite) if elsewhere is None else elsewhere(invitation, agents)
+    made = make(invitation, agents)
     if ledger is not None and invitation.terms.plan is not None:
         _mark_sent(invitation, made, ledger)
     return made
@@ -201,11 +199,30 @@ def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap |
     return all(entry.fresh for entry in entries)
 
 
+def sent(invitation: Invitation, name: str, agent: Agent, answer: Answer) -> bytes:
+    """An answer as it leaves: masked where the plan counts on the noise of others, for nobody may see it alone."""
+    session = require_session(invitation)
+    if session is None:
+        return invitation.algorithm.encode(answer, invitation.answered, invitation.coding)
+    if agent.secret is None:
+        raise PrivacyError(f"{name} has no key to mask its update with")
+    return upload(answer.values, session, name, agent.secret)
+
+
+def require_session(invitation: Invitation) -> Session | None:
+    """The session in which updates add up, where the plan's ε is of sums, and None where it is of each update."""
+    session, plan = invitation.session, invitation.terms.plan
+    if (plan is not None and plan.aggregation is not None) != (session is not None):
+        raise PrivacyError("updates are masked where the plan's ε is of sums, and nowhere else")
+    return session
+
+
 def payloads(
     invitation: Invitation,
     agents: Mapping[str, Agent],
     engine: Engine,
     checked: Callable[[Answer], Answer] = lambda answer: answer,
+    leaves: Callable[[Invitation, str, Agent, Answer], bytes] = sent,
 ) -> dict[str, bytes]:
     """What each of them sends: trained as one piece of work, encoded or masked one by one."""
     algorithm, terms, models = invitation.algorithm, invitation.answered, invitation.models
@@ -213,21 +230,9 @@ def payloads(
     with torch_threads(1):
         answers = algorithm.respond(start, terms, list(agents.values()), engine)
         return {
-            name: _sent(invitation, name, agent, checked(answer))
+            name: leaves(invitation, name, agent, checked(answer))
             for (name, agent), answer in zip(agents.items(), answers)
         }
-
-
-def _sent(invitation: Invitation, name: str, agent: Agent, answer: Answer) -> bytes:
-    """An answer as it leaves: masked where the plan counts on the noise of others, for nobody may see it alone."""
-    session, plan = invitation.session, invitation.terms.plan
-    if (plan is not None and plan.aggregation is not None) != (session is not None):
-        raise PrivacyError("updates are masked where the plan's ε is of sums, and nowhere else")
-    if session is None:
-        return invitation.algorithm.encode(answer, invitation.answered, invitation.coding)
-    if agent.secret is None:
-        raise PrivacyError(f"{name} has no key to mask its update with")
-    return upload(answer.values, session, name, agent.secret)
 
 
 def _again(payload: bytes, invitation: Invitation) -> bytes:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.member import Member, played_keys
-from fedspa.agent.participate import Invitation, Refusal, agent_name, judge, participate_once, refusing
+from fedspa.agent.participate import Invitation, Refusal, agent_name, judge, participate_once, payloads, refusing
 from fedspa.agent.participate import participate as participate_all
 from fedspa.algorithms import Agent, chosen
+from fedspa.algorithms.base import finite
 from fedspa.engine.scores import Scores
 from fedspa.engine.task import Engine
 from fedspa.errors import DataError
@@ -127,7 +129,8 @@ def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine)
             if policy is not None:
                 policy.admit(plan, ledger, name, invitation.run, invitation.message)
         cap = None if policy is None else policy.cap
-        return participate_all(invitation, {name: agent}, engine, ledger, cap)[name]
+        make = partial(payloads, engine=engine, checked=finite)
+        return participate_all(invitation, {name: agent}, make, ledger, cap)[name]
 
 
 def _refuse_another_task(site: Site, announcement: Announcement) -> None:

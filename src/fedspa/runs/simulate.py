@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from fedspa.examples import Tree, leaves, mapped, taken
 from fedspa.randomness.streams import agent_key, root_key
 from fedspa.runs.books import Books
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.played import played
 from fedspa.runs.setup import Simulated
 from fedspa.runs.summary import measured
 from fedspa.runs.workers.crew import Crew
@@ -87,11 +89,11 @@ class Simulation:
         models, engine = self.server.models, self.job.engine
         invitation = Invitation(books.run, job.algorithm, terms, theta, job.coding, noise, attempt, session, models)
         agents = {agent_name(agent.number): agent for agent in self._agents(present, terms)}
-        elsewhere = None if self._crew is None or models is not None else self._crew.train
         if models is not None:
             engine = Scores(self.job.held_model, models)
+        make = partial(played, engine=engine) if self._crew is None or models is not None else self._crew.train
         try:
-            payloads = participate(invitation, agents, engine, books.ledger, books.cap, elsewhere)
+            payloads = participate(invitation, agents, make, books.ledger, books.cap)
             for name, agent in agents.items():
                 if isinstance(intake, MaskedIntake):
                     intake.take(name, payloads[name])
@@ -142,5 +144,4 @@ class Simulation:
             key=agent_key(self._private, terms.round, number),
             exact=self.job.config.privacy.noise == "exact",
             rows=rows,
-            secret=self._secret(number) if terms.plan is not None and terms.plan.aggregation is not None else None,
         )

@@ -26,20 +26,26 @@ def masked(values: NDArray[np.int64], session: Session, name: str, secret: Secre
 
     Without the keys of one of the others it is uniform, whatever the values are.
     """
-    if values.shape != (session.count,) or values.dtype != np.int64:
-        raise ConfigError(
-            f"values are {values.dtype} in the shape {values.shape}; {session.count} of int64 are to be masked"
-        )
+    total = residues(values, session)
     if session.members.get(name) != secret.public:
         raise ConfigError(f"{name!r} is not in the cohort with this key; give the key of its roster's line")
-    total = np.zeros(session.words, word_type(session.bits))
-    total[: session.count] = values.astype(total.dtype)  # modulo 2 to the power of the word's width
     for other, public in session.members.items():
         if other < name:
             total -= keystream(session, other, name, secret.shared(public))
         elif other > name:
             total += keystream(session, name, other, secret.shared(public))
     return reduced(total, session.bits)
+
+
+def residues(values: NDArray[np.int64], session: Session) -> Words:
+    """The values and the check words modulo 2^bits, under no mask."""
+    if values.shape != (session.count,) or values.dtype != np.int64:
+        raise ConfigError(
+            f"values are {values.dtype} in the shape {values.shape}; {session.count} of int64 are to be masked"
+        )
+    words = np.zeros(session.words, word_type(session.bits))
+    words[: session.count] = values.astype(words.dtype)  # modulo 2 to the power of the word's width
+    return reduced(words, session.bits)
 
 
 def keystream(session: Session, first: str, second: str, shared: bytes) -> Words:

@@ -138,7 +138,7 @@ class Crew:
         turns, records = {}, {}
         for name in names:
             agent = agents[name]
-            turns[name] = Turn(agent.number, agent.mask_seed, agent.key, agent.exact, agent.secret)
+            turns[name] = Turn(agent.number, agent.mask_seed, agent.key, agent.exact)
             if name not in member.holds:
                 records[name] = agent.take(torch.arange(agent.records))
                 if (before := self._home.get(name)) is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedspa.examples import Examples
-from fedspa.secagg.keys import SecretKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,6 @@ class Turn:
     mask_seed: bytes
     key: bytes
     exact: bool
-    secret: SecretKey | None
 
 
 @dataclass(frozen=True, slots=True)

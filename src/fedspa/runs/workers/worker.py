@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from fedspa.agent.participate import Invitation, payloads
+from fedspa.agent.participate import Invitation
 from fedspa.algorithms import Agent
-from fedspa.algorithms.base import finite
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, first_line
 from fedspa.runs.checkpoint import Fact
+from fedspa.runs.played import played
 from fedspa.runs.provenance import of_machine
 from fedspa.runs.workers.messages import Made, Records, Share, Trained, answer
 
@@ -61,11 +61,11 @@ class Worker:
             self._held.pop(name, None)
         self._held |= records
         agents = {
-            name: Agent(turn.number, *self._held[name], turn.mask_seed, turn.key, turn.exact, secret=turn.secret)
+            name: Agent(turn.number, *self._held[name], turn.mask_seed, turn.key, turn.exact)
             for name, turn in share.turns.items()
         }
         with _listening() as said:
-            return Trained(payloads(self._round, agents, self._engine, finite), said)
+            return Trained(played(self._round, agents, self._engine), said)
 
 
 @contextmanager
