@@ -19,7 +19,8 @@ _SEEDED = "FOR SIMULATIONS ONLY: follows from run.seed"
 
 
 def epsilons(held: Promise | None) -> list[list[str]]:
-    """ε of the agent that spent most, by every relation that is stated, and as the paper has it."""
+    """ε of the agent that spent most, by every relation that is stated, and as the paper has it: what, its ε, and the
+    terms that ε means nothing without."""
     if held is None:
         return []
     facts = held.facts
@@ -28,22 +29,22 @@ def epsilons(held: Promise | None) -> list[list[str]]:
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
     terms = facts["neighbours"], facts["sampling"]
     whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
-    rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or f"the guarantee{whom}"]]
+    rows = [["verified", plots.known(facts["epsilon"]), *terms, facts["accountant"], flaw or f"the guarantee{whom}"]]
     if facts["members"]:
         floor = shown_floor(facts["epsilon_floor"])
-        rows.append(["floor", *terms, facts["accountant"], floor, "; ".join(filter(None, (AGAINST_ALL, flaw)))])
+        rows.append(["floor", floor, *terms, facts["accountant"], "; ".join(filter(None, (AGAINST_ALL, flaw)))])
     if facts["neighbours"] != "replace-one":
-        rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
+        rows.append(["verified", shown(facts["epsilon_replace_one"]), "replace-one", facts["sampling"], "pld", flaw])
     if facts["epsilon_total"] is not None:
         total = shown(facts["epsilon_total"])
         note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
-        rows.append(["verified", *terms, facts["accountant_total"] or "–", total, note])
+        rows.append(["verified", total, *terms, facts["accountant_total"] or "–", note])
         if facts["members"] or facts["epsilon_total_floor"] is not None:
             total, note = shown_floor(facts["epsilon_total_floor"]), f"all runs in the ledger, {AGAINST_ALL}"
-            rows.append(["floor", *terms, facts["accountant_total"] or "–", total, note])
+            rows.append(["floor", total, *terms, facts["accountant_total"] or "–", note])
     if facts["epsilon_published"] is not None:
         published = shown(facts["epsilon_published"])
-        rows.append(["published", "replace-one", "fixed", held.published_by, published, "not a guarantee"])
+        rows.append(["published", published, "replace-one", "fixed", held.published_by, "not a guarantee"])
     return rows
 
 
