@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedspa.data.columns import checked
+from fedspa.errors import ConfigError
 from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report import plots
 from fedspa.report.promise import Promise
@@ -154,7 +156,21 @@ def by_class(run: RunRecord) -> tuple[list[str], list[list[str]]] | None:
     if not isinstance(found, list) or not all(_is_share(value) for value in found):
         return None
     cells = ["–" if value is None else f"{value:.1%}" for value in found]
-    return ["class", *map(str, range(len(cells)))], [["accuracy", *cells]]
+    names = _class_names(run)
+    if names is None or len(names) != len(cells):
+        names = tuple(map(str, range(len(cells))))
+    return ["class", *names], [["accuracy", *cells]]
+
+
+def _class_names(run: RunRecord) -> tuple[str, ...] | None:
+    """What a table's schema calls the classes; None where there was no table, or its schema was edited."""
+    schema = None if run.summary is None else run.summary.get("schema")
+    if not isinstance(schema, dict):
+        return None
+    try:
+        return checked(schema).class_names
+    except ConfigError:
+        return None
 
 
 def trained(run: RunRecord) -> list[tuple[str, str]]:
