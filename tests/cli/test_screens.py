@@ -97,11 +97,26 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ledgers(call: Call, finished: Path, tmp_path: Path) -> None:
     Path("run").symlink_to(finished)
-    fits(call("ledger show run/ledger.sqlite --cap 5"))
+    capped = call("ledger show run/ledger.sqlite --cap 5")
+    fits(capped)
+    above, below, *_ = capped.splitlines()
+    assert (above.split(), below.split()[-3:]) == (["ε", "rounds"], ["ε", "left", "left"])
+    assert "left: under a cap of ε = 5, and how many more rounds like the agent's last one fit" in " ".join(
+        capped.split()
+    )
     fits(call("ledger show run/ledger.sqlite --all"))
     sound = call("ledger verify run/ledger.sqlite")
     assert sound.startswith("SOUND: run/ledger.sqlite\n- THE NOISE WAS SEEDED")
     fits(sound)
+
+
+def test_a_table(call: Call) -> None:
+    """With names and cells as long as people have them."""
+    columns = '"how old the patient was" = {kind = "number", range = [0, 110]}\nill = {kind = "flag", target = true}'
+    Path("schema.toml").write_text(f'[data]\nagent = "hospital"\n[data.columns]\n{columns}\n')
+    rows = "".join(f"the hospital of {town},{9 * n},maybe {town}\n" for n, town in enumerate(("Ahlen", "Brilon") * 9))
+    Path("visits.csv").write_text(f"hospital,how old the patient was,ill\n{rows}")
+    fits(call("data check visits.csv --schema schema.toml", code=1))
 
 
 def test_a_damaged_ledger_is_a_verdict_first(call: Call, finished: Path) -> None:

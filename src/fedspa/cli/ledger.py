@@ -203,7 +203,7 @@ def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None  # JSON has no infinity
 
 
-_COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
+_COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε\nleft", "rounds\nleft")
 
 
 def _cells(agent: AgentSummary) -> list[str]:
@@ -280,10 +280,13 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     if first is not None:
         screen.print(
             f"ε for each {' or '.join(units)} at δ = {first.delta:g}, {first.neighbours}, accountant "
-            f"{' or '.join(accountants)}; left and more rounds: "
-            f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
+            f"{' or '.join(accountants)}",
             highlight=False,
         )
+        left = "give --cap or --policy"
+        if first.cap is not None:
+            left = f"under a cap of ε = {first.cap.epsilon:g}, and how many more rounds like the agent's last one fit"
+        screen.print(f"left: {left}", highlight=False)
     untrusting = first is not None and first.cap is not None and first.cap.floor is None
     if summed:
         screen.print(
