@@ -142,8 +142,8 @@ def test_what_a_run_holds_out_is_told_as_the_run_does_it(call: Call, persons: bo
     code, out, _ = call(text, "--json", schema=schema)
     assert code == 0
     found = json.loads(out)
-    config = load(Path("schema.toml"), ["data.dir=.", "federation.agents=2", "privacy.epsilon=1.0"])
-    data = records_of(config)
+    settings = ["data.dir=.", "federation.agents=2", "federation.per_round=2", "privacy.epsilon=1.0"]
+    data = records_of(load(Path("schema.toml"), settings))
     assert found["held_out"] == count(data.test_y)
     assert data.owners is not None
     assert list(found["rows_of_agents"].values()) == np.bincount(data.owners).tolist()
@@ -161,7 +161,7 @@ def test_a_holdout_that_no_run_would_take(call: Call) -> None:
     few = "hospital,age,sick\nsouth,1,no\n" + "north,1,yes\n" * 3
     code, out, _ = call(few, schema=HELD_OUT.format(share=0.75, **whose))
     assert code == 1
-    assert "agent 'north': all of its training rows are held out; give it more, or hold out fewer\n" in out
+    assert "agent 'south': all of its training rows are held out; give it more, or hold out fewer\n" in out
     code, _, err = call(few, schema=HELD_OUT.format(share=0.01, **whose))
     assert code == 2
     assert "data.holdout is 0.01; of 4 training records it leaves none on one side" in err
