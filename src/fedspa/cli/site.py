@@ -152,7 +152,7 @@ def pin(
     if digest not in site.digests():
         with worded(ConfigError, lambda why: f"{site.apps}: {why}"), site.apps.open("a", encoding="utf-8") as file:
             file.write(f"{digest}  {application.resolve().name}\n")
-    print(f"{site.agent} runs {application} as it is now: {digest}")
+    print(f"{site.agent} runs {application} as it is now:\n{digest}")
 
 
 @app.command()
@@ -273,7 +273,7 @@ def roster(
     width = max(map(len, found.members))
     for member, its in found.members.items():
         print(f"{member:{width}}  {fingerprint(its)}")
-    print(f"{file}: sound; {len(found.members)} members, digest {found.digest}")
+    print(f"digest  {found.digest}\n{file}: sound; {len(found.members)} members")
     if public is None:
         return
     owner = next((member for member, its in found.members.items() if its == public), None)
@@ -281,5 +281,5 @@ def roster(
         print(f"{key}: the key of {owner}")
         return
     where = "stands nowhere in it" if owner is None else f"stands beside {owner}, and not beside {name}"
-    print(f"{key}: its public key {public.hex()} {where}")
+    print(f"{key}: its public key {where}:\n{public.hex()}")
     raise typer.Exit(1)
