@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from accuracy import ROWS, SUMS
+from ending import ends_with_children, ran
 from provenance import ROOT, stamp
 
 
@@ -20,7 +20,7 @@ def audit(name: str, data: Path) -> dict[str, Any]:
     """Its JSON, whether the claim held or not."""
     arguments = ["--config", name, "--set", f"data.dir={json.dumps(str(data.resolve()))}"]
     command = [sys.executable, "-m", "fedspa", "audit", *arguments, "--json"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    found = ran(command, cwd=ROOT)
     if found.returncode > 1:
         raise SystemExit(found.stderr)
     report: dict[str, Any] = json.loads(found.stdout)
@@ -28,6 +28,7 @@ def audit(name: str, data: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the files of MNIST and CIFAR-10")
     parser.add_argument("--json", type=Path)

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ending import ends_with_children
 from local_step.cases import CASES, CONTENDERS, THREAD_SPLIT, Case, available
 from local_step.ours import Ours
 from local_step.processes import Worker, a_process_a_core, peak_memory, torch_threads
@@ -49,6 +50,7 @@ RIVALS = {
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--repeats", type=int, default=7)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ending import ends_with_children
 from fedspa.engine.describe import describe
 from fedspa.engine.layers import Weighted
 from fedspa.engine.stacked import StackedEngine
@@ -233,6 +234,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--repeats", type=int, default=7)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
+from ending import ends_with_children
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.paper import shipped
@@ -33,6 +34,7 @@ AGENTS_A_ROUND = 10
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3000)

@@ -16,13 +16,14 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ending import ends_with_children, ran
 
 RECORDS = 10
 CASES: dict[str, list[dict[str, int]]] = {
@@ -37,6 +38,7 @@ RATIOS = ("seconds_a_round", "megabytes_a_round", "milliseconds_to_save")
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=list(CASES))
@@ -58,7 +60,8 @@ def measured(table: str) -> list[dict[str, Any]]:
     for case in CASES[table]:
         command = [sys.executable, __file__, "--case", json.dumps([table, case])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        result = ran(command, env=environment)
+        result.check_returncode()
         rows.append({**case, **json.loads(result.stdout)})
     first = rows[0]
     return [{**row, **{f"{name}_ratio": row[name] / first[name] for name in RATIOS if name in row}} for row in rows]

@@ -34,6 +34,7 @@ from typing import Any, get_args
 import torch
 
 from brought.rows import ROWS, Row
+from ending import ends_with_children
 from fedspa.engine.names import EngineName
 from local_step.cases import Case
 from local_step.processes import Refused, Worker
@@ -58,6 +59,7 @@ RIVALS = {
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))

@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 import fedspa
+from ending import ends_with_children
 from fedspa.errors import SeededNoiseWarning
 from fedspa.paper.cells import half_interval, spread
 from provenance import ROOT, stamp
@@ -120,6 +121,7 @@ def _beside(example: str) -> Path:
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all where none is named")
     parser.add_argument("--seeds", type=int, default=5)

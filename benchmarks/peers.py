@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from ending import ends_with_children, ran
 from fedspa.data.datasets import load
 from provenance import ROOT, in_parts, stamp
 
@@ -53,6 +54,7 @@ LONGEST_S = 600
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with MNIST's files; random records without")
     parser.add_argument("--rounds", type=int, default=8)
@@ -147,7 +149,7 @@ def one_job(name: str, folder: Path, python: str) -> dict[str, Any]:
     }
     command = [sys.executable if name == OURS else python, str(HERE / PEERS[name][0]), str(folder)]
     start = time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_S)
+    done = ran(command, env=environment, timeout=LONGEST_S)
     seconds = time.perf_counter() - start
     if done.returncode != 0:
         raise SystemExit(f"{name} failed with exit code {done.returncode}:\n{done.stderr[-3000:]}")

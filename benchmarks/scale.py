@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ending import ends_with_children
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import Engine, LocalTask
@@ -68,6 +69,7 @@ VARIED: dict[str, dict[int, Round]] = {
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=("native", "generic"), default="native")
     parser.add_argument("--vary", default=",".join(VARIED))

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ending import ends_with_children
 from fedspa.algorithms import chosen
 from fedspa.algorithms.base import Agent, Terms
 from fedspa.engine.native import NativeEngine
@@ -53,6 +54,7 @@ Integers = dict[str, NDArray[np.int64]]
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--members", default="10,100")
     parser.add_argument("--count", type=int, default=50_000, help="k, the integers of a message (default 50000)")

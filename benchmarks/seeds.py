@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import fedspa
+from ending import ends_with_children
 from fedspa.paper import shipped
 from fedspa.paper.cells import half_interval
 from fedspa.paper.provenance import hardware
@@ -77,6 +78,7 @@ def over_seeds(config: Path, seeds: Sequence[int], overrides: Sequence[str], job
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="as for fedspa run")
     parser.add_argument("--seeds", type=int, default=10)

@@ -33,6 +33,7 @@ import numpy as np
 import sklearn.datasets
 
 import fedspa
+from ending import ends_with_children
 from fedspa import durable
 from fedspa.data.dataset import Dataset
 from fedspa.paper import shipped
@@ -167,6 +168,7 @@ def jobs(names: list[str], arms: list[str] | None, seeds: range, found: Accuraci
 
 
 def main() -> None:
+    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=[*IMAGES, *TABLES])
     parser.add_argument("--data", default="data", help="folder with the files of MNIST and CIFAR-10")

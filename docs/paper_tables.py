@@ -63,10 +63,12 @@ def _best(found: Mapping[str, Any]) -> str:
             )
     best = [f"{max(points)[1]:.2g} at ε = {epsilon:g}" for epsilon, points in sorted(by_epsilon.items())]
     spreads = [max(points)[0] - min(points)[0] for points in by_epsilon.values()]
-    return (
-        f"The best p is {', '.join(best)}; between the best and the worst p lie {min(spreads):.1f} to "
-        f"{max(spreads):.1f} points."
-    )
+    return f"The best p is {', '.join(best)}; between the best and the worst p lie {_from_to(spreads)} points."
+
+
+def _from_to(values: Sequence[float]) -> str:
+    """The smallest and the largest, or one figure where they read the same."""
+    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in (min(values), max(values))))
 
 
 def _origin(found: Mapping[str, Any]) -> str:
@@ -141,8 +143,7 @@ def _published(found: Mapping[str, Any]) -> list[str]:
     printed = [row["printed"]["accuracy"] for row in ended]
     word = "reproduced" if min(a - b for a, b in zip(ours, printed)) > -1 else "not reproduced"
     return [
-        f"**The private rows at the published noise: {word}.** {min(ours):.1f} to {max(ours):.1f} % at best; "
-        f"{min(printed):.1f} to {max(printed):.1f} printed."
+        f"**The private rows at the published noise: {word}.** {_from_to(ours)} % at best; {_from_to(printed)} printed."
     ]
 
 
@@ -156,7 +157,7 @@ def _sound(found: Mapping[str, Any], setting: str, words: str) -> list[str]:
     beside = f", and the means are known to ± {max(halves):.1f} at worst" if halves else ", from one seed"
     low, high, most = min(last), max(last), max(last, key=lambda p: float(last[p]["mean"]))
     fewer = cells[high]["payload_bytes"] / cells[low]["payload_bytes"]
-    reached = f"{min(means):.1f} to {max(means):.1f} % after the last round over p = {low:g} to {high:g}"
+    reached = f"{_from_to(means)} % after the last round over p = {low:g} to {high:g}"
     spread = f"{max(means) - min(means):.1f} points{beside}"
     return [
         f"**Fed-SPA under a sound (1.0, 10⁻³) guarantee, {words}:** {reached}, the most at p = {most:g}. That is "

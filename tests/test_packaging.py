@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib import metadata
 
 import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import fedspa
 import licences
 
 ROOT = licences.ROOT
@@ -20,6 +22,17 @@ def installed(name: str) -> str | None:
         return Version(metadata.version(name)).public
     except metadata.PackageNotFoundError:
         return None
+
+
+def test_the_version_stands_in_one_place_and_the_pages_agree() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert "version" not in pyproject["project"]
+    assert pyproject["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "fedspa.__version__"}}
+    newest = re.search(r"^## .*?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.M)
+    assert newest is not None
+    shown = re.findall(r"fedspa[- ](\d+\.\d+\.\d+)", (ROOT / "docs" / "install.md").read_text("utf-8"))
+    assert len(shown) == 2
+    assert {newest[1], *shown} == {fedspa.__version__}
 
 
 def test_every_requirement_is_pinned_within_its_range() -> None:

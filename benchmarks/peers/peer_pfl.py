@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ending import ends_with_children
 from peer_job import Rounds, Trainer, folder_argument, net_logits, read
 
 
@@ -109,6 +110,7 @@ def worker(folder: Path) -> None:
 
 
 def main() -> None:
+    ends_with_children()
     folder = folder_argument()
     processes = read(folder).processes
     addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(processes))
@@ -119,7 +121,11 @@ def main() -> None:
         )
         for rank in range(processes)
     ]
-    sys.exit(max(process.wait() for process in workers))
+    try:
+        sys.exit(max(process.wait() for process in workers))
+    finally:
+        for process in workers:
+            process.kill()
 
 
 def free_ports(count: int) -> list[int]:

@@ -172,10 +172,15 @@ class Deployment:
             time.sleep(0.1)
 
     def __enter__(self) -> Deployment:
+        """Within it SIGTERM ends this process by way of `close`, as Ctrl-C does: others would stay behind."""
+        self._before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            signal.signal(signal.SIGTERM, self._before)
 
     def start(self, name: str, *command: str | Path, env: Mapping[str, str] | None = None) -> None:
         """Any program, as a process of this deployment."""

@@ -7,9 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedspa.cli import main
+from fedspa.examples import count
+from fedspa.runs.config import load
+from fedspa.runs.records import records_of
 
 SCHEMA = """
 [data]
@@ -30,8 +34,9 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """`fedspa data check` of a table of this text, in a folder of its own."""
+    """`fedspa data check` of a table of this text, in a folder of its own and a window that breaks no line."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
 
     def run(text: str, *words: str, schema: str = SCHEMA, name: str = "table.csv") -> tuple[int, str, str]:
         Path(name).write_text(text)
@@ -113,6 +118,56 @@ def test_a_runs_config_is_a_schema(call: Call) -> None:
     code, _, err = call(GOOD, schema=SCHEMA.replace("person =", "persn =", 1))
     assert code == 2
     assert err == "fedspa: unknown key 'data.persn'; allowed: agent, columns, person, split, test\n"
+
+
+HELD_OUT = """
+[data]
+name = "table.csv"
+holdout = {share}
+agent = "hospital"
+{person}
+[data.columns]
+age = {{kind = "number", range = [0, 100]}}
+sick = {{kind = "flag", target = true}}
+{ignored}
+"""
+
+
+@pytest.mark.parametrize("persons", [False, True])
+def test_what_a_run_holds_out_is_told_as_the_run_does_it(call: Call, persons: bool) -> None:
+    whose = {"person": 'person = "patient"', "ignored": ""}
+    whose = whose if persons else {"person": "", "ignored": 'patient = {kind = "ignore"}'}
+    rows = [f"{('north', 'south')[n % 3 % 2]},p{n % 3}-{n // 9},{n},{'yes' if n % 2 else 'no'}" for n in range(60)]
+    text, schema = "\n".join(["hospital,patient,age,sick", *rows]) + "\n", HELD_OUT.format(share=0.25, **whose)
+    code, out, _ = call(text, "--json", schema=schema)
+    assert code == 0
+    found = json.loads(out)
+    settings = ["data.dir=.", "federation.agents=2", "federation.per_round=2", "privacy.epsilon=1.0"]
+    data = records_of(load(Path("schema.toml"), settings))
+    assert found["held_out"] == count(data.test_y)
+    assert data.owners is not None
+    assert list(found["rows_of_agents"].values()) == np.bincount(data.owners).tolist()
+    if data.persons is not None:
+        times = np.unique(data.persons, return_counts=True)[1]
+        assert (found["persons"], found["most_rows_of_a_person"]) == (len(times), times.max())
+    _, out, _ = call(text, schema=schema)
+    left = 60 - found["held_out"]
+    assert f"rows held out for testing, by data.holdout = 0.25: {found['held_out']}; left: {left}\n" in out
+    assert f"training rows: 'south' {found['rows_of_agents']['south']}, 'north' " in out
+
+
+def test_a_holdout_that_no_run_would_take(call: Call) -> None:
+    whose = {"person": "", "ignored": ""}
+    few = "hospital,age,sick\nsouth,1,no\n" + "north,1,yes\n" * 3
+    code, out, _ = call(few, schema=HELD_OUT.format(share=0.75, **whose))
+    assert code == 1
+    assert "agent 'south': all of its training rows are held out; give it more, or hold out fewer\n" in out
+    code, _, err = call(few, schema=HELD_OUT.format(share=0.01, **whose))
+    assert code == 2
+    assert "data.holdout is 0.01; of 4 training records it leaves none on one side" in err
+    code, _, err = call(few, schema=HELD_OUT.format(share=1.5, **whose))
+    assert code == 2
+    assert err.startswith("fedspa: data.holdout is 1.5; it must be")
 
 
 def test_many_agents_are_not_all_listed(call: Call) -> None:

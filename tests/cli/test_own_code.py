@@ -139,6 +139,7 @@ def test_what_fails_is_one_line_with_the_place(
     code, err = call("run", str(project / "config.toml"), "--set", f"{key}=own_code:{function}")
     assert code == 2
     assert err.count("\n") == 1
+    assert err.startswith(f"fedspa: {key} = 'own_code:{function}'")
     assert f"({kind}: " in err
     assert f"{Path('project', 'own_code.py')}:{line(at)})" in err
     assert err.endswith("; FEDSPA_TRACEBACK=1 shows the way there\n")

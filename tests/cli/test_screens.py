@@ -19,7 +19,9 @@ from rich.console import Console
 from test_shipped_configs import EXPERIMENTS, QUICKSTART, smaller
 from typer.main import get_command
 
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app, main, run, sweeping, tune, watch
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.report.progress import snapshot
 from fedspa.running import RunResult, simulate
 
@@ -97,11 +99,43 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ledgers(call: Call, finished: Path, tmp_path: Path) -> None:
     Path("run").symlink_to(finished)
-    fits(call("ledger show run/ledger.sqlite --cap 5"))
+    capped = call("ledger show run/ledger.sqlite --cap 5")
+    fits(capped)
+    above, below, *_ = capped.splitlines()
+    assert (above.split(), below.split()[-3:]) == (["ε", "rounds"], ["ε", "left", "left"])
+    assert "left: under a cap of ε = 5, and how many more rounds like the agent's last one fit" in " ".join(
+        capped.split()
+    )
     fits(call("ledger show run/ledger.sqlite --all"))
+    fits(call("ledger show run/ledger.sqlite --agent agent-0"))
     sound = call("ledger verify run/ledger.sqlite")
     assert sound.startswith("SOUND: run/ledger.sqlite\n- THE NOISE WAS SEEDED")
     fits(sound)
+
+
+def test_a_table(call: Call) -> None:
+    """With names and cells as long as people have them."""
+    columns = '"how old the patient was" = {kind = "number", range = [0, 110]}\nill = {kind = "flag", target = true}'
+    Path("schema.toml").write_text(f'[data]\nagent = "hospital"\n[data.columns]\n{columns}\n')
+    rows = "".join(f"the hospital of {town},{9 * n},maybe {town}\n" for n, town in enumerate(("Ahlen", "Brilon") * 9))
+    Path("visits.csv").write_text(f"hospital,how old the patient was,ill\n{rows}")
+    fits(call("data check visits.csv --schema schema.toml", code=1))
+
+
+def test_a_run_with_a_long_name_in_a_ledger(call: Call) -> None:
+    with Ledger.open(Path("ledger.sqlite")) as ledger:
+        ledger.reserve("north", GaussianEvent("poisson", 50, 500, 50, 8.2), "a-name-[much]-too-long-" * 4, "round-0")
+    fits(said := call("ledger show ledger.sqlite --cap 5"))
+    assert "[much]" in said
+
+
+def test_a_roster(call: Call) -> None:
+    """As three sites make theirs; a digest and a key are on lines of their own."""
+    keys = [call(f"site keygen {name}.key") for name in "abc"]
+    members = [f'clinic-{name} = "{said.split()[2]}"' for name, said in zip("abc", keys)]
+    Path("roster.toml").write_text("\n".join(["[members]", *members]) + "\n")
+    for said in (*keys, call("site roster roster.toml --key a.key --name clinic-b", code=1)):
+        fits(said)
 
 
 def test_a_damaged_ledger_is_a_verdict_first(call: Call, finished: Path) -> None:

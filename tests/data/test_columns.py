@@ -140,16 +140,17 @@ def test_targets_decide_the_task() -> None:
     words = {"kind": "category", "categories": ["a", "b", "c"], "target": True}
     x = {"x": AGE}
     tasks = [
-        ({**x, "y": SICK}, "classification", 2),
-        ({**x, "y": words}, "classification", 3),
-        ({**x, "y": {**words, "other": True}}, "classification", 4),
+        ({**x, "y": SICK}, "classification", ("false", "true")),
+        ({**x, "y": words}, "classification", ("a", "b", "c")),
+        ({**x, "y": {**words, "other": True}}, "classification", ("a", "b", "c", "another")),
         ({**x, "y": one}, "regression", None),
         ({**x, "y": one, "z": one}, "regression", None),
         ({**x, "y": SICK, "z": SICK}, "multi-label", None),
     ]
     for columns, task, classes in tasks:
         made = checked({"columns": columns})
-        assert (made.task, made.classes) == (task, classes)
+        assert (made.task, made.class_names) == (task, classes)
+        assert made.classes == (None if classes is None else len(classes))
         assert made.features == ("x",)
 
 

@@ -33,6 +33,17 @@ def test_no_epsilon_is_rounded_down() -> None:
     assert "ε = 0.139 (floor 100.417)" in line
 
 
+def test_a_spread_of_one_figure_is_one_figure() -> None:
+    points = [
+        {"epsilon_target": epsilon, "status": "done", "accuracy_last": {"mean": mean}, "compression": p}
+        for epsilon, best in ((0.5, 90.06), (1.0, 95.13))
+        for mean, p in ((best, 1.0), (95.02 if best > 95 else 90.0, 0.1))
+    ]
+    assert paper_tables._best({"points": points}).endswith("between the best and the worst p lie 0.1 points.")
+    points[0]["accuracy_last"] = {"mean": 91.5}
+    assert paper_tables._best({"points": points}).endswith("lie 0.1 to 1.5 points.")
+
+
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_every_part_has_its_place(name: str) -> None:
     for part in ("table", "findings", "curve"):

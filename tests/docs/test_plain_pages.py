@@ -22,6 +22,18 @@ def test_no_cell_is_a_paragraph(page: Path) -> None:
     assert not [cell for cell in cells if len(cell.split()) > 45]
 
 
+@pytest.mark.parametrize("page", ["tuning", "ledger", "engine"])
+def test_no_sentence_is_a_paragraph(page: str) -> None:
+    text = re.sub(
+        r"^```.*?^```|^(?:\||#|<!--|    ).*?$", "", (DOCS / f"{page}.md").read_text("utf-8"), flags=re.S | re.M
+    )
+    blocks = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", text, flags=re.M)
+    ends = r"(?<=[.!?])[)*]*\s+(?=[A-Z`*(\[ετδ])"
+    sentences = [sentence for block in blocks for sentence in re.split(ends, block.replace("\n>", "\n"))]
+    assert len(sentences) > 80
+    assert not [sentence for sentence in sentences if len(sentence.split()) > 38]
+
+
 def test_the_glossary_says_each_term_in_a_few_sentences() -> None:
     terms = re.findall(r"^### (.+)\n((?:(?!#).+\n)+)", (DOCS / "glossary.md").read_text("utf-8"), flags=re.M)
     assert len(terms) >= 40

@@ -71,7 +71,9 @@ def test_a_new_site_is_ready_but_for_what_its_people_must_bring(tmp_path):
     code, output = called("site", "new", tmp_path / "south")
     assert code == 0
     assert "fedspa site check" in output
-    assert wrong(tmp_path / "south").keys() >= {"node", "certificate", "apps"}
+    mend = wrong(tmp_path / "south")
+    assert mend.keys() >= {"records", "certificate", "apps"}
+    assert mend["records"].startswith(f"there are no records yet: '{tmp_path / 'south' / 'records.npz'}' is not there;")
     assert len((tmp_path / "south/README.md").read_text().splitlines()) == 4
     site = folders.read_site(tmp_path / "south")
     assert site.agent == "south"
@@ -79,7 +81,8 @@ def test_a_new_site_is_ready_but_for_what_its_people_must_bring(tmp_path):
         assert stat.S_IMODE(private.stat().st_mode) & 0o077 == 0
 
 
-def test_a_ready_site_says_so_first(site):
+def test_a_ready_site_says_so_first(site, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     code, output = called("site", "check", site)
     assert code == 0
     lines = output.splitlines()
@@ -87,6 +90,21 @@ def test_a_ready_site_says_so_first(site):
     assert all(len(line.split()[0]) <= 3 for line in lines[1:])
     assert "50 of shape" in output
     assert "terms 5, mask 1, payload 1, pricing 1, sum 1" in output
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_is_told_fits_80_columns(site, server, monkeypatch, ready):
+    monkeypatch.setenv("COLUMNS", "80")
+    if not ready:
+        (site / "records.npz").unlink()
+        (server / "server.key").unlink()
+    for kind, folder in (("site", site), ("server", server)):
+        code, output = called(kind, "check", folder)
+        assert code == (not ready)
+        assert max(map(len, output.splitlines())) <= 80
+        _, plain = called(kind, "check", folder, "--json")
+        for finding in json.loads(plain)["findings"]:  # nothing is cut off
+            assert "".join(finding["detail"].split())[-12:] in "".join(output.split())
 
 
 def test_a_folder_is_made_once(site):
@@ -100,8 +118,10 @@ def test_a_folder_is_made_once(site):
     ("subject", "words", "spoil"),
     [
         ("policy", "epsilon is missing", lambda site: (site / "policy.toml").write_text("delta = 1e-5\n")),
-        ("node", "promises nothing to 50 records", lambda site: _replace(site / "policy.toml", "1e-5", "0.1")),
-        ("node", "records.npz' cannot be read", lambda site: (site / "records.npz").unlink()),
+        ("records", "promises nothing to 50 records", lambda site: _replace(site / "policy.toml", "1e-5", "0.1")),
+        ("records", "there are no records yet: '", lambda site: (site / "records.npz").unlink()),
+        ("records", "records.npz' cannot be read", lambda site: (site / "records.npz").write_text("none")),
+        ("records", "records.csv' is no file", lambda site: _table(site)),
         ("node", "unknown key clases", lambda site: _replace(site / "site.toml", "classes", "clases")),
         ("node", "is missing; put it back", lambda site: (site / "ledger/ledger.sqlite").unlink()),
         ("ledger file", "witness", lambda site: (site / "ledger/ledger.sqlite.witness").unlink()),
@@ -118,6 +138,14 @@ def test_what_is_to_be_mended_is_named(site, subject, words, spoil):
     assert words in wrong(site)[subject]
 
 
+def _table(site: Path) -> None:
+    """Named in site.toml, described, and not there."""
+    _replace(site / "site.toml", "records.npz", "records.csv")
+    _replace(site / "site.toml", "classes = 2", 'classes = 2\nschema = "schema.toml"')
+    column = 'age = {kind = "number", range = [0, 1]}\nsick = {kind = "flag", target = true}'
+    (site / "schema.toml").write_text(f"[data.columns]\n{column}\n")
+
+
 def _replace(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
@@ -131,6 +159,7 @@ def test_a_ledger_on_a_disk_that_forgets(site, monkeypatch, kind, words):
 
 
 def test_a_containers_own_layer_is_a_note(site, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr(check, "filesystem", lambda path: "overlay")
     code, output = called("site", "check", site)
     assert code == 0

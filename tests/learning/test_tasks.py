@@ -32,6 +32,7 @@ from fedspa.learning.tasks import (
 )
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.tasks.named import NAMES, resolve
+from fedspa.learning.tasks.own import Loss
 
 N, IN, CLASSES, LENGTH = 6, 5, 4, 7
 
@@ -334,8 +335,36 @@ def test_targets_beyond_the_module_are_found_before_a_run() -> None:
 def test_a_module_that_does_not_fit_the_task(task: Task, module: nn.Module, x: Tree, y: Tree, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         require_fit(FlatModel(module, task), Examples(x, y), "the module")
-    assert str(caught.value).startswith("the module")
+    assert str(caught.value).startswith("the task's function" if type(task) is Own else "the module")
     assert "\n" not in str(caught.value)
+
+
+class Two(nn.Module):
+    """Wants to be called with two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(IN, 4)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.layer(x) * weight
+
+
+@pytest.mark.parametrize(
+    ("function", "module", "whose"),
+    [
+        (lambda module, example: module(example[0]).sum(), nn.Linear(IN + 1, 4), "the module cannot take"),
+        (lambda module, example: module(example).sum(), dense(4), "the task's function failed"),
+        (lambda module, example: module(example[0], 2.0).missing, Two(), "the task's function failed"),
+        (lambda module, example: module(example[0], None).sum(), Two(), "the module cannot take"),
+    ],
+)
+def test_a_loss_of_ones_own_and_the_module_that_it_calls_are_told_apart(
+    function: Loss, module: nn.Module, whose: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_fit(FlatModel(module, Own(function)), Examples(drawn(2, IN), whole(2, 2)), "the module")
+    assert str(caught.value).startswith(whose)
 
 
 class TestNextToken:

@@ -179,6 +179,29 @@ def test_a_cell_whose_runs_failed() -> None:
     assert "cpSGD, p = 0.1, verified: refused: outside the theorem" in table.notes(found)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "told"),
+    [
+        ([{}, {"verified": 0}], "From no run that is done yet. "),
+        ([{"published": 1}, {"published": 1, "verified": 1, "tuned": 0}], "From one seed. "),
+        ([{"published": 3, "tuned": 3}, {"verified": 3}], "From 3 seeds; ± is half"),
+        (
+            [{"published": 1, "verified": 3, "tuned": 5}, {"published": 1, "verified": 1}],
+            "From these numbers of seeds: 1 at the published noise, 1 or 3 in sound cells, 5 in tuned ones; where",
+        ),
+    ],
+)
+def test_the_note_says_how_many_seeds_each_kind_of_cell_has(seeds: list[dict[str, int]], told: str) -> None:
+    """--seeds may be fewer than a table's file asks for."""
+    lines = [
+        {"algorithm": "fedspa", "compression": 0.1, "adversary": "local"}
+        | {kind: {"seeds": count, "status": "done", "reason": ""} for kind, count in row.items()}
+        for row in seeds
+    ]
+    (note,) = [line for line in table.notes({"rows": lines, "quick": False, "seeds": 1}) if line.startswith("best: ")]
+    assert told in note
+
+
 def test_spread() -> None:
     assert cells.spread([1.0, 2.0, 3.0]) == {"mean": 2.0, "std": 1.0, "values": [1.0, 2.0, 3.0]}
     assert cells.shown_spread(cells.spread([97.5])) == "97.50"

@@ -228,7 +228,7 @@ def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     floor, whom = shown(summary["epsilon_floor"]), "the server with up to 1 of the 5 agents or more whose sums it sees"
     assert f"Guarantee for each record ε = {shown(summary['epsilon'])}" in text
     assert f"against {whom}; floor ε = {floor} against all others together" in text
-    assert f"floor replace-one fixed binomial {floor} against all others together" in text
+    assert f"floor {floor} replace-one fixed binomial against all others together" in text
     assert "The floor. Should all other agents be with the server, or the masks be broken" in text
     assert text.index("What is promised.") < text.index("The floor.") < text.index("What is not covered.")
     assert "members 5 added up at least, of whom up to 1 may collude" in text

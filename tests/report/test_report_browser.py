@@ -185,6 +185,18 @@ def test_no_width_makes_the_page_scroll_sideways(browser: Browser, folder: Path,
             assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_a_telephone_shows_epsilon_and_every_agent_without_scrolling(browser: Browser, folder: Path) -> None:
+    with Opened(browser, folder / "report.html", viewport={"width": 390, "height": 844}) as opened:
+        page = opened.page
+        head, values = page.locator("table.epsilons thead th"), page.locator("table.epsilons tbody td:nth-child(2)")
+        assert head.nth(1).inner_text() == "ε"
+        for shown in (head.nth(1), *values.all(), *page.locator(".bar").all()):
+            box = shown.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 390
+
+
 def test_it_prints(browser: Browser, folder: Path) -> None:
     with Opened(browser, folder / "report.html", color_scheme="dark") as opened:
         page = opened.page

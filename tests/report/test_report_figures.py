@@ -15,6 +15,7 @@ from fedspa.report.figures import (
     LEFT,
     RIGHT,
     TOP,
+    WIDE,
     WIDTH,
     Axis,
     Figure,
@@ -101,3 +102,16 @@ def test_bars_stand_on_the_axis_and_say_what_they_are() -> None:
     assert some.label == "Agent agent-1, Participations 3, ε 1.500"
     assert drawn.limits[0][0] < some.y
     assert bars("k", "T", "C", [], [], []) is None
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, WIDTH), (19, WIDTH), (20, WIDE), (200, WIDE)])
+@pytest.mark.parametrize("named", ["agent-{}", "a clinic with a long name {}"])
+def test_few_bars_fit_a_telephone_and_no_name_runs_into_the_next(count: int, width: int, named: str) -> None:
+    drawn = bars("k", "T", "C", [1.0] * count, ["Agent"], [[named.format(i)] for i in range(count)])
+    assert drawn is not None
+    assert (drawn.width, drawn.wide) == (width, width == WIDE)
+    assert all(bar.x >= LEFT and bar.x + bar.width <= width - RIGHT for bar in drawn.bars)
+    assert all(bar.y + bar.height == pytest.approx(drawn.plot[3]) for bar in drawn.bars)
+    assert drawn.x_ticks[0][0] == pytest.approx(drawn.bars[0].x + drawn.bars[0].width / 2, abs=0.01)
+    longest = max(len(name) for _, name in drawn.x_ticks)
+    assert all(after - before >= 9 * longest for (before, _), (after, _) in pairwise(drawn.x_ticks))

@@ -115,7 +115,7 @@ def test_a_floor_that_bounds_nothing_is_said_to_be_infinite(tmp_path: Path) -> N
     assert "FLOOR ε = ∞ against all others together" in statement(summary)
     assert "nothing is promised then" in dict(plain_words(summary, 6))["The floor."]
     table = epsilons(promise(read(tmp_path / "run")))
-    assert [row[4] for row in table if row[0] == "floor"] == ["∞"]
+    assert [row[1] for row in table if row[0] == "floor"] == ["∞"]
 
 
 def test_epsilon_sets_the_trials_of_the_honest_members(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_runs_of_both_kinds_on_one_ledger_add_up(tmp_path: Path) -> None:
 
 def total_priced_by(folder: Path) -> str:
     """As the report's table has it."""
-    (accountant,) = (row[3] for row in epsilons(promise(read(folder))) if "all runs" in row[-1])
+    (accountant,) = (row[4] for row in epsilons(promise(read(folder))) if "all runs" in row[-1])
     return accountant
 
 

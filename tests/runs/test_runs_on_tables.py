@@ -13,6 +13,7 @@ import pytest
 import fedspa
 from fedspa.errors import ConfigError, DataError
 from fedspa.learning.tasks import Regression
+from fedspa.report.card import card
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load, to_toml
@@ -67,6 +68,22 @@ def test_a_run_on_a_table_ends_in_its_own_units(folder: Path) -> None:
     assert summary["scores"]["mae"] == pytest.approx(np.abs(found - own).mean(), rel=1e-5)
     assert summary["scores"]["r2"] == pytest.approx(1 - np.square(found - own).sum() / own.var() / len(own), rel=1e-4)
     assert (folder / "out" / "report.html").is_file()
+
+
+def test_classes_are_called_by_the_tables_own_words(folder: Path) -> None:
+    """All are of one age, so that the model has one answer for all."""
+    lines = [f"{'nsw'[row % 3]},50,{('low', 'high', 'odd')[row % 7 % 3]}" for row in range(90)]
+    (folder / "risks.csv").write_text("\n".join(["clinic,age,risk", *lines]) + "\n", "utf-8")
+    risk = {"kind": "category", "categories": ["low", "high"], "other": True, "target": True}
+    summary = fedspa.run(
+        config({"name": "risks.csv", "columns": {"age": COLUMNS["age"], "risk": risk}, "person": None})
+    ).summary
+    answer = ("low", "high", "another")[summary["accuracy_by_class"].index(1.0)]
+    assert f"the last model predicts class '{answer}' for every held-out record" in summary["warnings"]
+    assert "| class | low | high | another |" in card(folder / "out")
+    for damaged in ({"columns": 3}, {"columns": {"age": COLUMNS["age"], "risk": {**risk, "other": False}}}):
+        (folder / "out" / "summary.json").write_text(json.dumps(summary | {"schema": damaged}), "utf-8")
+        assert "| class | 0 | 1 | 2 |" in card(folder / "out")
 
 
 @pytest.mark.parametrize(("other", "scale"), [([0, 200], 100.0), ([0, 100], 1.0)])

@@ -138,7 +138,13 @@ class TestBadInput:
             (lambda module, example: module(example[0]).sum() / example[1].min(), "is nan; it must be finite"),
             (lambda module, example: torch.zeros(()), "has no gradient for an example"),
             (lambda module, example: example["x"], "it is called as loss(module, example)"),
-            (torch.nn.CrossEntropyLoss(), "it is called as loss(module, example)"),
+            (torch.nn.CrossEntropyLoss(), "task = CrossEntropyLoss failed on records of shape (5,) float32 (TypeError"),
+            (lambda module, example: module(example), "<lambda> failed on records of shape (5,) float32 (TypeError"),
+            (
+                lambda module, example: module(example[0]).detach().sum(),
+                "the task (task = <lambda>) has no gradient for an example made like (5,)",
+            ),
+            (lambda module, example: module(example[0][:, :2]).sum(), "<lambda> failed on records of shape (5,)"),
         ],
     )
     def test_a_loss_of_ones_own(self, tmp_path: Path, task: Callable[..., Tensor], said: str) -> None:

@@ -39,15 +39,39 @@ def check(
     from fedspa.data.findings import examine
     from fedspa.runs.sections import Data
 
-    found = examine(file, load_schema(schema, beside=frozenset(Data.model_fields)))
+    share = _holdout(schema)
+    found = examine(file, load_schema(schema, beside=frozenset(Data.model_fields)), share)
     if as_json:
         print(json.dumps({"file": str(file), "sound": found.sound, **asdict(found)}, allow_nan=False))
     else:
+        from rich.console import Console
+
         from fedspa.errors import printable
 
-        print("\n".join(map(printable, [*_wrong(found), *_said(found), *_verdict(found, file)])))
+        screen = Console(highlight=False, markup=False)
+        for line in (*_wrong(found), *_said(found, share), *_verdict(found, file)):
+            screen.print(printable(line))
     if not found.sound:
         raise typer.Exit(1)
+
+
+def _holdout(schema: Path) -> float:
+    """The share of the training records that a run of this config holds out; 0 where the file is no more than a
+    schema."""
+    from pydantic import ValidationError
+
+    from fedspa import toml
+    from fedspa.data.columns import told
+    from fedspa.errors import ConfigError
+    from fedspa.runs.sections import Data
+
+    section = toml.read(schema, "a TOML file with [data.columns]").get("data")
+    given = section.get("holdout", 0.0) if isinstance(section, dict) else 0.0
+    try:
+        return Data.model_validate({"holdout": given}).holdout
+    except ValidationError as error:
+        (wrong,) = error.errors()
+        raise ConfigError(told(wrong["type"], wrong["loc"], wrong["msg"], given)) from None
 
 
 def _wrong(found: Findings) -> list[str]:
@@ -59,7 +83,11 @@ def _wrong(found: Findings) -> list[str]:
         for name in found.columns_unknown
     ]
     lines += [f"column {quoted(name)}: it is there more than once; no row was read" for name in found.columns_twice]
-    return lines + [_problem(problem, found.unit) for problem in found.problems]
+    lines += [_problem(problem, found.unit) for problem in found.problems]
+    return lines + [
+        f"agent {quoted(name, 60)}: all of its training rows are held out; give it more, or hold out fewer"
+        for name in found.agents_without_rows
+    ]
 
 
 def _problem(problem: Problem, unit: str) -> str:
@@ -71,7 +99,7 @@ def _problem(problem: Problem, unit: str) -> str:
     return f"{what} {problem.reason}{examples}, in {rows}; {problem.advice}"
 
 
-def _said(found: Findings) -> list[str]:
+def _said(found: Findings, share: float) -> list[str]:
     """What is not wrong, but good to know."""
     from fedspa.errors import quoted
 
@@ -84,7 +112,11 @@ def _said(found: Findings) -> list[str]:
         for name, count in found.clipped.items()
     ]
     if found.test_rows is not None:
-        lines.append(f"rows for testing: {found.test_rows:,}")
+        instead = "; a run takes the rows that it holds out in their place" * (found.held_out is not None)
+        lines.append(f"rows for testing: {found.test_rows:,}{instead}")
+    if found.held_out is not None:
+        left = found.rows - (found.test_rows or 0) - found.held_out
+        lines.append(f"rows held out for testing, by data.holdout = {share:g}: {found.held_out:,}; left: {left:,}")
     if found.rows_of_agents is not None:
         counts = sorted(found.rows_of_agents.items(), key=lambda item: item[1])
         few = ", ".join(f"{quoted(name, 60)} {count:,}" for name, count in counts[:_MOST_AGENTS])

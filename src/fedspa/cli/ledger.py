@@ -14,6 +14,8 @@ import typer
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedspa.agent.ledger.summary import AgentSummary, LedgerSummary
     from fedspa.privacy.event import Event
     from fedspa.runs.sections import Privacy
@@ -203,7 +205,7 @@ def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None  # JSON has no infinity
 
 
-_COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε left", "more rounds")
+_COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε\nleft", "rounds\nleft")
 
 
 def _cells(agent: AgentSummary) -> list[str]:
@@ -224,12 +226,13 @@ def _cells(agent: AgentSummary) -> list[str]:
     ]
 
 
-def _print_runs(agent: AgentSummary) -> None:
+def _print_runs(agent: AgentSummary, screen: Console) -> None:
     """What the entries are of, newest last. Those of a guard begin with the tool that spent (docs/guard.md)."""
     if len(agent.runs) > MOST_RUNS:
-        print(f"… {len(agent.runs) - MOST_RUNS} earlier runs (--json has them)")
+        screen.print(f"… {len(agent.runs) - MOST_RUNS} earlier runs (--json has them)", highlight=False)
     for run in agent.runs[-MOST_RUNS:]:
-        print(f"run {run.run}: {run.participations} rounds, {run.first_at[:16]} to {run.last_at[:16]}")
+        told = f"run {run.run}: {run.participations} rounds, {run.first_at[:16]} to {run.last_at[:16]}"
+        screen.print(told, highlight=False, markup=False)
 
 
 def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: list[str]) -> None:
@@ -275,15 +278,18 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     for event in events:
         screen.print(f"last event: {event}", highlight=False, markup=False)
     if listed == 1 and first is not None:
-        _print_runs(first)
+        _print_runs(first, screen)
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if first is not None:
         screen.print(
             f"ε for each {' or '.join(units)} at δ = {first.delta:g}, {first.neighbours}, accountant "
-            f"{' or '.join(accountants)}; left and more rounds: "
-            f"{'give --cap or --policy' if first.cap is None else f'of a cap of {first.cap.epsilon:g}'}",
+            f"{' or '.join(accountants)}",
             highlight=False,
         )
+        left = "give --cap or --policy"
+        if first.cap is not None:
+            left = f"under a cap of ε = {first.cap.epsilon:g}, and how many more rounds like the agent's last one fit"
+        screen.print(f"left: {left}", highlight=False)
     untrusting = first is not None and first.cap is not None and first.cap.floor is None
     if summed:
         screen.print(

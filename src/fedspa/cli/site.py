@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedspa.cli.new import fill
-from fedspa.errors import ConfigError, worded
+from fedspa.errors import ConfigError, printable, worded
 
 if TYPE_CHECKING:
     from fedspa.flower.check import Finding
@@ -110,13 +110,26 @@ def told(name: str, findings: list[Finding], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"name": name, "ready": not wrong, "findings": [one._asdict() for one in findings]}))
     else:
-        print(f"{name}: ready" if not wrong else f"{name}: NOT ready, {wrong} to mend")
-        width = max(len(finding.subject) for finding in findings)
-        marks = {True: "yes", False: "NO ", None: "–  "}
-        for finding in findings:
-            print(f"  {marks[finding.works]}  {finding.subject:{width}}  {finding.detail}")
+        _print(f"{name}: ready" if not wrong else f"{name}: NOT ready, {wrong} to mend", findings)
     if wrong:
         raise typer.Exit(1)
+
+
+def _print(verdict: str, findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    screen, table = Console(highlight=False, markup=False), Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    marks = {True: "yes", False: "NO", None: "–"}
+    for finding in findings:
+        # As it is: in markup, 'fedspa[flower]' would lose its brackets.
+        table.add_row(marks[finding.works], finding.subject, Text(printable(finding.detail)))
+    screen.print(verdict)
+    screen.print(table)
 
 
 @app.command()
@@ -139,7 +152,7 @@ def pin(
     if digest not in site.digests():
         with worded(ConfigError, lambda why: f"{site.apps}: {why}"), site.apps.open("a", encoding="utf-8") as file:
             file.write(f"{digest}  {application.resolve().name}\n")
-    print(f"{site.agent} runs {application} as it is now: {digest}")
+    print(f"{site.agent} runs {application} as it is now:\n{digest}")
 
 
 @app.command()
@@ -260,7 +273,7 @@ def roster(
     width = max(map(len, found.members))
     for member, its in found.members.items():
         print(f"{member:{width}}  {fingerprint(its)}")
-    print(f"{file}: sound; {len(found.members)} members, digest {found.digest}")
+    print(f"digest  {found.digest}\n{file}: sound; {len(found.members)} members")
     if public is None:
         return
     owner = next((member for member, its in found.members.items() if its == public), None)
@@ -268,5 +281,5 @@ def roster(
         print(f"{key}: the key of {owner}")
         return
     where = "stands nowhere in it" if owner is None else f"stands beside {owner}, and not beside {name}"
-    print(f"{key}: its public key {public.hex()} {where}")
+    print(f"{key}: its public key {where}:\n{public.hex()}")
     raise typer.Exit(1)

@@ -279,6 +279,14 @@ class Schema(_Section):
         return None if self.task != "classification" else first.places if isinstance(first, Category) else 2
 
     @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What the classes of a classification are called, in the order of their numbers."""
+        first = next(iter(self.targets.values()))
+        if self.task != "classification":
+            return None
+        return (*first.categories, *["another"] * first.other) if isinstance(first, Category) else ("false", "true")
+
+    @property
     def features(self) -> tuple[str, ...]:
         """Their names, in order."""
         return tuple(feature for name, column in self.inputs.items() for feature in column.features(name))

@@ -6,10 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from fedspa.data.cells import Odd
 from fedspa.data.columns import Schema
 from fedspa.data.encode import LACKING, Encoder, compare_header
 from fedspa.data.table import Source, feed, open_source
+from fedspa.data.view import divided
 from fedspa.errors import quoted
 
 _MOST_EXAMPLES = 3
@@ -30,7 +33,9 @@ class Problem:
 
 @dataclass
 class Findings:
-    """`missing`: values that a rule of the schema stands in for. `clipped`: values outside their column's range."""
+    """`missing`: values that a rule of the schema stands in for. `clipped`: values outside their column's range.
+    `held_out`: training rows that a run takes for testing, by `data.holdout`; agents and persons are told without
+    them."""
 
     rows: int = 0
     bad_rows: int = 0
@@ -44,6 +49,7 @@ class Findings:
     missing: dict[str, int] = field(default_factory=dict)
     clipped: dict[str, int] = field(default_factory=dict)
     test_rows: int | None = None
+    held_out: int | None = None
     rows_of_agents: dict[str, int] | None = None
     persons: int | None = None
     most_rows_of_a_person: int | None = None
@@ -51,11 +57,18 @@ class Findings:
     @property
     def sound(self) -> bool:
         """Whether the simulator would take the table as it is."""
-        return not (self.columns_missing or self.columns_unknown or self.columns_twice or self.problems)
+        wrong = self.columns_missing or self.columns_unknown or self.columns_twice or self.problems
+        return not (wrong or self.agents_without_rows)
+
+    @property
+    def agents_without_rows(self) -> list[str]:
+        """Agents all of whose training rows are held out."""
+        return [name for name, rows in (self.rows_of_agents or {}).items() if not rows]
 
 
-def examine(path: Path, schema: Schema) -> Findings:
-    """Reads the whole table and writes nothing."""
+def examine(path: Path, schema: Schema, holdout: float = 0.0) -> Findings:
+    """Reads the whole table and writes nothing. `holdout` is the share of the training rows that a run holds out, which
+    can be told of a table that a run would take."""
     source = open_source(path)
     missing, unknown, twice = compare_header(schema, source.names, agents=True)
     found = Findings(
@@ -68,11 +81,13 @@ def examine(path: Path, schema: Schema) -> Findings:
     )
     wanted = {*schema.inputs, *schema.targets, schema.agent, schema.person, schema.split}
     if not twice and wanted & {*source.names}:  # else there is nothing that a cell could be held against
-        _examine_rows(found, path, schema, source)
+        encoder = _examine_rows(found, path, schema, source)
+        if holdout > 0 and found.sound:
+            _hold_out(found, encoder, holdout)
     return found
 
 
-def _examine_rows(found: Findings, path: Path, schema: Schema, source: Source) -> None:
+def _examine_rows(found: Findings, path: Path, schema: Schema, source: Source) -> Encoder:
     problems: dict[tuple[str, str], Problem] = {}
 
     def note(line: int, column: str, cell: object, odd: Odd) -> None:
@@ -102,3 +117,19 @@ def _examine_rows(found: Findings, path: Path, schema: Schema, source: Source) -
     if schema.person in source.names:
         rows = encoder.rows_by_person()
         found.persons, found.most_rows_of_a_person = len(rows), max(rows.values(), default=0)
+    return encoder
+
+
+def _hold_out(found: Findings, encoder: Encoder, share: float) -> None:
+    """As a run does it: the same rows, persons whole."""
+    table = encoder.table()
+    train = np.arange(found.rows) if table.test is None else np.flatnonzero(~table.test)
+    kept, out = divided(len(train), None if table.persons is None else table.persons[train], share)
+    found.held_out = len(out)
+    if table.owners is not None:
+        names = encoder.rows_by_agent()
+        left = np.bincount(table.owners[train[kept]], minlength=len(names))
+        found.rows_of_agents = dict(zip(names, left.tolist()))
+    if table.persons is not None:
+        rows = np.unique(table.persons[train[kept]], return_counts=True)[1]
+        found.persons, found.most_rows_of_a_person = len(rows), int(rows.max())

@@ -26,18 +26,7 @@ def view(data: Dataset, features: Features | None, holdout: float, *, alone: boo
 
 
 def _held_out(data: Dataset, share: float) -> Dataset:
-    records = count(data.train_y)
-    held = round(share * records)
-    if not 0 < held < records:
-        raise DataError(
-            f"data.holdout is {share:g}; of {records} training records it leaves none on one side: choose another share"
-        )
-    # Not the run's seed: settings are compared over seeds on the same held-out records.
-    order = np.random.Generator(np.random.PCG64(0)).permutation(records)
-    if data.persons is not None:  # whole persons: nobody may be in both
-        order = _by_person(data.persons, order)
-        held = _whole_persons(data.persons[order], held)
-    kept, out = (torch.from_numpy(np.sort(part)) for part in (order[held:], order[:held]))
+    kept, out = map(torch.from_numpy, divided(count(data.train_y), data.persons, share))
     return replace(
         data,
         train_x=taken(data.train_x, kept),
@@ -47,6 +36,23 @@ def _held_out(data: Dataset, share: float) -> Dataset:
         owners=None if data.owners is None else data.owners[kept.numpy()],
         persons=None if data.persons is None else data.persons[kept.numpy()],
     )
+
+
+def divided(
+    records: int, persons: NDArray[np.int64] | None, share: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of so many training records stay with the agents, and which are held out. `persons` says whose each is."""
+    held = round(share * records)
+    if not 0 < held < records:
+        raise DataError(
+            f"data.holdout is {share:g}; of {records} training records it leaves none on one side: choose another share"
+        )
+    # Not the run's seed: settings are compared over seeds on the same held-out records.
+    order = np.random.Generator(np.random.PCG64(0)).permutation(records)
+    if persons is not None:  # whole persons: nobody may be in both
+        order = _by_person(persons, order)
+        held = _whole_persons(persons[order], held)
+    return np.sort(order[held:]), np.sort(order[:held])
 
 
 def _by_person(persons: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import remarks, verify
 from fedspa.agent.policy import Policy
-from fedspa.errors import ConfigError, FedspaError, LedgerError
+from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
 from fedspa.examples import count, layout, leaves
 from fedspa.flower import node_config
 from fedspa.flower.operate import credentials
@@ -119,7 +119,10 @@ def _node(site: SiteFolder) -> Iterator[Finding]:
     except FedspaError:
         yield Finding("node", None, "not looked at: mend the policy first")
         return
-    yield from told(site.node)
+    try:
+        yield from told(site.node)
+    except DataError as error:
+        yield Finding("records", False, str(error))
 
 
 def _spent(site: Site) -> Iterator[str]:

@@ -261,6 +261,11 @@ def _number(cell: Any) -> float:
 
 def _npz(path: Path, person: object) -> tuple[Any, ...]:
     members = ("x", "y") if person is None else ("x", "y", str(person))
+    if not path.exists():
+        raise DataError(
+            f"there are no records yet: '{path}' is not there; put an .npz with the arrays {', '.join(members)} there, "
+            "or name in data where they are: another .npz, a table with a schema, or module:function"
+        )
     try:
         with np.load(path, allow_pickle=False) as arrays:
             lacking = [member for member in members if member not in arrays]

@@ -11,6 +11,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.tasks.own import Own
+from fedspa.learning.traces.blame import of_function
 
 
 def require_fit(model: FlatModel, like: Examples, what: str) -> None:
@@ -21,12 +22,13 @@ def require_fit(model: FlatModel, like: Examples, what: str) -> None:
         try:
             model.task.require_fit(model.module, x, y)
         except ConfigError as cause:
-            raise ConfigError(f"{what}: {cause}") from cause
+            whose = model.task.what if type(model.task) is Own else what
+            raise ConfigError(f"{whose}: {cause}") from cause
         except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
             why = plugin.one_line(cause)
-            if type(model.task) is Own:  # it may take outputs, as torch's losses do
-                raise ConfigError(
-                    f"{what}: the task's function failed on records of shape {layout(like.x)} ({why}); it is called as "
+            if type(model.task) is Own and of_function(cause, model.module, x):
+                raise ConfigError(  # it may take outputs, as torch's losses do
+                    f"{model.task.what} failed on records of shape {layout(like.x)} ({why}); it is called as "
                     "loss(module, example), where example is the pair (x, y) or the dict that was given"
                 ) from cause
             raise ConfigError(

@@ -30,7 +30,7 @@ class Problem:
 
     Attributes:
         layer: Its name in `module.named_modules()`, "" for the module itself, None for the task.
-        kind: The class of the layer.
+        kind: The class of the layer, or what the task is called.
         why: What is wrong with it.
         mend: What to do about it.
         unsound: Whether a run refuses it. The others are warnings: the guarantee holds, but the model trains otherwise

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.errors import ConfigError, MixingWarning, one_line, warn
-from fedspa.examples import Examples, layout, mapped
+from fedspa.examples import Examples, Tree, layout, mapped
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.made_up import made_up
 from fedspa.learning.mixing import mixing
 from fedspa.learning.sound import Problem, may_draw
-from fedspa.learning.tasks import PerPerson, Task
+from fedspa.learning.tasks import Own, PerPerson, Task
 from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.traces.blame import of_function
 from fedspa.learning.traces.outside import Outside
 from fedspa.learning.traces.state import Drawn, State, Where, changed, of_task, same_bits, within
 from fedspa.learning.traces.watch import first_difference, foreign_generators, watched
@@ -93,7 +94,10 @@ class _Trying:
             models = self._fresh(), self._fresh()
         except Exception as error:  # the user's forward may raise anything
             why = f"has no gradient for an example made like {layout(examples[-1].x)} ({one_line(error)})"
-            self._add("", why, "it must take such examples and give what the loss can be made of")
+            if self._is_of_task(error, examples[-1].x):
+                self._add(None, why, "its loss must be made of what the module gives, without `.detach()` or `.item()`")
+            else:
+                self._add("", why, "it must take such examples and give what the loss can be made of")
             return list(self._found.values())
         others = [example for example in examples if example is not asked]
         theta = models[0].flatten()
@@ -117,6 +121,11 @@ class _Trying:
             except Exception as error:
                 failed = error
         raise failed
+
+    def _is_of_task(self, error: Exception, x: Tree) -> bool:
+        with suppress(Exception):  # a module that cannot even be copied
+            return type(self._task) is Own and of_function(error, self._fresh().module, x)
+        return False
 
     def _refuse_drawing_backward(self, model: FlatModel, theta: Tensor, example: Examples) -> None:
         """An example's seed is for its forward pass."""
@@ -196,7 +205,8 @@ class _Trying:
         self._add(first_difference(passes[0], passes[-1], same_bits), why, mend)
 
     def _add(self, layer: str | None, why: str, mend: str) -> None:
-        kind = type(self._task if layer is None else self._module.get_submodule(layer)).__name__
+        of = self._task if layer is None else self._module.get_submodule(layer)
+        kind = of.what if isinstance(of, Own) else type(of).__name__
         self._found.setdefault((layer, why.partition("'")[0]), Problem(layer, kind, why, mend))
 
     def _fresh(self) -> FlatModel:

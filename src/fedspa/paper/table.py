@@ -127,6 +127,8 @@ COST_HEADS = (
 )
 RUN_COLUMNS = ("", "p", "noise", "paper\n%", "ours\nbest %", "\nlast %", "published\nε", "our ε,\nfloor")
 _PRICED = "priced"
+_CELLS = {"published": "at the published noise", "verified": "in sound cells", "tuned": "in tuned ones"}
+_INTERVAL = "± is half of the 95 % confidence interval of the mean"
 
 
 def run_lines(table: Mapping[str, Any]) -> list[list[str]]:
@@ -208,10 +210,21 @@ def _of_sums(table: Mapping[str, Any]) -> list[str]:
 
 
 def _seeds(table: Mapping[str, Any]) -> str:
-    counts = sorted({row[setting]["seeds"] for row in table["rows"] for setting in TRIAL_KINDS if setting in row})
-    if counts == [1]:
-        return "one seed"
-    return f"{' or '.join(map(str, counts))} seeds; ± is half of the 95 % confidence interval of the mean"
+    """How many each kind of cell has: a table's file may ask for more than --seeds does."""
+    found = {
+        of: sorted({row[setting]["seeds"] for row in table["rows"] if setting in row} - {0})
+        for setting, of in _CELLS.items()
+    }
+    counts = {of: " or ".join(map(str, numbers)) for of, numbers in found.items() if numbers}
+    match sorted({*counts.values()}):
+        case []:
+            return "no run that is done yet"
+        case ["1"]:
+            return "one seed"
+        case [count]:
+            return f"{count} seeds; {_INTERVAL}"
+    told = ", ".join(f"{count} {of}" for of, count in counts.items())
+    return f"these numbers of seeds: {told}; where there are several, {_INTERVAL}"
 
 
 def markdown(table: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ def _blocks(run: RunParts) -> Iterator[str]:
     for head, text in run.statement:
         yield f"**{_text(head)}** {_text(text)}"
     if run.epsilons:
-        yield _table(["", "neighbours", "sampling", "accountant", "ε", ""], run.epsilons)
+        yield _table(["", "ε", "neighbours", "sampling", "accountant", ""], run.epsilons)
     yield "## What it reaches"
     yield "\n".join(f"- **{_text(card.label)}: {_text(card.value)}**: {_text(card.detail)}" for card in others)
     if run.by_class is not None:

@@ -14,7 +14,9 @@ from typing import Literal
 
 # The drawing's own units; CSS scales it to the page.
 WIDTH, HEIGHT = 520, 280
-WIDE, LOW = 1080, 240  # bars
+WIDE, LOW = 1080, 240  # for so many bars as a telephone's width cannot hold
+_MANY_BARS = 20
+_LETTER = 9  # the width of one, where the page is narrow and its letters are large
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
 _HEADROOM = 1.08  # over a limit, for its name
 MOST_ROWS = 1000  # of a figure's table; longer runs are thinned evenly
@@ -119,6 +121,10 @@ class Figure:
     height: int = HEIGHT
 
     @property
+    def wide(self) -> bool:
+        return self.width == WIDE
+
+    @property
     def plot(self) -> tuple[int, int, int, int]:
         return LEFT, TOP, self.width - RIGHT, self.height - BOTTOM
 
@@ -191,17 +197,19 @@ def bars(
     """A bar for each of `values`, labelled by the cells of its row."""
     if not values:
         return None
-    y = _fitted([*values, *(_HEADROOM * value for _, value in limits)], "zero", None, LOW)
-    slot = (WIDE - LEFT - RIGHT) / len(values)
+    width, height = (WIDTH, HEIGHT) if len(values) < _MANY_BARS else (WIDE, LOW)
+    y = _fitted([*values, *(_HEADROOM * value for _, value in limits)], "zero", None, height)
+    slot = (width - LEFT - RIGHT) / len(values)
     gap = min(4.0, slot * 0.18)
     base = y.at(0)
-    named = range(0, len(values), max(1, -(-len(values) // 20)))
+    names = [row[0].removeprefix("agent-")[:10] for row in rows]
+    apart = max(1.0, nice_step(_LETTER * (max(map(len, names)) + 1) / slot))  # so that no name runs into the next
     return Figure(
         key=key,
         title=title,
         caption=caption,
         x_label="Agent",
-        x_ticks=[(round(LEFT + (i + 0.5) * slot, 2), rows[i][0].removeprefix("agent-")[:10]) for i in named],
+        x_ticks=[(round(LEFT + (i + 0.5) * slot, 2), names[i]) for i in range(0, len(values), int(apart))],
         y_ticks=[(y.at(value), plain(value)) for value in y.ticks(4)],
         header=header,
         rows=rows,
@@ -217,8 +225,8 @@ def bars(
             for i, value in enumerate(values)
         ],
         run=run,
-        width=WIDE,
-        height=LOW,
+        width=width,
+        height=height,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedspa.data.columns import checked
+from fedspa.errors import ConfigError
 from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report import plots
 from fedspa.report.promise import Promise
@@ -19,7 +21,8 @@ _SEEDED = "FOR SIMULATIONS ONLY: follows from run.seed"
 
 
 def epsilons(held: Promise | None) -> list[list[str]]:
-    """ε of the agent that spent most, by every relation that is stated, and as the paper has it."""
+    """ε of the agent that spent most, by every relation that is stated, and as the paper has it: what, its ε, and the
+    terms that ε means nothing without."""
     if held is None:
         return []
     facts = held.facts
@@ -28,22 +31,22 @@ def epsilons(held: Promise | None) -> list[list[str]]:
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
     terms = facts["neighbours"], facts["sampling"]
     whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
-    rows = [["verified", *terms, facts["accountant"], plots.known(facts["epsilon"]), flaw or f"the guarantee{whom}"]]
+    rows = [["verified", plots.known(facts["epsilon"]), *terms, facts["accountant"], flaw or f"the guarantee{whom}"]]
     if facts["members"]:
         floor = shown_floor(facts["epsilon_floor"])
-        rows.append(["floor", *terms, facts["accountant"], floor, "; ".join(filter(None, (AGAINST_ALL, flaw)))])
+        rows.append(["floor", floor, *terms, facts["accountant"], "; ".join(filter(None, (AGAINST_ALL, flaw)))])
     if facts["neighbours"] != "replace-one":
-        rows.append(["verified", "replace-one", facts["sampling"], "pld", shown(facts["epsilon_replace_one"]), flaw])
+        rows.append(["verified", shown(facts["epsilon_replace_one"]), "replace-one", facts["sampling"], "pld", flaw])
     if facts["epsilon_total"] is not None:
         total = shown(facts["epsilon_total"])
         note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
-        rows.append(["verified", *terms, facts["accountant_total"] or "–", total, note])
+        rows.append(["verified", total, *terms, facts["accountant_total"] or "–", note])
         if facts["members"] or facts["epsilon_total_floor"] is not None:
             total, note = shown_floor(facts["epsilon_total_floor"]), f"all runs in the ledger, {AGAINST_ALL}"
-            rows.append(["floor", *terms, facts["accountant_total"] or "–", total, note])
+            rows.append(["floor", total, *terms, facts["accountant_total"] or "–", note])
     if facts["epsilon_published"] is not None:
         published = shown(facts["epsilon_published"])
-        rows.append(["published", "replace-one", "fixed", held.published_by, published, "not a guarantee"])
+        rows.append(["published", published, "replace-one", "fixed", held.published_by, "not a guarantee"])
     return rows
 
 
@@ -153,7 +156,21 @@ def by_class(run: RunRecord) -> tuple[list[str], list[list[str]]] | None:
     if not isinstance(found, list) or not all(_is_share(value) for value in found):
         return None
     cells = ["–" if value is None else f"{value:.1%}" for value in found]
-    return ["class", *map(str, range(len(cells)))], [["accuracy", *cells]]
+    names = _class_names(run)
+    if names is None or len(names) != len(cells):
+        names = tuple(map(str, range(len(cells))))
+    return ["class", *names], [["accuracy", *cells]]
+
+
+def _class_names(run: RunRecord) -> tuple[str, ...] | None:
+    """What a table's schema calls the classes; None where there was no table, or its schema was edited."""
+    schema = None if run.summary is None else run.summary.get("schema")
+    if not isinstance(schema, dict):
+        return None
+    try:
+        return checked(schema).class_names
+    except ConfigError:
+        return None
 
 
 def trained(run: RunRecord) -> list[tuple[str, str]]:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedspa.data.columns import Schema
 from fedspa.engine.local import Together
+from fedspa.errors import quoted
 from fedspa.learning.tasks import Baseline, Task
 from fedspa.runs.books import LedgerTotal
 from fedspa.runs.guarantee import Guarantee, finite, not_private_because, promised
@@ -109,7 +111,7 @@ def summarise(
             *([] if total is None or total.note is None else [total.note]),
             *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
             *([TOGETHER] if job.plan is not None and together else []),
-            *_no_better(closing, baseline, history[-1], job.server.optimizer),
+            *_no_better(closing, baseline, history[-1], job.server.optimizer, job.schema),
         ],
     }
 
@@ -131,12 +133,18 @@ def _reached(task: Task, history: Sequence[RoundMetrics]) -> dict[str, Any]:
 
 
 def _no_better(
-    closing: Closing, baseline: Baseline | None, last: RoundMetrics, optimizer: ServerOptimizer
+    closing: Closing,
+    baseline: Baseline | None,
+    last: RoundMetrics,
+    optimizer: ServerOptimizer,
+    schema: Schema | None,
 ) -> list[str]:
     """Warnings that the last model has learned nothing that shows."""
     found = []
-    if closing.one_answer is not None:
-        found.append(f"the last model predicts class {closing.one_answer} for every held-out record")
+    if (answer := closing.one_answer) is not None:
+        names = None if schema is None else schema.class_names
+        called = str(answer) if names is None else quoted(names[answer])
+        found.append(f"the last model predicts class {called} for every held-out record")
     name, score = last.headline, last.score
     if baseline is not None and not math.isnan(score) and better(name)((score, baseline.score)) == baseline.score:
         # Where noise outweighs what was learned, a step that is scaled to one size is a step of noise.

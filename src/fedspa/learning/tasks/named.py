@@ -34,10 +34,11 @@ def resolve(
     if not isinstance(asked, str):
         if not callable(asked):
             raise ConfigError(f"task is a {type(asked).__name__}; give a name, or a function loss(module, example)")
-        return Own(asked, key, classes)
+        called = getattr(asked, "__name__", type(asked).__name__)
+        return Own(asked, key, classes, f"task = {called}")
     if plugin.is_plugin(asked):
         function = plugin.resolve(asked, key="task.name", error=ConfigError, code=code)
-        return Own(cast(Loss, function), key, classes)
+        return Own(cast(Loss, function), key, classes, f"task.name = {asked!r}")
     if asked not in _SHIPPED:
         allowed = ", ".join(_SHIPPED)
         raise ConfigError(f"task.name = {asked!r} is unknown: choose one of {allowed}, or 'package.module:function'")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from fedspa.errors import ConfigError
-from fedspa.examples import Tree
+from fedspa.examples import Tree, count, layout
 from fedspa.learning.forward import returned
 from fedspa.learning.tasks.base import Task
 from fedspa.learning.tasks.measures import Measure, NoScores
@@ -21,13 +21,15 @@ Loss = Callable[[nn.Module, Tree], Tensor]
 
 class Own(Task):
     """`key` is where in a dict the targets lay: "" where there were none, None for pairs. `width` is the number of
-    classes that the targets are, if any."""
+    classes that the targets are, if any. `what` names the function in what is said of it."""
 
     name = "own"
     headline = "loss"
 
-    def __init__(self, function: Loss, key: str | None = None, width: int | None = None) -> None:
-        self.function, self._key, self.width = function, key, width
+    def __init__(
+        self, function: Loss, key: str | None = None, width: int | None = None, what: str = "the task's function"
+    ) -> None:
+        self.function, self._key, self.width, self.what = function, key, width, what
 
     def targets(self, y: Tree, what: str) -> Tree:
         return y
@@ -39,7 +41,10 @@ class Own(Task):
         found = self.function(module, example)
         if not isinstance(found, Tensor) or found.numel() != 1:
             got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise ConfigError(f"the task's loss must be one number, a tensor with a gradient; it gave {got}")
+            raise ConfigError(
+                "its loss must be one number, a tensor with a gradient, as `.mean()` makes of many; for a batch of "
+                f"{count(y)}, each {layout(x)}, it gave {got}"
+            )
         return found.reshape(())
 
     def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
