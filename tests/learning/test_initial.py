@@ -11,6 +11,7 @@ from torch import nn
 from fedspa.errors import ConfigError
 from fedspa.learning import models
 from fedspa.learning.initial import oriented
+from fedspa.learning.threads import torch_threads
 
 
 def first(seed: int) -> nn.Sequential:
@@ -41,6 +42,14 @@ def test_projections_are_orthogonal_and_the_seed_decides_them():
     assert torch.allclose(rows @ rows.T, 320 / 50 * torch.eye(50), atol=1e-4)
     assert torch.equal(rows, first(0)[7].weight)
     assert not torch.equal(rows, first(1)[7].weight)
+
+
+def test_it_is_the_same_on_any_number_of_threads():
+    made = []
+    for threads in (1, 2):
+        with torch_threads(threads):
+            made.append(first(0))
+    assert all(map(torch.equal, *(model.parameters() for model in made)))
 
 
 def test_the_last_layer_and_every_bias_are_zero():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import small_table
 from typer.testing import CliRunner
 
 from fedspa.cli import app
-from fedspa.errors import ConfigError, FedspaError
+from fedspa.errors import ConfigError, DataError, FedspaError
 from fedspa.paper import sweep as sweeps
 from fedspa.paper.sweep import Interrupted, Outcome, Planned, sweep
 from fedspa.runs.config import load
@@ -219,6 +220,32 @@ def test_interrupted_then_killed_and_called_again_the_table_is_the_same(tmp_path
     assert code == -signal.SIGKILL
     assert 8 <= len(_rounds(out)) < 180  # both times some rounds were done, and neither time all
     assert _made(table, out) == _made(table, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "words", [["table", "mnist", "--rows", "fedspa"], ["tradeoff", "mnist-best", "--epsilon", "1"]]
+)
+def test_what_is_told_after_a_stop_plans_the_same_runs(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[Planned], int]] = []
+
+    def files(name: str, folder: Path) -> None:
+        if folder != tmp_path / "the data":
+            raise DataError("there is none")
+
+    def stopped(planned: list[Planned], jobs: int, stop: Any) -> Any:
+        asked.append((planned, jobs))
+        raise Interrupted("stopped")
+
+    monkeypatch.setattr("fedspa.data.datasets.files", files)
+    monkeypatch.setattr(sweeps, "sweep", stopped)
+    given = ["--data", str(tmp_path / "the data"), "--jobs", "2", "--out", str(tmp_path / "the runs")]
+    told = CliRunner().invoke(app, [*words, "--set", "run.engine=generic", *given])
+    assert told.exit_code == 130
+    again = shlex.split(told.stderr.strip().partition("to go on: fedspa ")[2])
+    assert CliRunner().invoke(app, again).exit_code == 130
+    assert asked[0] == asked[1]
 
 
 def test_workers_are_born_deaf_to_ctrl_c() -> None:

@@ -17,6 +17,7 @@ from fedspa.agent.ledger.export import export
 from fedspa.cli import app
 from fedspa.errors import ConfigError
 from fedspa.running import Stopped
+from fedspa.runs.ending import Stopping
 
 
 def config(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -68,8 +69,9 @@ def test_the_same_search_gives_the_same_model(tmp_path: Path) -> None:
 
 def test_stopped_in_the_search_it_goes_on_with_what_was_paid(tmp_path: Path) -> None:
     whole = fedspa.tune(config(tmp_path / "whole"), epsilon=2.0, share=0.5, data=made_up())
-    with pytest.raises(Stopped):
-        fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, data=made_up(), stop=lambda: True)
+    begun = (tmp_path / "run" / "metrics.jsonl").exists
+    with pytest.raises(Stopped, match=r"to go on: fedspa\.tune\(resume=.*, data=…\)"):
+        fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, data=made_up(), stop=begun)
     paid = export(tmp_path / "run" / "ledger.sqlite")["entries"]
     assert {entry["message"] for entry in paid} == {"round-0"}
     result = fedspa.tune(resume=tmp_path / "run", data=made_up())
@@ -78,6 +80,23 @@ def test_stopped_in_the_search_it_goes_on_with_what_was_paid(tmp_path: Path) -> 
     again = fedspa.tune(resume=tmp_path / "run", data=made_up())  # it is done: nothing more is spent
     assert again.summary["tuning"] == whole.summary["tuning"]
     assert len(export(tmp_path / "run" / "ledger.sqlite")["entries"]) == 36
+
+
+def test_stopped_in_a_rehearsal_nothing_is_spent_and_what_was_rehearsed_is_kept(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"epsilon": 2.0, "share": 0.3, "data": made_up(), "studies": tmp_path / "studies"}
+    heard: list[Any] = []
+    with pytest.raises(Stopping, match="before the first round, and nothing was spent; the same call goes on with"):
+        fedspa.tune(config(tmp_path / "run"), **options, on_rehearsed=heard.append, stop=lambda: len(heard) == 3)
+    assert len(heard) == 3
+    assert not (tmp_path / "run").exists()
+    assert len(list((tmp_path / "studies").iterdir())) == 3
+
+
+def test_stopped_after_the_last_rehearsal_no_round_is_paid_for(tmp_path: Path) -> None:
+    asked = config(tmp_path / "run")
+    with pytest.raises(Stopping, match="nothing was spent"):
+        fedspa.tune(asked, epsilon=2.0, public="none", data=made_up(), stop=lambda: True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_rehearsals_the_rates_of_the_rule_are_tried(tmp_path: Path) -> None:
@@ -174,6 +193,8 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for bad, word in (
         (["tune", "--space", "algorithm.ema"], "--space algorithm.ema: it must read"),
         (["tune", "--resume", "run", "--out", "other"], "--resume goes on with the run as it began"),
+        (["tune", "--resume", "run", "--epsilon", "9"], "--resume goes on with the run as it began"),
+        (["tune", "--resume", "run", "--share", "0.5"], "--resume goes on with the run as it began"),
         (["tune", "--resume", "nowhere"], "there is no run in that folder"),
         (["tune", "--from", "runs"], "there is no study in runs/study.json"),
     ):

@@ -75,15 +75,22 @@ def command(words: Sequence[str], quick: bool, overrides: Sequence[str] | None) 
     return shlex.join(["fedspa", *words, *(["--quick"] if quick else []), *given])
 
 
+def again(command: str, data: Path | None, device: str, jobs: int, out: Path) -> str:
+    """What goes on with a sweep that was stopped: the same, on the same files."""
+    folder = [] if data is None else ["--data", str(data)]
+    return f"{command} {shlex.join([*folder, '--device', device, '--jobs', str(jobs), '--out', str(out)])}"
+
+
 def perform(
     planned: Sequence[Planned],
     jobs: int,
-    command: str,
+    again: str,
     out: Path,
     assemble: Callable[[Mapping[str, Outcome]], dict[str, Any]],
     files: Callable[[dict[str, Any]], Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Every run to its end. What they give together is whole on the disk after each: `files` has names and texts."""
+    """Every run to its end. What they give together is whole on the disk after each: `files` has names and texts. Where
+    it is stopped, `again` is the command that goes on."""
     from fedspa import durable
 
     ended: dict[str, Outcome] = {}
@@ -94,7 +101,7 @@ def perform(
         for name, text in files(assemble(ended)).items():
             durable.replace_text(out / name, text)
 
-    _run_all(planned, jobs, f"{command} --out {shlex.quote(str(out))}", keep)
+    _run_all(planned, jobs, again, keep)
     return assemble(ended)
 
 

@@ -57,7 +57,7 @@ def table(
     found = sweeping.perform(
         runs,
         jobs,
-        command,
+        sweeping.again(command, data, device, jobs, out),
         out,
         lambda ended: tables.assemble(spec, chosen, planned, ended, about),
         lambda found: {

@@ -64,7 +64,7 @@ def tradeoff(
     found = sweeping.perform(
         runs,
         jobs,
-        command,
+        sweeping.again(command, data, device, jobs, out),
         out,
         lambda ended: tradeoff.assemble(planned, ended, about),
         lambda found: {"tradeoff.json": sweeping.as_text(found), "tradeoff.csv": tradeoff.as_csv(found)},

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from fedspa.result import RunResult
 
 
+SHARE, STUDIES = 0.2, Path("runs/studies")
+
+
 def tune(
     config: running.Source = None,
     epsilon: Annotated[
         float | None, typer.Option(help="ε of search and final training together (the config's).")
     ] = None,
-    share: Annotated[float, typer.Option(help="The most of the rounds that trials may take.")] = 0.2,
+    share: Annotated[float, typer.Option(help="The most of the rounds that trials may take.")] = SHARE,
     public: Annotated[
         str | None,
         typer.Option(
@@ -41,9 +44,7 @@ def tune(
             metavar="KEY=V1,V2", help="Values of a key to try as well, as in algorithm.server=average,momentum."
         ),
     ] = None,
-    studies: Annotated[Path, typer.Option(metavar="DIR", help="Where rehearsals are kept and looked up.")] = Path(
-        "runs/studies"
-    ),
+    studies: Annotated[Path, typer.Option(metavar="DIR", help="Where rehearsals are kept and looked up.")] = STUDIES,
     study: Annotated[
         Path | None,
         typer.Option("--from", metavar="STUDY", help="An earlier tuning run's folder: its settings are tried first."),
@@ -70,8 +71,9 @@ def tune(
     from fedspa.runs.config import load
 
     if resume is not None:
-        if config is not None or out is not None or overrides:
-            raise ConfigError("--resume goes on with the run as it began: leave the config, --set and --out out")
+        other = (config, epsilon, public, space, study, overrides, out)
+        if any(given not in (None, []) for given in other) or (share, studies) != (SHARE, STUDIES):
+            raise ConfigError("--resume goes on with the run as it began: give it alone, or with --json")
         if not (resume / "config.toml").is_file():
             raise ConfigError(f"--resume {resume}: there is no run in that folder")
         settings = load(resume / "config.toml")
@@ -82,7 +84,7 @@ def tune(
 
     from rich.console import Console
 
-    from fedspa.running import Stopped
+    from fedspa.runs.ending import Stopping
     from fedspa.runs.metrics import RoundMetrics, shown_score
     from fedspa.runs.statement import shown
     from fedspa.tuning.tune import Rehearsed, tune
@@ -105,7 +107,7 @@ def tune(
             )
 
     def stopping() -> None:
-        screen.print("Stopping after this round; Ctrl-C again stops at once.")
+        screen.print("Stopping after this round, or this round of a rehearsal; Ctrl-C again stops at once.")
 
     with interrupt.watched(stopping) as asked:
         for told in (SeededNoiseWarning, RunWarning):  # on the screen, beside ε and below it
@@ -126,7 +128,7 @@ def tune(
                     on_round=advance,
                     stop=asked,
                 )
-        except Stopped as stopped:
+        except Stopping as stopped:
             print(f"fedspa: {stopped}", file=sys.stderr)
             raise typer.Exit(interrupt.EXIT_CODE) from None
     if as_json:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.errors import ConfigError
+from fedspa.learning.threads import torch_threads
 
 
 def oriented(model: nn.Module, seed: int) -> None:
@@ -26,7 +27,7 @@ def oriented(model: nn.Module, seed: int) -> None:
     if not convolutions or not linear or any(layer.groups != 1 for layer in convolutions):
         raise ConfigError("model.init = 'oriented' is for models of plain convolutions and linear layers")
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
+    with torch.no_grad(), torch_threads(1):  # how a QR decomposition rounds depends on the number of threads
         for name, values in model.named_parameters():
             if name.endswith("bias"):
                 values.zero_()

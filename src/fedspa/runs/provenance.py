@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,9 +115,10 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
 
 def to_go_on(config: Config, folder: Path) -> str:
     """What resumes the run in `folder`: the command line, or Python where something was given there."""
+    command = "run" if config.tuning.candidates is None else "tune"  # which also scores it on the test records
     if not (given := _given(config)):
-        return f"fedspa run --resume {folder}"
-    return f"fedspa.run(resume={str(folder)!r}, {', '.join(f'{argument}=…' for argument in given)})"
+        return f"fedspa {command} --resume {shlex.quote(str(folder))}"
+    return f"fedspa.{command}(resume={str(folder)!r}, {', '.join(f'{argument}=…' for argument in given)})"
 
 
 def refuse_ungiven(config: Config, folder: Path, **now: object) -> None:

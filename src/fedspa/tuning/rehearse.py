@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +79,8 @@ class Curves:
 
 class Rehearsal:
     """`config` is the real run's, with what is learned given beside it; `plan` has its noise. Scores are kept in the
-    folder `studies`, by all that decides them, and an earlier study's are taken from there."""
+    folder `studies`, by all that decides them, and an earlier study's are taken from there. `ask` is called before each
+    round, and raises where that is not to come."""
 
     def __init__(
         self,
@@ -91,7 +92,9 @@ class Rehearsal:
         task: Loss | None = None,
         metrics: Mapping[str, Metric] | None = None,
         studies: Path | None = None,
+        ask: Callable[[], None] | None = None,
     ) -> None:
+        self._ask = ask
         self._given = (module, task, metrics)
         self._studies = studies
         self._parts = _split(_stand_in(config, records, public))
@@ -124,9 +127,14 @@ class Rehearsal:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})})
         module, task, metrics = self._given
         simulation, books = Simulation(prepare(config, part, module, task, metrics)), _Unpaid()
+        done = []
         try:
             with torch_threads(1):
-                return [simulation.round(cohort, books) for cohort in simulation.job.cohorts()]
+                for cohort in simulation.job.cohorts():
+                    if self._ask is not None:
+                        self._ask()
+                    done.append(simulation.round(cohort, books))
+                return done
         except Diverged:
             return []
 

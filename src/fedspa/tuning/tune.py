@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from fedspa.result import RunResult
 from fedspa.running import simulate
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
+from fedspa.runs.ending import Stopping
 from fedspa.runs.halving import Halving, Settings, settled
 from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
@@ -125,17 +127,20 @@ def tune(
     records = records_of(settings, data, module)
     job = prepare(settings, records, module, task, metrics)
     scoring = _scoring_rounds(job, public)
-    free = _Free(public, space or {}, None if studies is None else Path(studies), earlier, on_rehearsed)
+    kept = None if studies is None else Path(studies)
+    ask = partial(_refuse_to_go_on, stop, kept)
+    free = _Free(public, space or {}, kept, earlier, on_rehearsed, ask)
     tuning, rehearsed = _plan_trials(job, records, int(share * settings.federation.rounds), scoring, free, **given)
     found = settings.model_copy(update={"tuning": tuning})
+    ask()
 
     def started(job: Simulated, folder: Path) -> None:
-        kept = {
+        told = {
             "public": public,
             "study": None if earlier is None else {"about": earlier.about, "epsilon": earlier.epsilon},
             "found": [{"settings": dict(r.settings), "score": r.score} for r in rehearsed],
         }
-        durable.replace_text(folder / "rehearsal.json", json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
+        durable.replace_text(folder / "rehearsal.json", json.dumps(told, ensure_ascii=False, allow_nan=False) + "\n")
         if on_start is not None:
             on_start(job, folder)
 
@@ -159,6 +164,14 @@ class _Free:
     studies: Path | None
     study: Study | None
     on_rehearsed: Callable[[Rehearsed], None] | None
+    ask: Callable[[], None]  # raises where the search is to stop
+
+
+def _refuse_to_go_on(stop: Callable[[], bool] | None, studies: Path | None) -> None:
+    """Whoever stops a search waits for no rehearsal, and above all for no round of the run itself, which is paid."""
+    if stop is not None and stop():
+        kept = "" if studies is None else f" with what was rehearsed, from {studies}"
+        raise Stopping(f"stopped before the first round, and nothing was spent; the same call goes on{kept}")
 
 
 def _scoring_rounds(job: Job, public: str) -> int:
@@ -202,7 +215,7 @@ def _plan_trials(
         rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _UNREHEARSED]
         found = [*first, *(settings for settings in declared or rates if settings not in first)]
         return _tuning(found[:most], within, scoring, by, None), []
-    rehearsal = Rehearsal(config, plan, records, free.public, module, task, metrics, free.studies)
+    rehearsal = Rehearsal(config, plan, records, free.public, module, task, metrics, free.studies, free.ask)
     rehearsed: list[Rehearsed] = []
 
     def score(settings: Settings) -> list[float]:
