@@ -4,20 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test explore lint docs docs-images wheels clean
+.PHONY: run test explore lint fuzz tables docs docs-images wheels clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedspa run
 	@echo 'Next: ". $(BIN)/activate" puts fedspa on your path; then fedspa --help, and docs/tutorial.md'
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # New random examples for every law that hypothesis draws, TURNS times over; stops where one falls, and prints it.
 TURNS ?= 20
 explore: $(VENV)/.installed-dev
 	for turn in $$(seq $(TURNS)); do \
-		env -u CI $(BIN)/python -m pytest -q -n 2 -m 'hypothesis or long' $(TESTS) || exit 1; \
+		env -u CI $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'hypothesis or long' $(TESTS) || exit 1; \
 	done
 
 lint: $(VENV)/.installed-dev
@@ -25,6 +25,16 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A coverage-guided fuzz of the payload decoder, 20 s of one core; needs the extra `fuzz`.
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python tests/wire/fuzz_payload.py -runs=600000 -verbosity=0
+
+# Every row of the paper's tables, small enough for two cores and two minutes; no result.
+tables: $(VENV)/.installed-dev
+	out="$$(mktemp -d)" && trap 'rm -rf "$$out"' EXIT && for name in mnist cifar10; do \
+		$(BIN)/fedspa table $$name --quick --jobs 2 --out "$$out/$$name" || exit 1; \
+	done
 
 # The documentation, in site/: `python -m http.server -d site` serves it, with its search.
 docs: $(VENV)/.installed-docs
@@ -53,7 +63,7 @@ $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 # Not after .installed: every install of the package compiles the native engine.
 $(VENV)/.installed-dev: $(VENV)/.torch $(SOURCES)
 	$(PIP) install -c constraints.txt -e '.[dev,flower,ray,plots,tensorboard,mlflow,parquet,onnx,docs]'
-	touch $(VENV)/.installed $@
+	touch $(VENV)/.installed $(VENV)/.installed-docs $@
 
 # The extra `docs` without a second build of the package.
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -6,6 +6,8 @@ values themselves, and any other key without an entry in VALUES fails the test t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -19,6 +21,7 @@ from small_runs import ALGORITHMS, WIDE_POLICY, outcome, small
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
 from fedspa.algorithms import ALGORITHMS as REGISTRY
+from fedspa.data import patches
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.runs.config import load
 from fedspa.runs.sections import Privacy
@@ -202,6 +205,16 @@ REPEATED = [
     for row in ROWS
     if row[0] != "privacy.noise" or row[1] == "seeded"
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_pictures() -> Iterator[None]:
+    """The constants of `patches` come from fewer pictures than those of tests/data/test_patches.py, and stay here."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(patches, "PICTURES", 50)
+        for name in ("_pictures", "constants"):
+            patched.setattr(patches, name, cache(getattr(patches, name).__wrapped__))
+        yield
 
 
 @pytest.mark.parametrize(("key", "value"), REPEATED)

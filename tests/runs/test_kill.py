@@ -66,7 +66,7 @@ def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
 @each
 def test_killed_before_every_durable_step(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Die before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
-    sections = {**ALGORITHMS[name], "federation": {**ALGORITHMS[name].get("federation", {}), "rounds": 3}}
+    sections = {**ALGORITHMS[name], "federation": {**ALGORITHMS[name].get("federation", {}), "rounds": 2}}
     fedspa.run(small(tmp_path / "unkilled", **sections))
     wanted = outcome(tmp_path / "unkilled")
     for fatal in range(1, 100):

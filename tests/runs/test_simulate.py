@@ -391,6 +391,7 @@ class TestGuard:
             "out": str(tmp_path / name),
             "ledger": str(tmp_path / "l.sqlite"),
             "policy": str(tmp_path / "policy.toml"),
+            "engine": "auto",
         }
         lasting = {"federation": {"rounds": 10}, "algorithm": {"local_steps": 10, "batch": 80}}
         return small(tmp_path, run=run, **{**lasting, "privacy": {"epsilon": 1.0}, **sections})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -35,14 +35,19 @@ SEARCHED = (
 )
 
 
-def settled(config: Config, settings: Settings) -> Config:
-    """The config with one candidate's settings in it, and no trials left."""
-    for key in settings:
+def refuse_other_keys(keys: Iterable[str]) -> None:
+    """Than those that a trial may set."""
+    for key in keys:
         if key not in SEARCHED:
             raise ConfigError(
                 f"{key} cannot be tried: batch, local steps, sampling and noise decide what a participation costs and "
                 f"are fixed before (`fedspa suggest`); allowed: {', '.join(SEARCHED)}"
             )
+
+
+def settled(config: Config, settings: Settings) -> Config:
+    """The config with one candidate's settings in it, and no trials left."""
+    refuse_other_keys(settings)
     given = config.model_dump(exclude_none=True)
     given["tuning"] = {}
     return configs.load(given, [f"{key}={json.dumps(value)}" for key, value in settings.items()])

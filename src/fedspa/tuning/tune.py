@@ -33,7 +33,7 @@ from fedspa.running import simulate
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
 from fedspa.runs.ending import Stopping
-from fedspa.runs.halving import Halving, Settings, settled
+from fedspa.runs.halving import Halving, Settings, refuse_other_keys, settled
 from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import Job, Simulated, prepare, with_targets
@@ -121,6 +121,7 @@ def tune(
         raise ConfigError(f"share is {quoted(share)}; it must be a number from 0 up to, and below, 1")
     if settings.tuning.candidates is not None:
         raise ConfigError("the config names tuning.candidates, which `fedspa tune` chooses: leave them out, or run it")
+    refuse_other_keys(space or {})
     earlier = None if study is None else Study.read(Path(study))
     if public is None:
         public = OWN if settings.data.holdout else NONE
