@@ -151,7 +151,7 @@ SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "others": ("docs/accuracy.md", lines(accuracy.others)),
     "front-sums": ("README.md", lines(accuracy.sums)),
     "front": ("README.md", lines(accuracy.front)),
-    "uploads": ("docs/wire.md", lines(lambda: uploads.markdown(experiment("uploads")["rows"]))),
+    "uploads": ("docs/wire.md", lines(lambda: uploads.markdown(experiment("uploads")))),
     "gpu": ("docs/engine-gpu.md", lines(lambda: engine_gpu.table(experiment("engine-gpu")))),
     "published-noise": ("README.md", reached_at_the_published_noise),
     "fedavg-bytes": ("README.md", fedavg_bytes),

@@ -1,11 +1,12 @@
 """Bytes an agent uploads, by algorithm, compression and coding, with the accuracy that goes with them.
 
-    python benchmarks/uploads.py --seeds 3 --data DIR --json uploads.json
+    python benchmarks/uploads.py --seeds 3 --data DIR --json experiments/results/uploads.json
 
-Every figure comes from a whole run through the real codec. `digits` needs no files; `mnist` and `mnist-best` (accuracy)
-and `cifar10` (bytes of one round only) run where --data names a folder with theirs. Rows that the JSON file already has
-are kept. `mnist` is the paper's CNN, with one set of settings for all p; `mnist-best` is the config of that name,
-with settings chosen for each p on held-out training records, and is held against FedAvg's payload of the paper's CNN.
+Every figure comes from whole runs through the real codec. `digits` needs no files; `mnist` and `mnist-best` (accuracy)
+and `cifar10` (bytes of one round only) run where --data names a folder with theirs. Rows that the JSON file has from
+the same code and seeds are kept. `mnist` is the paper's CNN, with one set of settings for all p; `mnist-best` is the
+config of that name, with settings chosen for each p on held-out training records, and is held against FedAvg's payload
+of the paper's CNN.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import json
 import math
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import fedspa
 from fedspa.paper import shipped
+from fedspa.paper.cells import half_interval
 from fedspa.runs.config import Config, load
+from provenance import in_parts, stamp
 from seeds import fresh
 
 FIRST_SEED = 7000
@@ -60,42 +64,48 @@ def config(job: str, algorithm: str, p: float, coding: str, seed: int, data: Pat
     return load(shipped.config("mnist"), overrides)
 
 
-def measure(job: str, algorithm: str, p: float, coding: str, seeds: int, data: Path | None) -> dict[str, Any]:
+def measure(row: str, seeds: int, data: Path | None) -> dict[str, Any]:
+    job, algorithm, p, coding = row.split()
     runs = []
     for seed in fresh(FIRST_SEED, 1 if job == "cifar10" else seeds):
         with tempfile.TemporaryDirectory() as folder:
-            runs.append(fedspa.run(config(job, algorithm, p, coding, seed, data, f"{folder}/run")).summary)
-    last = [100 * run["accuracy_last"] for run in runs]
+            runs.append(fedspa.run(config(job, algorithm, float(p), coding, seed, data, f"{folder}/run")).summary)
     return {
-        "job": job,
-        "algorithm": algorithm,
-        "compression": p,
-        "coding": coding,
         "dimension": runs[0]["dimension"],
         "payload_bytes": statistics.mean(run["payload_bytes"] for run in runs),
-        "accuracy": None if job == "cifar10" else statistics.mean(last),
-        "accuracy_std": None if job == "cifar10" else statistics.stdev(last) if len(last) > 1 else 0.0,
+        "accuracies": None if job == "cifar10" else [100 * run["accuracy_last"] for run in runs],
         "epsilon": runs[0]["epsilon"],
-        "seeds": len(runs),
         "engine": runs[0]["engine"],
-        "seconds": sum(run["seconds"] for run in runs),
     }
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    dense = {row["job"]: row["payload_bytes"] for row in rows if row["algorithm"] == "fedavg"}
-    dense["mnist-best"] = dense.get("mnist", math.nan)
+def rows(jobs: Sequence[str]) -> list[str]:
+    """Job, algorithm, p and coding, in a word each."""
+    return [
+        f"{job} {algorithm} {p:g} {coding}"
+        for job in jobs
+        for algorithm, p, coding in (BEST if job == "mnist-best" else ALGORITHMS)
+    ]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table: accuracy as mean over seeds ± half of its 95 % confidence interval."""
+    parts: dict[tuple[str, ...], dict[str, Any]] = {tuple(name.split()): row for name, row in result["rows"].items()}
+    dense = {job: row["payload_bytes"] for (job, algorithm, *_), row in parts.items() if algorithm == "fedavg"}
+    dense["mnist-best"] = dense["mnist"]
     lines = [
         "| job | d | algorithm | p | coding | bytes per upload | times fewer than FedAvg | accuracy, % | ε |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        accuracy = "–" if row["accuracy"] is None else f"{row['accuracy']:.2f} ± {row['accuracy_std']:.2f}"
-        epsilon = "–" if row["epsilon"] is None else f"{math.ceil(row['epsilon'] * 1000) / 1000:.3f}"
+    for (job, *settings), row in parts.items():
+        accuracy, epsilon = "–", "–"
+        if row["accuracies"] is not None:
+            accuracy = f"{statistics.mean(row['accuracies']):.2f} ± {half_interval(row['accuracies']):.2f}"
+        if row["epsilon"] is not None:
+            epsilon = f"{math.ceil(row['epsilon'] * 1000) / 1000:.3f}"
         lines.append(
-            f"| {row['job']} | {row['dimension']:,} | {row['algorithm']} | {row['compression']:g} | {row['coding']} "
-            f"| {row['payload_bytes']:,.0f} | {dense[row['job']] / row['payload_bytes']:,.1f} "
-            f"| {accuracy} | {epsilon} |"
+            f"| {job} | {row['dimension']:,} | {' | '.join(settings)} | {row['payload_bytes']:,.0f} "
+            f"| {dense[job] / row['payload_bytes']:,.1f} | {accuracy} | {epsilon} |"
         )
     return "\n".join(lines)
 
@@ -104,24 +114,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", type=Path, help="folder with the files of MNIST and CIFAR-10")
-    parser.add_argument("--json", type=Path, help="write rows here as they come, and resume from it")
-    parser.add_argument("--jobs", nargs="+", choices=list(CLIP_AT_ONE), help="default: all that there is data for")
+    parser.add_argument("--json", type=Path, help="write rows here as they come, and go on from it")
     arguments = parser.parse_args()
-    jobs = arguments.jobs or (["digits"] if arguments.data is None else list(CLIP_AT_ONE))
-    kept: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
-    if arguments.json is not None and arguments.json.exists():
-        kept = json.loads(arguments.json.read_text())
-        rows = kept["rows"]
-    known = {(row["job"], row["algorithm"], row["compression"], row["coding"]) for row in rows}
-    for job in jobs:
-        for algorithm, p, coding in BEST if job == "mnist-best" else ALGORITHMS:
-            if (job, algorithm, p, coding) in known:
-                continue
-            rows.append(measure(job, algorithm, p, coding, arguments.seeds, arguments.data))
-            if arguments.json is not None:
-                arguments.json.write_text(json.dumps({**kept, "rows": rows}, indent=1) + "\n")
-    print(markdown(rows))
+    result = in_parts(
+        "rows",
+        rows(["digits"] if arguments.data is None else list(CLIP_AT_ONE)),
+        lambda row: measure(row, arguments.seeds, arguments.data),
+        {"seeds": arguments.seeds, "first_seed": FIRST_SEED},
+        arguments.json,
+        stamp,
+    )
+    print(json.dumps(result["rows"], indent=1))
 
 
 if __name__ == "__main__":
