@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import small_table
+from tiny_files import mnist
 from typer.testing import CliRunner
 
 from fedspa.cli import app
@@ -57,6 +58,17 @@ def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
     assert untouched[1].summary is not None
     assert {**outcome.summary, "seconds": 0} == {**untouched[1].summary, "seconds": 0}
     assert len((run.folder / "attempts.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_stopped_run_goes_on_where_the_files_lie_now(tmp_path: Path) -> None:
+    mnist(tmp_path / "here", records=(120, 20))
+    where = ["data.name=mnist", "model.name=logistic", f"data.dir={json.dumps(str(tmp_path / 'here'))}"]
+    with pytest.raises(Interrupted):
+        list(sweep([planned(tmp_path, "a", *where)], 1, iter([False, True]).__next__))
+    (tmp_path / "here").rename(tmp_path / "there")
+    where[-1] = f"data.dir={json.dumps(str(tmp_path / 'there'))}"
+    ((_, outcome),) = sweep([planned(tmp_path, "a", *where)], 1, never)
+    assert outcome.status == "done"
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:

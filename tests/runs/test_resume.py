@@ -12,6 +12,7 @@ import pytest
 import torch
 from interruptions import Crash, crash
 from small_runs import ALGORITHMS, ledger_content, outcome, small
+from tiny_files import mnist
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
@@ -24,7 +25,7 @@ from fedspa.randomness import streams
 from fedspa.running import Stopped, simulate
 from fedspa.runs import setup
 from fedspa.runs.checkpoint import CheckpointError
-from fedspa.runs.config import Config
+from fedspa.runs.config import Config, load
 from fedspa.runs.course import Course
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import calibrated_plan
@@ -200,6 +201,21 @@ class TestNoiseThatMustNotRepeat:
             most = max(sum(ledger.spent(f"agent-{i}").values()) for i in range(6))
         assert summary["epsilon"] == pytest.approx(largest, rel=1e-9)
         assert summary["participations_max"] == most
+
+
+def test_the_files_may_have_moved(tmp_path: Path) -> None:
+    """Their records are held against digests, wherever they lie."""
+    here, there, other = (tmp_path / name for name in ("here", "there", "other"))
+    mnist(here, records=(120, 20))
+    sections = {"data": {"name": "mnist", "dir": str(here)}, "model": {"name": "logistic"}, "algorithm": {"batch": 10}}
+    fedspa.run(small(tmp_path / "whole", **sections))
+    stop_after(small(tmp_path / "stopped", **sections), 2)
+    here.rename(there)
+    mnist(other, records=(130, 20))
+    with pytest.raises(CheckpointError, match="number of training records was 120 and is 130"):
+        simulate(load(tmp_path / "stopped/config.toml", [f'data.dir="{other}"']), resume=tmp_path / "stopped")
+    simulate(load(tmp_path / "stopped/config.toml", [f'data.dir="{there}"']), resume=tmp_path / "stopped")
+    assert outcome(tmp_path / "stopped")["model"] == outcome(tmp_path / "whole")["model"]
 
 
 class TestRefusals:

@@ -93,7 +93,7 @@ def settle(run: Planned, stop: Callable[[], bool]) -> Outcome:
     try:
         for told in (SeededNoiseWarning, RunWarning):  # by the table, the curves and each run's own report
             warnings.simplefilter("ignore", told)
-        given = None if begun else run.config
+        given = _moved(run) if begun else run.config
         simulate(given, resume=folder if begun else None, progress=False, on_start=_sign, stop=stop)
     except Diverged as error:
         durable.replace_text(folder / "diverged.json", json.dumps({"reason": f"{error.sign}, round {error.round + 1}"}))
@@ -197,6 +197,12 @@ def _same_settings(run: Planned) -> None:
         raise ConfigError(
             f"{run.folder} holds a run with other settings ({', '.join(differing)}); name another --out, or delete it"
         )
+
+
+def _moved(run: Planned) -> Config:
+    """The config that a run began with; the files that it reads may have gone elsewhere since."""
+    place = run.config.data.dir
+    return load(run.folder / "config.toml", [] if place is None else [f"data.dir={json.dumps(str(place))}"])
 
 
 def _here(planned: Sequence[Planned], stop: Callable[[], bool]) -> Iterator[tuple[Planned, Outcome]]:

@@ -41,6 +41,7 @@ PACKAGE = "fedspa version"
 
 # Functions of the records without any noise: they stay beside the records.
 _RECORDS = ("training records", "training labels", "test records", "test labels", "persons", "agents' holdings")
+ALL_RECORDS = "digest of the training records"  # a run that has every agent's has it
 UNPUBLISHED = frozenset({"number of training records", *(f"digest of the {name}" for name in _RECORDS)})
 
 

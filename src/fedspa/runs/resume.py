@@ -14,7 +14,7 @@ from fedspa.runs.config import Config
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import flat
-from fedspa.runs.provenance import PACKAGE, ROUNDING, TOLD
+from fedspa.runs.provenance import ALL_RECORDS, PACKAGE, ROUNDING, TOLD
 from fedspa.runs.setup import Job
 from fedspa.server.coordinator import Coordinator
 
@@ -45,10 +45,12 @@ def refuse_differences(folder: Path, checkpoint: Checkpoint, config: Config, fac
     Where noise is drawn anew nobody expects the same bits, so what only rounds otherwise is said and not refused.
     """
     then, now = flat(checkpoint.config), flat(config)
+    # Where the digests of all records are known, they decide, wherever the files lie.
+    free = _FREE_KEYS | {"data.dir"} if ALL_RECORDS in facts else _FREE_KEYS
     differences = [
         f"{key} was {_shown(then.get(key))} and is {_shown(now.get(key))}"
         for key in sorted(then.keys() | now.keys())
-        if key not in _FREE_KEYS and then.get(key) != now.get(key)
+        if key not in free and then.get(key) != now.get(key)
     ]
     repeated = config.privacy.noise == "seeded"
     for key, after in facts.items():
