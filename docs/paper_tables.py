@@ -136,7 +136,7 @@ def _best_cnn(name: str, found: Mapping[str, Any]) -> list[str]:
     printed = max(row["printed"]["accuracy"] for row in _local(found) if row["algorithm"] in ("fedspa", "dp-fed"))
     return [
         f"**The same model under the same guarantee, with better settings:** {sparse} at p = 0.05 and {full} at p = 1 "
-        f"([accuracy](accuracy.md#the-papers-cnn-and-what-p-costs-it)); at most {printed:.2f} is printed of a private row."
+        f"([accuracy](accuracy.md#the-papers-cnn-and-what-p-costs-it)); a private row prints at most {printed:.2f}."
     ]
 
 
