@@ -78,6 +78,7 @@ COMMANDS = dict(commands(get_command(app)))
 # What a command needs beside the parameter that is tried, chosen so that nothing long starts when a value is taken.
 NEEDED = {
     "run": ["--set", "data.name=nothing"],
+    "tune": ["--set", "federation.rounds=2"],
     "privacy": [
         *("--batch", "10", "--records", "600", "--local-steps", "30", "--participations", "5"),
         *("--delta", "1e-3", "--noise", "30"),
@@ -140,7 +141,7 @@ GRID = [
 
 @pytest.mark.parametrize(("path", "parameter"), GRID)
 def test_every_option_of_every_command(attempt: Try, tmp_path: Path, path: tuple[str, ...], parameter: Any) -> None:
-    # A search with a place to keep things in is a whole one, seconds long: of these only places are tried.
+    # A search with a place to keep things in is a whole one: of these only places are tried.
     whole = path[0] == "tune" and parameter.name in ("studies", "out")
     for value in PATHS if whole else hostile(parameter):
         check(attempt, tmp_path, words_for(path, parameter, value))

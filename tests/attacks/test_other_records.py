@@ -7,6 +7,7 @@ to ReLU at the same d, another fedspa version, another instruction set: each wen
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,11 +70,19 @@ def net(**changes: Any) -> Net:
     return Net(**(parts | changes))
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each noise, stopped after its first round; tests go on with copies."""
+    folders = {noise: tmp_path_factory.mktemp("begun") / noise for noise in ("seeded", "secure")}
+    for noise, folder in folders.items():
+        with pytest.raises(Stopped):
+            simulate(config(folder, noise), data=records(), module=net(), stop=lambda: True)
+    return folders
+
+
 @pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    with pytest.raises(Stopped):
-        simulate(config(tmp_path / "run"), data=records(), module=net(), stop=lambda: True)
-    return tmp_path / "run"
+def stopped(begun: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(begun["seeded"], tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +171,7 @@ def test_code_that_no_digest_reaches_shows_in_the_scores(stopped: Path, monkeypa
 )
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_versions_that_change_bits(
+    begun: dict[str, Path],
     tmp_path: Path,
     fact: str,
     change: Any,
@@ -170,8 +180,7 @@ def test_versions_that_change_bits(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The same bits are promised under seeded noise only; what a run means is its editions' in any case."""
-    with pytest.raises(Stopped):
-        simulate(config(tmp_path / "run", noise), data=records(), module=net(), stop=lambda: True)
+    shutil.copytree(begun[noise], tmp_path / "run")
     with monkeypatch.context() as patched:
         change(patched)
         if noise == "seeded" or fact == "set of editions":

@@ -159,9 +159,13 @@ def test_what_cannot_be_tuned_is_told_in_a_line(
     tmp_path: Path, sections: dict[str, Any], options: dict[str, Any], word: str
 ) -> None:
     budget = {} if "algorithm" in sections and "name" in sections["algorithm"] else {"epsilon": 2.0}
+    heard: list[Any] = []
     with pytest.raises(ConfigError, match=word) as refused:
-        fedspa.tune(config(tmp_path / "run", **sections), data=made_up(), **budget, **options)
+        fedspa.tune(
+            config(tmp_path / "run", **sections), data=made_up(), on_rehearsed=heard.append, **budget, **options
+        )
     assert "\n" not in str(refused.value)
+    assert heard == []  # hours of rehearsing would have been in vain
     assert not (tmp_path / "run").exists()
 
 

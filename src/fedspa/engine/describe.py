@@ -98,7 +98,7 @@ def _traced(module: nn.Module) -> tuple[fx.Graph, dict[fx.Node, nn.Module]]:
     """With the layers that it calls."""
     try:
         with TRACING:
-            graph = fx.symbolic_trace(copied(module)).graph  # tracing leaves its marks on a module that sets attributes
+            graph = fx.Tracer().trace(copied(module))  # tracing leaves its marks on a module that sets attributes
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause
     modules = dict(module.named_modules())
