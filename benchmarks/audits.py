@@ -28,7 +28,6 @@ def audit(name: str, data: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the files of MNIST and CIFAR-10")
     parser.add_argument("--json", type=Path)
@@ -42,4 +41,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

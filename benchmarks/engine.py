@@ -50,7 +50,6 @@ RIVALS = {
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--repeats", type=int, default=7)
@@ -115,4 +114,5 @@ def show(name: str, result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

@@ -234,7 +234,6 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--repeats", type=int, default=7)
@@ -278,4 +277,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

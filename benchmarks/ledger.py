@@ -34,7 +34,6 @@ AGENTS_A_ROUND = 10
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3000)
@@ -178,4 +177,5 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

@@ -38,7 +38,6 @@ RATIOS = ("seconds_a_round", "megabytes_a_round", "milliseconds_to_save")
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=list(CASES))
@@ -196,4 +195,5 @@ def shown(table: str, rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

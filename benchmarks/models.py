@@ -59,7 +59,6 @@ RIVALS = {
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
@@ -175,4 +174,5 @@ def show(name: str, result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

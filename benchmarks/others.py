@@ -121,7 +121,6 @@ def _beside(example: str) -> Path:
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all where none is named")
     parser.add_argument("--seeds", type=int, default=5)
@@ -144,4 +143,5 @@ def _shown(values: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

@@ -54,7 +54,6 @@ LONGEST_S = 600
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with MNIST's files; random records without")
     parser.add_argument("--rounds", type=int, default=8)
@@ -205,4 +204,5 @@ def show(name: str, result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

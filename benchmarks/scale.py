@@ -69,7 +69,6 @@ VARIED: dict[str, dict[int, Round]] = {
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=("native", "generic"), default="native")
     parser.add_argument("--vary", default=",".join(VARIED))
@@ -155,4 +154,5 @@ def slope(points: list[tuple[float, float]]) -> float:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

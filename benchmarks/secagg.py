@@ -54,7 +54,6 @@ Integers = dict[str, NDArray[np.int64]]
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--members", default="10,100")
     parser.add_argument("--count", type=int, default=50_000, help="k, the integers of a message (default 50000)")
@@ -266,4 +265,5 @@ def play(pipe: Any, port: int, n: int, count: int) -> None:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

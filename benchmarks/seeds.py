@@ -78,7 +78,6 @@ def over_seeds(config: Path, seeds: Sequence[int], overrides: Sequence[str], job
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="as for fedspa run")
     parser.add_argument("--seeds", type=int, default=10)
@@ -113,4 +112,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()

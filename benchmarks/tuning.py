@@ -168,7 +168,6 @@ def jobs(names: list[str], arms: list[str] | None, seeds: range, found: Accuraci
 
 
 def main() -> None:
-    ends_with_children()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=[*IMAGES, *TABLES])
     parser.add_argument("--data", default="data", help="folder with the files of MNIST and CIFAR-10")
@@ -229,4 +228,5 @@ def keep(path: Path, found: Accuracies) -> None:
 
 
 if __name__ == "__main__":
+    ends_with_children()
     main()
