@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedspa.agent.ledger.export import export
-from fedspa.errors import BudgetError, PrivacyError
+from fedspa.errors import BudgetError, ConfigError, PrivacyError
 from fedspa.guard import Guard
 from fedspa.guard.opacus import _chance
 from fedspa.privacy.accounting import epsilon
@@ -289,7 +289,7 @@ def test_a_loader_of_another_optimiser_is_refused(guarded: Callable[..., Guard],
 def test_what_else_is_asked_of_the_two(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
     found = loop()
     for given in ({"epochs": 0}, {"epochs": 1, "block": 0}, {"epochs": 1.5}):
-        with pytest.raises(PrivacyError, match="must be a whole number of at least 1"):
+        with pytest.raises(ConfigError, match="must be a whole number of at least 1"):
             guarded().optimizer(found.optimizer, found.loader, **given)  # type: ignore[arg-type]
     with pytest.raises(PrivacyError, match=r"δ = 0.01 promises nothing to 200 records; set it below 1/200"):
         guarded(3.0, 0.01).optimizer(found.optimizer, found.loader, epochs=1)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspa.errors import PrivacyError
+from fedspa.errors import ConfigError, PrivacyError, quoted
+from fedspa.guard import given
 from fedspa.guard.events import events_of
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Neighbours
@@ -63,13 +64,19 @@ def audit(
     from fedspa.audit.questions import threshold_attack
     from fedspa.audit.result import Report
 
+    if not callable(score):
+        raise ConfigError(
+            f"score is {quoted(score)}; give a function of True or False, which trains and gives a number"
+        )
+    given.count("draws", draws)
+    if not 0 < given.number("false_alarm", false_alarm) < 1:
+        raise ConfigError(f"false_alarm is {quoted(false_alarm)}; it must lie between 0 and 1")
     if draws < _LEAST:
         raise PrivacyError(f"draws is {draws}; it must be at least {_LEAST} a side, and a few hundred to see anything")
     claimed = epsilon(Counter(events_of(event, neighbours=neighbours)), delta, neighbours=neighbours)
     if math.isinf(claimed):
         raise PrivacyError(f"the event has no finite ε at δ = {delta:g}: there is nothing to refute")
-    there = np.array([float(score(True)) for _ in range(draws)])
-    gone = np.array([float(score(False)) for _ in range(draws)])
+    there, gone = (np.array([_scored(score, record) for _ in range(draws)]) for record in (True, False))
     if np.isnan(there).any() or np.isnan(gone).any():
         raise PrivacyError("the score was NaN in some runs; give a number for every outcome, however bad")
     half = draws // 2
@@ -86,6 +93,14 @@ def audit(
         for name, likely, unlikely in (("the record is there", there, gone), ("the record is gone", -gone, -there))
     ]
     return Report(tuple(question.answer(false_alarm / len(questions)) for question in questions), false_alarm)
+
+
+def _scored(score: Callable[[bool], float], record: bool) -> float:
+    found = score(record)
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise ConfigError(f"score({record}) gave {quoted(found)}; it must give a number") from None
 
 
 def _threshold(likely: NDArray[np.float64], unlikely: NDArray[np.float64], delta: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 from fedspa.errors import PrivacyError, quoted
@@ -56,7 +57,7 @@ def events_of(
 
 def fraction_of(rate: float) -> Fraction:
     """A sampling rate as batch over records: the number itself where it is a simple fraction, else a little more."""
-    if not 0 < rate <= 1:
+    if not (isinstance(rate, Real) and 0 < rate <= 1):
         raise PrivacyError(f"the sampling probability is {quoted(rate)}; it must be above 0 and at most 1")
     simple = Fraction(rate).limit_denominator(_SIMPLE)
     return simple if float(simple) == rate else Fraction(math.ceil(Fraction(rate) * _FINE), _FINE)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.errors import BudgetError, ConfigError, FedspaError
+from fedspa.guard import given
+from fedspa.guard.events import events_of
 from fedspa.guard.guard import Guard, open
 from fedspa.privacy.event import Event, NoiseMode
 
@@ -64,8 +66,14 @@ def flower_mod(
     Returns:
         The mod.
     """
-    kept, unpaid = frozenset(metrics), frozenset(free)
+    given.count("rounds", rounds)
+    kept, unpaid = given.texts("metrics", metrics), given.texts("free", free)
+    for one in (event, *(() if evaluate is None else (evaluate,))):
+        if not callable(one) and not isinstance(one, Event):
+            events_of(one, neighbours="replace-one", noise=noise)  # under which every sound event has a price
     paid = {"train": event, **({} if evaluate is None else {"evaluate": evaluate})}
+    if both := sorted(unpaid & paid.keys()):
+        raise ConfigError(f"free has {', '.join(both)}, which an event pays for; leave it out of free")
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type

@@ -12,17 +12,18 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
+from fedspa.agent.ledger.allowed import check_name
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy
-from fedspa.errors import BudgetError, ConfigError, LedgerError
-from fedspa.guard import limits
+from fedspa.errors import BudgetError, ConfigError, LedgerError, quoted
+from fedspa.guard import given, limits
 from fedspa.guard.events import events_of
 from fedspa.privacy.cap import Cap, Total, admits, shown
 from fedspa.privacy.event import Event, Neighbours, NoiseMode, Unit, noise_modes, seeded_words
@@ -44,7 +45,8 @@ def create(path: str | Path) -> None:
     Raises:
         LedgerError: There is a ledger, or what is left of one. Nothing is touched then.
     """
-    if Path(path).exists():
+    path = given.path("path", path)
+    if path.exists():
         raise LedgerError(f"{path} is there already; open it, or give another path for other records")
     Ledger.open(path).close()
 
@@ -95,24 +97,28 @@ def open(
     if policy is not None:
         if (epsilon, delta, neighbours) != (None, None, None):
             raise ConfigError("a policy states epsilon, delta and neighbours itself; give them or the policy, not both")
-        policy = policy if isinstance(policy, Policy) else Policy.load(policy)
+        policy = policy if isinstance(policy, Policy) else Policy.load(given.path("policy", policy))
         cap = policy.cap
         unit = unit or policy.unit
     else:
         if epsilon is None or delta is None:
             raise ConfigError("a guard needs epsilon and delta, the most that all runs may ever cost, or a policy")
-        cap = Cap(epsilon, delta, neighbours or "add-remove")
+        cap = Cap(given.number("epsilon", epsilon), given.number("delta", delta), neighbours or "add-remove")
     if unit not in (None, *get_args(Unit)):
         raise ConfigError(f"unit is {unit!r}; allowed: {', '.join(get_args(Unit))}")
-    if not Path(path).exists():
+    check_name("agent", agent)
+    if run is not None:
+        check_name("run", run)
+    path = given.path("path", path)
+    if not path.exists():
         raise LedgerError(
             f"{path} is missing; make the ledger once by fedspa.guard.create, before anything is spent on the records; "
             "if it was there before, restore it"
         )
     with Ledger.open(path, create=False) as ledger:
-        name = ledger.name
+        identity = ledger.name
     drawn = f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(4)}"
-    guard = Guard(Path(path).absolute(), name, agent, cap, unit or "record", run or drawn, policy)
+    guard = Guard(path.absolute(), identity, agent, cap, unit or "record", run or drawn, policy)
     with guard.opened():
         return guard
 
@@ -129,11 +135,12 @@ class Guard:
     run: str
     policy: Policy | None = None
 
-    @contextmanager
     def spend(
         self, event: object, *, announced: int = 1, noise: NoiseMode | None = None, message: str | None = None
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Pay for `event`, on the disk, and only then run the body; or refuse, and do not run it.
+
+        It is the call that pays: where `with` was forgotten, what comes after it is paid for all the same.
 
         Args:
             event: What the body does to the records: an event of fedspa's, or of dp_accounting's.
@@ -149,7 +156,7 @@ class Guard:
             PolicyRefusal: The event is laxer than the guard's policy.
         """
         self.pay(event, announced=announced, noise=noise, message=message)
-        yield
+        return _Body()
 
     def train(
         self, function: Callable[_P, _R], event: object, *, announced: int = 1, noise: NoiseMode | None = None
@@ -165,6 +172,8 @@ class Guard:
         Returns:
             `function`, under the guard.
         """
+        if not callable(function):
+            raise ConfigError(f"function is {quoted(function)}; give what trains, without calling it, as train")
 
         @wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -204,6 +213,7 @@ class Guard:
         Raises:
             BudgetError: The cap has no room for all of them together.
         """
+        given.count("participations", participations)
         events = self._events(event, noise)
         for own in events:
             self._check(own, participations)
@@ -238,6 +248,7 @@ class Guard:
             run: The run's name; the guard's own if none is given.
             message: As of `spend`.
         """
+        given.count("announced", announced)
         events = self._events(event, noise)
         message = message or secrets.token_hex(8)
         run = f"{tool}:{run or self.run}"
@@ -307,3 +318,21 @@ class Guard:
     def _check(self, event: Event, participations: int) -> None:
         if self.policy is not None:
             limits.check(self.policy, event, participations)
+
+
+class _Body:
+    """One run of a `with` block, which was paid for."""
+
+    def __init__(self) -> None:
+        self._ran = False
+
+    def __enter__(self) -> None:
+        if self._ran:
+            raise LedgerError("this spend has run its body, and pays for one run; call guard.spend for each")
+        self._ran = True
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, function: object) -> NoReturn:
+        raise ConfigError("guard.spend pays for one `with` block; guard a function by guard.train(function, event)")

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from fedspa.errors import PrivacyError, quoted
+from fedspa.errors import PrivacyError
+from fedspa.guard import given
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.event import NoiseMode
 
@@ -49,9 +50,9 @@ def watch(guard: Guard, optimizer: Any, data_loader: Any, *, epochs: int, block:
     sampler = _sampler(data_loader)
     if hasattr(optimizer, _MARK):
         raise PrivacyError("this optimiser is guarded already; wrap each optimiser once")
-    for name, value in (("epochs", epochs), ("block", block)):
-        if not (value is None and name == "block") and not (type(value) is int and value >= 1):
-            raise PrivacyError(f"{name} is {quoted(value)}; it must be a whole number of at least 1")
+    given.count("epochs", epochs)
+    if block is not None:
+        given.count("block", block)
     _check_pair(guard, optimizer, sampler)
     watcher = _Watcher(guard, optimizer, sampler, bound, epochs, block or len(sampler))
     guard.require(watcher.block_event(), participations=epochs)
@@ -147,7 +148,7 @@ _SOUND: dict[str, Callable[[Any], float]] = {"DPOptimizer": _flat, "DPPerLayerOp
 def _bounds(optimizer: Any) -> Callable[[Any], float]:
     """What gives the bound on a record's clipped gradient, for the optimisers whose bound holds."""
     name = type(optimizer).__name__
-    if not _of_opacus(optimizer):
+    if not _of_opacus(optimizer) or not hasattr(optimizer, "add_noise"):
         raise PrivacyError(
             f"a {name} is no optimiser of Opacus; give what make_private returns, or guard the training by "
             "guard.spend(event)"
@@ -160,6 +161,11 @@ def _bounds(optimizer: Any) -> Callable[[Any], float]:
 
 def _sampler(data_loader: Any) -> Any:
     sampler = getattr(data_loader, "batch_sampler", None)
+    if sampler is None:
+        raise PrivacyError(
+            f"a {type(data_loader).__name__} does not say how its batches are drawn; give the DataLoader that "
+            "make_private returns, itself and not what it yields"
+        )
     if not (_of_opacus(sampler) and type(sampler).__name__ == "UniformWithReplacementSampler"):
         raise PrivacyError(
             f"the loader draws its batches by {type(sampler).__name__}, which is no Poisson sampling: no ε that is "

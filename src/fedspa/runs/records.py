@@ -68,13 +68,19 @@ def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
     return partition(labels, config.federation.agents, rule, alpha=alpha, seed=seed, held=held)
 
 
+def root_of(config: Config) -> bytes:
+    """The key that a simulation's private randomness starts from. Without privacy there is nothing to hide: the seed
+    decides which records are drawn, and a run can be repeated."""
+    return root_key(config.privacy.noise if config.private else "seeded", config.run.seed)
+
+
 def trained_on(config: Config, data: Dataset) -> Examples:
     """The training records, or the persons whose they are. What counts of a person is drawn from the run's private
     randomness: `data.persons` says why."""
     train = Examples(data.train_x, data.train_y)
     if data.persons is None:
         return train
-    draws = Stream(derive_key(root_key(config.privacy.noise, config.run.seed), "records of persons"))
+    draws = Stream(derive_key(root_of(config), "records of persons"))
     return grouped(*train, data.persons, config.data.person_records, draws.uint64(len(data.persons)))
 
 

@@ -24,10 +24,11 @@ from fedspa.engine.scores import Scores
 from fedspa.engine.task import ReadsRows
 from fedspa.errors import PayloadError
 from fedspa.examples import Tree, leaves, mapped, taken
-from fedspa.randomness.streams import agent_key, root_key
+from fedspa.randomness.streams import agent_key
 from fedspa.runs.books import Books
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.played import played
+from fedspa.runs.records import root_of
 from fedspa.runs.setup import Simulated
 from fedspa.runs.summary import measured
 from fedspa.runs.workers.crew import Crew
@@ -50,7 +51,7 @@ class Simulation:
         self.server = server if server is not None else Coordinator(job.server)
         # Every round's records are copied to one place: fresh pages cost more than the copying.
         self._room: list[Tensor] | None = None
-        self._private = root_key(job.config.privacy.noise, job.config.run.seed)
+        self._private = root_of(job.config)
         self._secrets: dict[int, SecretKey] = {}
         self._crew: Crew | None = None
 

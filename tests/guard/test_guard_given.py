@@ -1,0 +1,139 @@
+"""The guard in the hands of someone who holds it wrongly: one line that teaches, before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+
+import fedspa.guard
+from fedspa.agent.ledger.export import export
+from fedspa.errors import ConfigError, FedspaError, LedgerError, PrivacyError
+from fedspa.guard import Guard, flower_mod
+
+from .loops import Loop
+
+EVENT = dp_accounting.GaussianDpEvent(20.0)
+SEVERAL = dp_accounting.ComposedDpEvent([EVENT, dp_accounting.GaussianDpEvent(30.0)])
+
+
+def entries(path: Path) -> int:
+    return len(export(path)["entries"])
+
+
+def test_a_forgotten_with_hides_no_spend(path: Path, guarded: Callable[..., Guard]) -> None:
+    guarded().spend(EVENT)
+    assert entries(path) == 1
+
+
+def test_a_spend_pays_for_one_body(path: Path, guarded: Callable[..., Guard]) -> None:
+    paid = guarded().spend(EVENT)
+    with paid:
+        pass
+    with pytest.raises(LedgerError, match=r"pays for one run; call guard.spend for each"), paid:
+        pytest.fail("the body ran")
+    assert entries(path) == 1
+
+
+def test_as_a_decorator_it_names_what_is_meant(guarded: Callable[..., Guard]) -> None:
+    with pytest.raises(ConfigError, match=r"guard a function by guard.train\(function, event\)"):
+        guarded().spend(EVENT)(print)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"agent": ""}, "agent is ''; it must be 1 to 200 printable characters"),
+        ({"agent": None}, "agent is 'None'"),
+        ({"agent": "north\n"}, "agent is "),
+        ({"run": ""}, "run is ''"),
+        ({"run": 5}, "run is '5'"),
+        ({"epsilon": "3"}, "epsilon is '3'; it must be a number"),
+        ({"epsilon": True}, "epsilon is True; it must be a number"),
+        ({"delta": [1e-3]}, "delta is .* it must be a number"),
+        ({"policy": 5, "epsilon": None, "delta": None}, "policy is 5; give the path of a file"),
+    ],
+)
+def test_what_cannot_be_opened(given: dict[str, Any], match: str, guarded: Callable[..., Guard]) -> None:
+    with pytest.raises(FedspaError, match=match):
+        guarded(**given)
+
+
+@pytest.mark.parametrize("path", [None, 5, "led\0ger"])
+def test_a_path_that_is_none(path: Any) -> None:
+    for called in (fedspa.guard.create, lambda path: fedspa.guard.open(path, agent="a", epsilon=1.0, delta=1e-3)):
+        with pytest.raises(ConfigError, match=r"path is .* give the path of a file"):
+            called(path)
+
+
+@pytest.mark.parametrize("times", [0, -1, 2.5, "3", None, True, 10**30])
+@pytest.mark.parametrize("event", [EVENT, SEVERAL], ids=["one", "several"])
+def test_a_number_of_times_that_is_none(times: Any, event: object, path: Path, guarded: Callable[..., Guard]) -> None:
+    guard = guarded()
+    with pytest.raises(ConfigError, match=r"announced is .* a whole number of at least 1"):
+        guard.spend(event, announced=times)
+    with pytest.raises(ConfigError, match=r"participations is .* a whole number of at least 1"):
+        guard.require(event, participations=times)
+    with pytest.raises(ConfigError, match=r"rounds is .* a whole number of at least 1"):
+        flower_mod(event, rounds=times)
+    assert entries(path) == 0
+
+
+def test_a_training_that_was_called_is_none(path: Path, guarded: Callable[..., Guard]) -> None:
+    with pytest.raises(ConfigError, match="function is None; give what trains, without calling it"):
+        guarded().train(print(end=""), EVENT)  # type: ignore[func-returns-value, arg-type]
+    assert entries(path) == 0
+
+
+def test_batches_in_place_of_their_loader(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
+    found = loop()
+    for batches in ((batch for batch in ()), [], None):
+        kind = type(batches).__name__
+        with pytest.raises(PrivacyError, match=f"a {kind} does not say how its batches are drawn; give the DataLoader"):
+            guarded().optimizer(found.optimizer, batches, epochs=1)
+
+
+def test_what_is_no_optimiser(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
+    found = loop()
+    with pytest.raises(PrivacyError, match="is no optimiser of Opacus; give what make_private returns"):
+        guarded().optimizer(found.loader, found.optimizer, epochs=1)
+
+
+def test_a_rate_that_is_none(path: Path, guarded: Callable[..., Guard]) -> None:
+    with pytest.raises(PrivacyError, match=r"the sampling probability is '0\.1'; it must be above 0"):
+        guarded().spend(dp_accounting.PoissonSampledDpEvent("0.1", EVENT))  # type: ignore[arg-type]
+    assert entries(path) == 0
+
+
+@pytest.mark.parametrize(
+    ("score", "more", "match"),
+    [
+        (None, {}, "score is None; give a function of True or False"),
+        (lambda there: None, {}, r"score\(True\) gave None; it must give a number"),
+        (lambda there: 1.0, {"draws": "400"}, "draws is '400'; it must be a whole number"),
+        (lambda there: 1.0, {"false_alarm": 0.0}, "false_alarm is 0.0; it must lie between 0 and 1"),
+        (lambda there: 1.0, {"false_alarm": 2}, "false_alarm is 2; it must lie between 0 and 1"),
+    ],
+)
+def test_an_audit_of_nothing(score: Any, more: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        fedspa.guard.audit(score, EVENT, delta=1e-3, **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"event": None}, "None is no event; give one of"),
+        ({"event": EVENT, "evaluate": "loss"}, "'loss' is no event"),
+        ({"event": dp_accounting.LaplaceDpEvent(1.0)}, "LaplaceDpEvent cannot be spent"),
+        ({"event": EVENT, "metrics": "loss"}, r"metrics is 'loss'; give a list of names, as \['loss'\]"),
+        ({"event": EVENT, "free": ["query", "train"]}, "free has train, which an event pays for"),
+        ({"event": EVENT, "free": "query"}, r"free is 'query'; give a list of names, as \['query'\]"),
+    ],
+)
+def test_a_mod_that_no_site_could_use_is_refused_where_the_app_is_written(given: dict[str, Any], match: str) -> None:
+    with pytest.raises(FedspaError, match=match):
+        flower_mod(**given)
