@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -42,6 +43,21 @@ def test_a_spread_of_one_figure_is_one_figure() -> None:
     assert paper_tables._best({"points": points}).endswith("between the best and the worst p lie 0.1 points.")
     points[0]["accuracy_last"] = {"mean": 91.5}
     assert paper_tables._best({"points": points}).endswith("lie 0.1 to 1.5 points.")
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if name.startswith("tradeoff")])
+def test_at_no_epsilon_does_a_p_below_one_do_better_than_chance_allows(name: str) -> None:
+    """As the page says of Figure 1: by no more than the confidence intervals of the two."""
+    assert "At\nno ε of our curves does a p below 1 do better than p = 1" in PAGE
+    found = paper_tables.result(name)
+    assert found is not None
+    points = {
+        (point["epsilon_target"], point["compression"]): point["accuracy_last"]["values"] for point in found["points"]
+    }
+    for (epsilon, p), values in points.items():
+        full = points[epsilon, 1.0]
+        reach = sum(cells.half_interval(each) or 0.0 for each in (values, full))
+        assert fmean(values) - fmean(full) <= reach, (epsilon, p)
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
