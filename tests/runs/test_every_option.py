@@ -170,7 +170,8 @@ ROWS = rows()
 def config(key: str, value: Any, out: Path) -> dict[str, Any]:
     section, name = key.split(".")
     beside = COMPANIONS.get(f"{key}={value}", COMPANIONS.get(key, {}))
-    made = small(out, **{each: dict(values) for each, values in beside.items()})
+    # The fastest engine that can: the others are rows of their own.
+    made = small(out, **{"run": {"engine": "auto"}, **{each: dict(values) for each, values in beside.items()}})
     if key in ("run.ledger", "run.policy"):
         value = str(out.parent / f"{out.name}-{value}")
         if key == "run.policy":

@@ -19,6 +19,12 @@ from fedspa.agent.ledger.verify import verify
 from fedspa.running import simulate
 
 
+def sections_of(name: str, rounds: int) -> dict[str, dict[str, Any]]:
+    """By the fastest engine: nothing that is written depends on which it is."""
+    federation = {**ALGORITHMS[name].get("federation", {}), "rounds": rounds}
+    return {**ALGORITHMS[name], "federation": federation, "run": {"engine": "auto"}}
+
+
 def go_on(config: dict[str, Any], every: int = 1) -> None:
     """What an operator does: resume where there is a run, else start it."""
     folder = Path(config["run"]["out"])
@@ -36,7 +42,7 @@ each = pytest.mark.parametrize(
 @each
 def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
     """At least 20 kills an algorithm, at instants drawn over the whole life of a process."""
-    sections = {**ALGORITHMS[name], "federation": {**ALGORITHMS[name].get("federation", {}), "rounds": 6}}
+    sections = sections_of(name, rounds=6)
     fedspa.run(small(tmp_path / "unkilled", **sections))
     wanted = outcome(tmp_path / "unkilled")
     started = time.monotonic()
@@ -66,7 +72,7 @@ def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
 @each
 def test_killed_before_every_durable_step(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Die before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
-    sections = {**ALGORITHMS[name], "federation": {**ALGORITHMS[name].get("federation", {}), "rounds": 2}}
+    sections = sections_of(name, rounds=2)
     fedspa.run(small(tmp_path / "unkilled", **sections))
     wanted = outcome(tmp_path / "unkilled")
     for fatal in range(1, 100):

@@ -38,16 +38,25 @@ def stop_after(config: dict[str, Any], rounds: int) -> None:
     assert len(seen) == rounds
 
 
+# With each of these alone, test_every_option.py kills, stops and resumes a run.
+OTHERS: tuple[dict[str, Any], ...] = (
+    ALGORITHMS["fedavg"],
+    ALGORITHMS["dp-fed"],
+    {"privacy": {"clip_rule": "quantile"}},
+    {"privacy": {"clip_rule": "median"}},
+    {"privacy": {"accountant": "rdp"}},
+)
+
+
 @pytest.mark.parametrize(
     "sections",
     [
-        *ALGORITHMS.values(),
-        {"privacy": {"clip_rule": "quantile"}},
-        {"privacy": {"clip_rule": "median"}},
+        ALGORITHMS["fedspa"],
+        ALGORITHMS["cpsgd"],
         {"algorithm": {"server": "momentum", "mask": "shared", "lr_decay": "sqrt"}},
         {"federation": {"participation": "uniform", "cap": 2}},
         {"run": {"checkpoint_every": 3}},
-        {"privacy": {"accountant": "rdp"}},
+        *(pytest.param(sections, marks=pytest.mark.long) for sections in OTHERS),
     ],
     ids=lambda sections: "-".join(str(v) for keys in sections.values() for v in keys.values()) or "default",
 )

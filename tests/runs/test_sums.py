@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_sums
 import torch
 from interruptions import counted, crash, resume
 from numpy.typing import NDArray
 from small_runs import ended, ledger_content, outcome, small, start
-from small_sums import SUMS
 from worker_threads import ThreadPool, played
 
 import fedspa
@@ -38,6 +38,10 @@ from fedspa.server.coordinator import Coordinator
 
 __all__ = ["played"]
 Key = tuple[str, int, int]  # run, round, attempt
+# Every record has a part in a sum: by the fastest engine.
+SUMS: dict[str, dict[str, dict[str, Any]]] = {
+    name: {**sections, "run": {"engine": "auto"}} for name, sections in small_sums.SUMS.items()
+}
 
 
 class Wire:

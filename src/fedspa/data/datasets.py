@@ -5,6 +5,7 @@ MNIST and CIFAR-10 are normalised by the constants that the field has used for y
 spends no privacy budget; a mean computed from the agents' own records would.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -76,12 +77,19 @@ def files(name: Literal["mnist", "cifar10"], directory: Path | None) -> list[Pat
     return _find(name, {file: (file,) for file in _CIFAR10_FILES}, folders, _CIFAR10_SOURCE)
 
 
-def _digits() -> Dataset:
+@functools.cache
+def _digits_as_shipped() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Read once: it is text, and takes as long as a round."""
     from sklearn.datasets import load_digits  # heavy, and wanted by this one name only
 
     bunch = load_digits()
-    x = torch.from_numpy(bunch.images).to(torch.float32).div_(16).unsqueeze(1)
-    y = torch.from_numpy(bunch.target).to(torch.int64)
+    return bunch.images, bunch.target
+
+
+def _digits() -> Dataset:
+    images, labels = _digits_as_shipped()
+    x = torch.from_numpy(images).to(torch.float32).div_(16).unsqueeze(1)
+    y = torch.from_numpy(labels).to(torch.int64)
     # Every fifth record of each class is held out: stratified, and the same whatever the library's version.
     held_out = torch.zeros(len(y), dtype=torch.bool)
     for label in range(10):
