@@ -272,6 +272,8 @@ def test_any_text_is_a_site_or_one_line(text, word):
     "words",
     [
         ("--agent", 'a"b'),
+        ("--agent", ""),
+        ("--agent", "a" * 201),
         ("--classes", 1),
         ("--port", 0),
         ("--superlink", "a\nb"),
@@ -283,6 +285,20 @@ def test_bad_words_for_a_new_site_make_nothing(tmp_path, words):
     with pytest.raises(ConfigError):
         called("site", "new", tmp_path / "new", *words)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("option", ["--name", "--host"])
+@pytest.mark.parametrize("host", ["", "a b", "a..b", "-a", "é", "a" * 64, "a." * 127 + "a", "a/b", 'a"b', "a:1"])
+def test_a_server_by_a_name_that_no_machine_has_makes_nothing(tmp_path, option, host):
+    words = {"--name": "server.example", option: host}
+    with pytest.raises(ConfigError, match=f"{option} is "):
+        called("server", "new", tmp_path / "new", *(word for pair in words.items() for word in pair))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("host", ["server.example", "localhost", "a", "10.0.0.7", "::1", "my_host-2.lan"])
+def test_a_name_that_a_machine_may_have(host):
+    assert folders.is_host(host)
 
 
 def test_a_ready_server_says_so_first(server):

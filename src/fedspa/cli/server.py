@@ -32,7 +32,7 @@ def new(
     from fedspa.flower.operate import credentials, folders
 
     for option, value in (("--name", name), ("--host", host)):
-        if not value.isascii() or not value.isprintable() or set(value) & set(' "\\/'):
+        if not folders.is_host(value):
             raise ConfigError(f"{option} is {value!r}; give the name or the address of a machine, as server.example")
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}; it must be a number from 1 to 65535")

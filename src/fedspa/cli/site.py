@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedspa.cli.new import fill
-from fedspa.errors import ConfigError, printable, worded
+from fedspa.errors import ConfigError, printable, quoted, worded
 
 if TYPE_CHECKING:
     from fedspa.flower.check import Finding
@@ -51,7 +51,9 @@ def new(
     from fedspa.agent.ledger.ledger import Ledger
     from fedspa.flower.operate import credentials, folders
 
-    name = agent or folder.resolve().name
+    name = folder.resolve().name if agent is None else agent
+    if not 0 < len(name) <= 200:
+        raise ConfigError(f"--agent is {quoted(name)}; it must be a name of 1 to 200 characters")
     for option, value in (("--agent", name), ("--data", data), ("--superlink", superlink)):
         if not value.isprintable() or '"' in value or "\\" in value:
             raise ConfigError(f"{option} is {value!r}; give a text without quotes, backslashes and control characters")

@@ -29,7 +29,7 @@ def count(name: str, value: object) -> None:
 
 
 def texts(name: str, value: Iterable[str]) -> frozenset[str]:
-    """Those of a list. A text is one of its letters, which nobody means."""
+    """Those of a list. A lone text would be taken for its letters, which nobody means."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"{name} is {quoted(value)}; give a list of names, as [{quoted(value)}]")
     return frozenset(value)

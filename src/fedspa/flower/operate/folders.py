@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from fedspa.errors import ConfigError, quoted, worded
 SITE, SERVER = "site.toml", "server.toml"
 _PATHS: Final = ("data", "schema", "policy", "ledger", "key", "roster")  # of a node-config
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_LABEL = re.compile(r"(?!-)[0-9A-Za-z_-]{1,63}(?<!-)")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
 
@@ -123,6 +125,15 @@ def read_server(folder: Path) -> ServerFolder:
 def require_address(key: str, address: str) -> None:
     if not _ADDRESS.fullmatch(address):
         raise ConfigError(f"{key} is {quoted(address)}; it must be host:port, as server.example:8443")
+
+
+def is_host(name: str) -> bool:
+    """Whether a machine can be reached by it: an address, or a name that a certificate can hold."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return len(name) <= 253 and all(map(_LABEL.fullmatch, name.split(".")))
+    return True
 
 
 def address_parts(address: str) -> tuple[str, int]:

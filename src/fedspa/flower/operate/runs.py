@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fedspa.errors import ConfigError, FedspaError, worded
+from fedspa.errors import ConfigError, FedspaError, quoted, worded
 from fedspa.flower.operate.folders import ServerFolder
 from fedspa.flower.operate.start import NAME, flwr
 
@@ -52,7 +53,7 @@ def train(server: ServerFolder, app: Path, config: str, name: str | None) -> tup
     if "run.out" in config:
         raise ConfigError("run.out stands in the config; the server keeps its runs in runs/: give --name instead")
     words = f"{config} run.out={json.dumps(str(out))}".strip()
-    answer = json.loads(flwr(server, "run", str(app.resolve()), NAME, "-c", words, "--format", "json"))
+    answer = _answer(server, "run", str(app.resolve()), NAME, "-c", words)
     if not answer.get("success"):
         raise FedspaError(f"the SuperLink did not take the run: {answer.get('error-message', answer)}")
     number = str(answer["run-id"])
@@ -64,8 +65,17 @@ def train(server: ServerFolder, app: Path, config: str, name: str | None) -> tup
 
 
 def _status(server: ServerFolder, number: str) -> str:
-    listed = json.loads(flwr(server, "list", NAME, "--run-id", number, "--format", "json"))
+    listed = _answer(server, "list", NAME, "--run-id", number)
     return str(listed["runs"][0]["status"])
+
+
+def _answer(server: ServerFolder, *arguments: str) -> Any:
+    """What a `flwr` command answers a program."""
+    said = flwr(server, *arguments, "--format", "json")
+    try:
+        return json.loads(said)
+    except ValueError:
+        raise FedspaError(f"flwr {arguments[0]} answered {quoted(said)}, which is no JSON; install flwr 1.41") from None
 
 
 def _last_words(server: ServerFolder, number: str) -> str:

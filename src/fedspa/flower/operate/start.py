@@ -13,6 +13,8 @@ from fedspa.errors import ConfigError, FedspaError, worded
 from fedspa.flower.operate.folders import ServerFolder, SiteFolder
 
 NAME = "fedspa"  # of the SuperLink, in the server's own Flower config
+_SECONDS = 300
+_FRAME = str.maketrans(dict.fromkeys("─│╭╮╰╯", " "))  # which flwr draws around its words
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -89,9 +91,18 @@ def flwr(server: ServerFolder, *arguments: str) -> str:
     program = shutil.which("flwr", path=own["PATH"])
     if program is None:
         raise ConfigError("there is no flwr beside this Python; pip install 'fedspa[flower]'")
-    done = subprocess.run([program, *arguments], env=own, cwd=server.path, capture_output=True, text=True, timeout=300)
+    try:
+        done = subprocess.run(
+            [program, *arguments], env=own, cwd=server.path, capture_output=True, text=True, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise FedspaError(
+            f"flwr {arguments[0]} had no answer within {_SECONDS} s; see whether the SuperLink is well: fedspa server "
+            f"health {server.path}"
+        ) from None
     if done.returncode != 0:
-        raise FedspaError(f"flwr {arguments[0]} failed: {' '.join((done.stdout + done.stderr).split())[-600:]}")
+        said = " ".join((done.stdout + done.stderr).translate(_FRAME).split())
+        raise FedspaError(f"flwr {arguments[0]} failed: {said[-600:]}")
     return done.stdout
 
 
