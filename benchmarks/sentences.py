@@ -152,6 +152,8 @@ SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "front-sums": ("README.md", lines(accuracy.sums)),
     "front": ("README.md", lines(accuracy.front)),
     "uploads": ("docs/wire.md", lines(lambda: uploads.markdown(experiment("uploads")))),
+    "uploads-coding": ("docs/wire.md", lambda: uploads.cost_of_coding(experiment("uploads"))),
+    "uploads-sparsity": ("docs/wire.md", lambda: uploads.cost_of_sparsity(experiment("uploads"))),
     "gpu": ("docs/engine-gpu.md", lines(lambda: engine_gpu.table(experiment("engine-gpu")))),
     "published-noise": ("README.md", reached_at_the_published_noise),
     "fedavg-bytes": ("README.md", fedavg_bytes),
