@@ -134,8 +134,8 @@ def cost_of_sparsity(result: dict[str, Any]) -> str:
     return (
         f"With settings chosen for each p (`mnist-best`), p = 0.05 differs from p = 1 by {best:+.2f} points, at "
         f"{dense / sparse['payload_bytes']:.0f} times fewer bytes than FedAvg with the paper's CNN and "
-        f"{own / sparse['payload_bytes']:.0f} times fewer than FedAvg would send for the same linear model. With one set "
-        f"of settings for all p (`mnist`) it differs by {one:+.1f} points."
+        f"{own / sparse['payload_bytes']:.0f} times fewer than FedAvg would send for the same linear model. "
+        f"With one set of settings for all p (`mnist`) it differs by {one:+.1f} points."
     )
 
 
