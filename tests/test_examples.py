@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from forked import python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -22,7 +24,8 @@ def played(name: str, words: list[str], tmp_path: Path) -> str:
 
 
 def on(folder: Path, words: list[str]) -> str:
-    result = python(folder, words)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import python
 from typer.main import get_command
 
 from fedspa.agent.ledger.ledger import Ledger
@@ -278,8 +277,8 @@ def test_new_makes_a_project_that_runs_and_touches_no_other(call: Call, tmp_path
     assert "not empty" in err
     assert (tmp_path / "study" / "config.toml").read_text("utf-8") == config
     # In a process of its own, as a user runs it: the modules named my_data and my_model are then this folder's.
-    words = ["-c", "from fedspa.cli import main; main()", "run", "config.toml", "--json"]
-    result = python(tmp_path / "study", words)
+    command = [sys.executable, "-c", "from fedspa.cli import main; main()", "run", "config.toml", "--json"]
+    result = subprocess.run(command, cwd=tmp_path / "study", capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout)
     assert summary["accuracy_last"] > 0.8

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from forked import python
 from typer.testing import CliRunner
 
 from fedspa.cli import app
@@ -37,7 +38,7 @@ def test_the_check_prints_what_the_page_shows(folder: Path) -> None:
 
 def test_its_code_runs(folder: Path) -> None:
     code = "\n".join(text for language, _, text in BLOCKS if language == "python")
-    ended = python(folder, ["-c", code])
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
         "torch.Size([6, 6]) [0 0 0 1 1 2] [0 0 1 2 3 4]",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from forked import python
 
 from fedspa.cli import main
 from fedspa.runs.config import load
@@ -42,7 +42,7 @@ def test_the_tutorial_can_be_walked(
                 ran += 1
                 assert (stop.value.code or 0) == 0, f"{line}: {capsys.readouterr().err}"
         elif language == "python":
-            result = python(tmp_path, ["-c", text])
+            result = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True)
             assert result.returncode == 0, result.stderr
             accuracy, epsilon = re.findall(r"\d+\.\d+", result.stdout)
             assert float(accuracy) > 0.6

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
-
-from forked import python
 
 from fedspa.learning.options import OF
 from fedspa.learning.tasks.named import NAMES
@@ -23,7 +23,7 @@ def test_every_task_and_option_is_there() -> None:
 def test_its_code_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.M | re.S)
     assert len(blocks) == 3
-    result = python(tmp_path, ["-c", "".join(blocks)])
+    result = subprocess.run([sys.executable, "-c", "".join(blocks)], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     first, second, third = result.stdout.splitlines()
     score, without = (float(number) for number in re.findall(r"\d+\.\d+", first))
