@@ -584,6 +584,19 @@ def test_the_check_of_a_node_config_shows_key_and_roster(clinics):
     assert "4 members" in told["roster"]
 
 
+def test_a_simulation_masks_as_a_deployment_does(simulation, train, sums):
+    """What `fedspa run` leaves out: these messages go between processes."""
+    simulation.run_config |= SUMS | {"algorithm.batch": 360}
+    train(simulation)
+    assert len(sums) == 3  # of what `upload` masked
+    assert all(np.array_equal(read, added) for read, added in sums)
+    records = [dict(message.content[kind]) for message in simulation.replies for kind in message.content]
+    payloads = [record["payload"] for record in records if "payload" in record]
+    assert len(payloads) == 12
+    body = np.frombuffer(b"".join(payload[56:] for payload in payloads), np.uint8)
+    assert abs(body.mean() - 127.5) < 6 * 74 / np.sqrt(len(body))
+
+
 def test_a_simulation_that_died_with_secure_noise_is_a_new_attempt(simulation, train, tmp_path):
     """Its nodes have no outbox: they would mask other numbers with the same keystreams."""
     simulation.run_config |= SUMS | {"algorithm.batch": 360, "privacy.noise": "secure"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,22 @@ def test_a_spend_pays_for_one_body(path: Path, guarded: Callable[..., Guard]) ->
     with pytest.raises(LedgerError, match=r"pays for one run; call guard.spend for each"), paid:
         pytest.fail("the body ran")
     assert entries(path) == 1
+
+
+def test_a_spend_cannot_be_doubled_by_a_copy(guarded: Callable[..., Guard]) -> None:
+    paid = guarded().spend(EVENT)
+    for doubled in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(LedgerError, match="cannot be copied or pickled: it pays for one run"):
+            doubled(paid)
+
+
+def test_a_spend_belongs_to_the_process_that_paid(
+    guarded: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paid = guarded().spend(EVENT)
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child that was forked since
+    with pytest.raises(LedgerError, match="was paid for by another process"), paid:
+        pytest.fail("the body ran")
 
 
 def test_as_a_decorator_it_names_what_is_meant(guarded: Callable[..., Guard]) -> None:

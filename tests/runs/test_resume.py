@@ -223,7 +223,11 @@ def test_the_files_may_have_moved(tmp_path: Path) -> None:
     mnist(other, records=(130, 20))
     with pytest.raises(CheckpointError, match="number of training records was 120 and is 130"):
         simulate(load(tmp_path / "stopped/config.toml", [f'data.dir="{other}"']), resume=tmp_path / "stopped")
-    simulate(load(tmp_path / "stopped/config.toml", [f'data.dir="{there}"']), resume=tmp_path / "stopped")
+    moved = load(tmp_path / "stopped/config.toml", [f'data.dir="{there}"'])
+    with pytest.raises(Stopped) as told:
+        simulate(moved, resume=tmp_path / "stopped", stop=lambda: True)
+    assert str(told.value).endswith(f"fedspa run --resume {tmp_path / 'stopped'} --set 'data.dir=\"{there}\"'")
+    simulate(moved, resume=tmp_path / "stopped")
     assert outcome(tmp_path / "stopped")["model"] == outcome(tmp_path / "whole")["model"]
 
 

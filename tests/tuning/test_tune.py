@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_rehearse import made_up
 from test_trials import recomputed
+from tiny_files import mnist
 from typer.testing import CliRunner
 
 import fedspa
@@ -80,6 +81,23 @@ def test_stopped_in_the_search_it_goes_on_with_what_was_paid(tmp_path: Path) -> 
     again = fedspa.tune(resume=tmp_path / "run", data=made_up())  # it is done: nothing more is spent
     assert again.summary["tuning"] == whole.summary["tuning"]
     assert len(export(tmp_path / "run" / "ledger.sqlite")["entries"]) == 36
+
+
+def test_it_goes_on_where_the_files_lie_now(tmp_path: Path) -> None:
+    """To the scores on the test records, which are read once more."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    mnist(here, records=(120, 40))
+    data = {"name": "mnist", "dir": str(here), "holdout": 0.25}
+    asked = config(tmp_path / "run", data=data, model={"name": "logistic"}, algorithm={"batch": 10})
+    begun = (tmp_path / "run" / "metrics.jsonl").exists
+    with pytest.raises(Stopped):
+        fedspa.tune(asked, epsilon=2.0, share=0.5, public="none", stop=begun)
+    here.rename(there)
+    told = CliRunner().invoke(
+        app, ["tune", "--resume", str(tmp_path / "run"), "--set", f"data.dir={json.dumps(str(there))}", "--json"]
+    )
+    assert told.exit_code == 0, told.exception
+    assert 0 <= json.loads(told.stdout)["tuning"]["test"]["accuracy"] <= 1
 
 
 def test_stopped_in_a_rehearsal_nothing_is_spent_and_what_was_rehearsed_is_kept(tmp_path: Path) -> None:
@@ -199,6 +217,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["tune", "--resume", "run", "--out", "other"], "--resume goes on with the run as it began"),
         (["tune", "--resume", "run", "--epsilon", "9"], "--resume goes on with the run as it began"),
         (["tune", "--resume", "run", "--share", "0.5"], "--resume goes on with the run as it began"),
+        (["tune", "--resume", "run", "--set", "run.seed=5"], "--resume goes on with the run as it began"),
         (["tune", "--resume", "nowhere"], "there is no run in that folder"),
         (["tune", "--from", "runs"], "there is no study in runs/study.json"),
     ):

@@ -71,12 +71,16 @@ def tune(
     from fedspa.runs.config import load
 
     if resume is not None:
-        other = (config, epsilon, public, space, study, overrides, out)
-        if any(given not in (None, []) for given in other) or (share, studies) != (SHARE, STUDIES):
-            raise ConfigError("--resume goes on with the run as it began: give it alone, or with --json")
+        other = (config, epsilon, public, space, study, out)
+        elsewhere = all(word.partition("=")[0].strip() == "data.dir" for word in overrides or ())
+        if any(given not in (None, []) for given in other) or (share, studies) != (SHARE, STUDIES) or not elsewhere:
+            raise ConfigError(
+                "--resume goes on with the run as it began: give it alone, or with --json, or with --set data.dir=DIR "
+                "where its files lie elsewhere now"
+            )
         if not (resume / "config.toml").is_file():
             raise ConfigError(f"--resume {resume}: there is no run in that folder")
-        settings = load(resume / "config.toml")
+        settings = load(resume / "config.toml", overrides or ())
     else:
         given = [] if out is None else [f"run.out={json.dumps(str(out))}"]
         given += [] if epsilon is None else [f"privacy.epsilon={epsilon}", "privacy.noise_multiplier=none"]
@@ -114,7 +118,7 @@ def tune(
             warnings.simplefilter("ignore", told)
         try:
             if resume is not None:
-                result = tune(resume=resume, progress=False, on_round=advance, stop=asked)
+                result = tune(settings, resume=resume, progress=False, on_round=advance, stop=asked)
             else:
                 result = tune(
                     settings,

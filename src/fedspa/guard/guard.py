@@ -9,6 +9,7 @@ The ledger is opened for each write and closed again, so that a guard may be car
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -321,18 +322,27 @@ class Guard:
 
 
 class _Body:
-    """One run of a `with` block, which was paid for."""
+    """One run of a `with` block, which was paid for. What was paid for belongs to the process that paid."""
 
     def __init__(self) -> None:
-        self._ran = False
+        self._left = [os.getpid()]
 
     def __enter__(self) -> None:
-        if self._ran:
+        try:
+            process = self._left.pop()  # of two threads, one gets it
+        except IndexError:
+            process = None
+        if process is None:
             raise LedgerError("this spend has run its body, and pays for one run; call guard.spend for each")
-        self._ran = True
+        if process != os.getpid():
+            raise LedgerError("this spend was paid for by another process, whose it is; call guard.spend in this one")
 
     def __exit__(self, *_: object) -> None:
         return None
+
+    def __reduce__(self) -> NoReturn:
+        """A copy would run what was paid for once more."""
+        raise LedgerError("a spend cannot be copied or pickled: it pays for one run; call guard.spend for each")
 
     def __call__(self, function: object) -> NoReturn:
         raise ConfigError("guard.spend pays for one `with` block; guard a function by guard.train(function, event)")

@@ -198,8 +198,9 @@ def _of_sums(table: Mapping[str, Any]) -> list[str]:
     lines = []
     if found:
         lines.append(
-            "Secure aggregation was run: the server saw sums only, and ε is against it and those who collude with it. "
-            f"Sums are over {', '.join(found)}. The floor is against a server with whom all other members collude."
+            "Secure aggregation was simulated: the server used sums only, and ε is against one that sees no more, and "
+            f"those who collude with it. Sums are over {', '.join(found)}. The floor is against a server with whom all "
+            "other members collude."
         )
     if any("epsilon" in cell and not _aggregated(cell) for _, cell in of):
         lines.append(

@@ -7,6 +7,7 @@ digest of records has no noise, so whoever knows all of them but one could try g
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -27,7 +28,7 @@ from fedspa.examples import Tree, count, layout, leaves
 from fedspa.learning.tasks.own import Loss
 from fedspa.runs import digest, editions
 from fedspa.runs.checkpoint import Fact
-from fedspa.runs.config import Config, with_task
+from fedspa.runs.config import Config, load, with_task
 from fedspa.runs.section import Section
 from fedspa.runs.setup import Job, Simulated
 
@@ -118,8 +119,18 @@ def to_go_on(config: Config, folder: Path) -> str:
     """What resumes the run in `folder`: the command line, or Python where something was given there."""
     command = "run" if config.tuning.candidates is None else "tune"  # which also scores it on the test records
     if not (given := _given(config)):
-        return f"fedspa {command} --resume {shlex.quote(str(folder))}"
+        return f"fedspa {command} --resume {shlex.quote(str(folder))}{_elsewhere(config, folder)}"
     return f"fedspa.{command}(resume={str(folder)!r}, {', '.join(f'{argument}=…' for argument in given)})"
+
+
+def _elsewhere(config: Config, folder: Path) -> str:
+    """Where the data's files lie now, if that is not where the run began with them."""
+    try:
+        began = load(folder / "config.toml").data.dir
+    except ConfigError:  # it begins now
+        return ""
+    place = config.data.dir
+    return "" if place == began else f" --set {shlex.quote(f'data.dir={json.dumps(place)}')}"
 
 
 def refuse_ungiven(config: Config, folder: Path, **now: object) -> None:

@@ -215,9 +215,9 @@ def _against_whom(summary: Mapping[str, Any]) -> str:
     counted = members - (colluders or 0)
     with_them = f", also where up to {colluders} of these agents tell it all they know" if colluders else ""
     return (
-        f"The server, and whoever sees the uploads or the model{with_them}. Uploads leave masked, and only their sum "
-        f"over {members} agents or more can be read. That sum holds the noise of {counted} honest agents at least, the "
-        "agent's own among it: they have to add it and keep their keys to themselves."
+        f"The server, and whoever sees the uploads or the model{with_them}. Deployed agents mask their uploads, and "
+        f"only their sum over {members} agents or more can be read. That sum holds the noise of {counted} honest "
+        "agents at least, the agent's own among it: they have to add it and keep their keys to themselves."
     )
 
 

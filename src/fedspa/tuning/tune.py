@@ -109,10 +109,11 @@ def tune(
     """
     calls: dict[str, Any] = {"progress": progress, "on_round": on_round, "stop": stop}
     if resume is not None:
+        moved = None if config is None else _with_budget(config, None).data.dir
         result = simulate(
             config, resume=resume, data=data, module=module, task=task, metrics=metrics, on_start=on_start, **calls
         )
-        return _judged(result, data, module, None if isinstance(task, str) else task, metrics)
+        return _judged(result, data, module, None if isinstance(task, str) else task, metrics, moved)
     settings = _with_budget(config, epsilon)
     if isinstance(task, str):
         settings, task = configs.with_task(settings, task), None
@@ -273,14 +274,17 @@ def _judged(
     module: nn.Module | None,
     task: Loss | None,
     metrics: Mapping[str, Metric] | None,
+    moved: str | None = None,
 ) -> RunResult:
-    """With the scores on the test records, which nothing was chosen by, and with what was rehearsed."""
+    """With the scores on the test records, which nothing was chosen by, and with what was rehearsed. `moved` is where
+    the data's files lie now, if not where the run began with them."""
     tuning = dict(result.summary.get("tuning", {}))
     if not tuning:
         raise ConfigError(f"{result.folder} holds a run without trials; `fedspa run --resume` goes on with it")
     if "test" in tuning:
         return result
-    config = configs.load(result.folder / "config.toml")
+    where = [] if moved is None else [f"data.dir={json.dumps(moved)}"]
+    config = configs.load(result.folder / "config.toml", where)
     job = prepare(config, records_of(config, data, module), module, task, metrics)
     tuning["test"] = _test_scores(job, result, data, module)
     settings = tuning["trials"][tuning["choice"]]["settings"]

@@ -1,4 +1,5 @@
-"""A round that is interrupted and made again, through the simulator: ledger, attempts, keys, masks, server.
+"""A round that is interrupted and made again, through the simulator: ledger, attempts, keys, server.
+Pads have questions of their own (`masks`): the simulator sends none.
 
 The second attempt is a new release of everybody's, and must have noise of its own: what one has seen of both would else
 be less noisy than two releases, or show what changed in between.
