@@ -16,40 +16,28 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
-from fedspa.cli import app
 from fedspa.flower.operate.credentials import make_node_key
 
 HOSPITAL = Path(__file__).parents[2] / "examples/hospital"
-ROUNDS = 3
+ROUNDS = 4
 
 
 @pytest.fixture
 def hospital(monkeypatch: pytest.MonkeyPatch):
-    """The example's two scripts. What they ask of `fedspa` before anything listens is done in this process: a dozen
-    starts of Python take longer than all the rounds."""
+    """The example's two scripts."""
     monkeypatch.syspath_prepend(HOSPITAL)
     import loopback
     import run
 
-    started = loopback.Deployment.fedspa
-
-    def at_once(self, *arguments: str | Path) -> str:
-        if arguments[:2] == ("server", "register"):
-            return started(self, *arguments)
-        done = CliRunner().invoke(app, [str(word) for word in arguments])
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    monkeypatch.setattr(loopback.Deployment, "fedspa", at_once)
     yield loopback, run
     for name in ("loopback", "run", "hospital", "hospital.records"):
         sys.modules.pop(name, None)
@@ -92,8 +80,8 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
     config = {"run.out": str(out), "federation.rounds": ROUNDS, "flower.round_timeout": 20.0}
     with loopback.Deployment(tmp_path) as deployment:
         deployment.start_superlink()
-        for site in script.SITES:
-            script.set_up(deployment, site)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda site: script.set_up(deployment, site), script.SITES))
         for site in script.SITES:
             deployment.start_node(site)
         assert all(deployment.accepted(site) for site in script.SITES)
