@@ -11,10 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-import torch
 from small_runs import ended, start
-
-TESTS = Path(__file__).parents[1]
 
 
 class Done(NamedTuple):
@@ -38,12 +35,7 @@ def _run(folder: Path, words: list[str], out: int, err: int) -> None:
     os.chdir(folder)
     for path in folder.iterdir():  # a module of the same name that a test imported is another
         sys.modules.pop(path.stem, None)
-    # Nothing of the tests' is there: neither their modules, nor what they have drawn so far.
-    for name, module in [*sys.modules.items()]:
-        if Path(getattr(module, "__file__", None) or "built in").is_relative_to(TESTS):
-            del sys.modules[name]
-    sys.path[:] = [str(folder), *(path for path in sys.path if not Path(path).is_relative_to(TESTS))]
-    torch.manual_seed(torch.Generator().initial_seed())
+    sys.path.insert(0, str(folder))
     try:
         if words[0] == "-c":
             sys.argv = ["-c", *words[2:]]
