@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 import seeds
-from fedspa.paper.rows import FIRST_SEED
+from fedspa.paper.rows import FIRST_SEED, TRIAL_KINDS
+
+RESULTS = seeds.LOG.parent / "results"
 
 
 def test_the_log_names_them() -> None:
@@ -26,3 +31,24 @@ def test_a_seed_of_a_trial_is_refused(first: int, count: int) -> None:
     with pytest.raises(SystemExit, match=r"experiments/log\.md"):
         seeds.fresh(first, count)
     assert list(seeds.fresh(5000, 2)) == [5000, 5001]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("t*-*.json")), ids=lambda path: path.stem)
+def test_the_papers_tables_and_curves_have_none_of_them(path: Path) -> None:
+    kept = json.loads(path.read_text("utf-8"))
+    shown = [
+        cell
+        for row in kept.get("points", kept.get("rows"))
+        for cell in (row, *(row.get(kind, {}) for kind in TRIAL_KINDS))
+        if "accuracy_last" in cell
+    ]
+    assert shown
+    for cell in shown:
+        seeds.fresh(cell.get("first_seed") or 0, cell["seeds"])
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_no_kept_run_has_one_of_them(path: Path) -> None:
+    """Where a result keeps the summaries of its runs."""
+    for summary in json.loads(path.read_text("utf-8")).get("summaries", []):
+        seeds.fresh(summary["seed"], 1)

@@ -305,7 +305,7 @@ def test_a_ready_server_says_so_first(server):
     code, output = called("server", "check", server)
     assert code == 0
     assert output.splitlines()[0] == "server: ready"
-    assert "server.example, localhost, 127.0.0.1" in output
+    assert "server.example, localhost, 127.0.0.1" in " ".join(output.split())  # however long the path before it
 
 
 @pytest.mark.parametrize(
