@@ -54,7 +54,7 @@ def test_same_bits_as_one_process(
     tmp_path: Path, played: Play, monkeypatch: pytest.MonkeyPatch, name: str, noise: str
 ) -> None:
     """`secure` and `exact` draw a key of their own for each run; here both runs have the same."""
-    monkeypatch.setattr(simulation, "root_key", lambda mode, seed: bytes(range(32)))
+    monkeypatch.setattr(simulation, "root_of", lambda config: bytes(range(32)))
     played()
     sections = {**ALGORITHMS[name], "privacy": {**ALGORITHMS[name].get("privacy", {}), "noise": noise}}
     sections["federation"] = {**sections.get("federation", {}), "rounds": 2}
