@@ -70,11 +70,17 @@ def over_seeds(config: Path, seeds: Sequence[int], overrides: Sequence[str], job
     return {
         "accuracy": statistics.mean(last),
         "accuracy_interval": half_interval(last),
-        "epsilon": max(run["epsilon"] or 0.0 for run in runs),
-        "epsilon_replace_one": max(run["epsilon_replace_one"] or 0.0 for run in runs),
+        "epsilon": largest([run["epsilon"] for run in runs]),
+        "epsilon_replace_one": largest([run["epsilon_replace_one"] for run in runs]),
         "payload_bytes": statistics.mean(run["payload_bytes"] for run in runs),
         "summaries": runs,
     }
+
+
+def largest(epsilons: Sequence[float | None]) -> float | None:
+    """None where a run has none: no ε is not an ε of 0."""
+    known = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(known) if len(known) == len(epsilons) else None
 
 
 def main() -> None:
@@ -97,7 +103,8 @@ def main() -> None:
     before = commit()
     found = over_seeds(shipped.config(arguments.config), seeds, overrides, arguments.jobs)
     half = found["accuracy_interval"]
-    print(f"{found['accuracy']:.2f}{'' if half is None else f' ± {half:.2f}'} %, ε = {found['epsilon']:.4f}")
+    epsilon = "no ε" if found["epsilon"] is None else f"ε = {found['epsilon']:.4f}"
+    print(f"{found['accuracy']:.2f}{'' if half is None else f' ± {half:.2f}'} %, {epsilon}")
     if arguments.json is not None:
         sets = "".join(f" --set {text}" for text in arguments.set)
         asked = f"{arguments.config} --seeds {arguments.seeds} --first-seed {arguments.first_seed}"
@@ -105,8 +112,7 @@ def main() -> None:
             "command": f"python benchmarks/seeds.py {asked} --data DIR{sets}",
             "commit": before,
             "hardware": arguments.hardware,
-            "selection": "settings chosen on a tenth of the training records (data.holdout = 0.1), which was not "
-            "private; accuracy here is on the test records",
+            "selection": "the config says how its settings were chosen; accuracy here is on the test records",
         }
         arguments.json.write_text(json.dumps({**notes, **found}, indent=1) + "\n")
 

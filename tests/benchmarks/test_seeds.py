@@ -33,6 +33,11 @@ def test_a_seed_of_a_trial_is_refused(first: int, count: int) -> None:
     assert list(seeds.fresh(5000, 2)) == [5000, 5001]
 
 
+def test_no_epsilon_is_not_an_epsilon_of_zero() -> None:
+    assert seeds.largest([1.0, 2.0]) == 2.0
+    assert seeds.largest([1.0, None]) is None
+
+
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("t*-*.json")), ids=lambda path: path.stem)
 def test_the_papers_tables_and_curves_have_none_of_them(path: Path) -> None:
     kept = json.loads(path.read_text("utf-8"))
