@@ -34,6 +34,7 @@ CENTRAL = {
         "CIFAR-10 (JPEG copy), linear on patches, local",
         "72.3 (Tang et al. 2023); 60.6, the best before it",
     ),
+    "cifar10-secure-100-1e-5": ("the same in sums of all agents", "the same"),
 }
 # The paper's own CNNs: what p = 0.05 costs.
 CNNS = {"mnist-cnn-best": "by layer, p = 0.05", "mnist-cnn-full": "every coordinate trained, p = 1"}
