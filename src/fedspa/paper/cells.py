@@ -19,6 +19,10 @@ _SAME = (
 )
 
 
+# Of a cell none of whose runs is over.
+NOT_RUN = "not run"
+
+
 def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, Any]:
     """JSON for `outcomes`, of `seeds` that were asked for. Accuracies in %; `status` is the worst of the seeds.
 

@@ -261,7 +261,7 @@ def _accuracies(cell: Mapping[str, Any] | None) -> list[str]:
     if cell["status"] in ("diverged", "refused"):
         return [cell["status"], "–"]
     if "accuracy_best" not in cell:
-        return ["…", "…"]
+        return [cells.NOT_RUN, cells.NOT_RUN]
     return [cells.shown_spread(cell["accuracy_best"]), cells.shown_spread(cell["accuracy_last"])]
 
 

@@ -109,4 +109,4 @@ def markdown(curves: Mapping[str, Any]) -> str:
 def _shown(point: Mapping[str, Any]) -> str:
     if point["status"] in ("diverged", "refused"):
         return str(point["status"])
-    return cells.shown_spread(point["accuracy_last"]) if "accuracy_last" in point else "…"
+    return cells.shown_spread(point["accuracy_last"]) if "accuracy_last" in point else cells.NOT_RUN
