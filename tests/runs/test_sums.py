@@ -21,7 +21,6 @@ from worker_threads import ThreadPool, played
 
 import fedspa
 from fedspa.agent import participate
-from fedspa.agent.participate import Invitation
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import Answer
 from fedspa.errors import PrivacyError
@@ -66,9 +65,8 @@ def key_of(session: Session) -> Key:
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     found, unpadded, values = Wire(), sending.unpadded, MaskedSum.values
 
-    def sent(invitation: Invitation, name: str, agent: Agent, answer: Answer) -> bytes:
-        payload, session = unpadded(invitation, name, agent, answer), invitation.session
-        assert session is not None
+    def sent(session: Session, name: str, agent: Agent, answer: Answer) -> bytes:
+        payload = unpadded(session, name, agent, answer)
         found.values[key_of(session)][name] = answer.values
         found.messages[session.binding, name].add(payload)
         return payload
@@ -111,7 +109,7 @@ def test_with_pads_it_is_the_same_run(
         return replace(agent(self, number, *rest), secret=self._secret(number))
 
     def masked(*sent: Any) -> bytes:
-        payload, other = participate.sent(*sent), unpadded(*sent)
+        payload, other = participate.padded(*sent), unpadded(*sent)
         assert len(payload) == len(other)
         padded.append(payload != other)
         return payload

@@ -199,22 +199,11 @@ def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap |
     return all(entry.fresh for entry in entries)
 
 
-def sent(invitation: Invitation, name: str, agent: Agent, answer: Answer) -> bytes:
-    """An answer as it leaves: masked where the plan counts on the noise of others, for nobody may see it alone."""
-    session = require_session(invitation)
-    if session is None:
-        return invitation.algorithm.encode(answer, invitation.answered, invitation.coding)
+def padded(session: Session, name: str, agent: Agent, answer: Answer) -> bytes:
+    """An answer under pads that only the sum over the cohort is rid of."""
     if agent.secret is None:
         raise PrivacyError(f"{name} has no key to mask its update with")
     return upload(answer.values, session, name, agent.secret)
-
-
-def require_session(invitation: Invitation) -> Session | None:
-    """The session in which updates add up, where the plan's ε is of sums, and None where it is of each update."""
-    session, plan = invitation.session, invitation.terms.plan
-    if (plan is not None and plan.aggregation is not None) != (session is not None):
-        raise PrivacyError("updates are masked where the plan's ε is of sums, and nowhere else")
-    return session
 
 
 def payloads(
@@ -222,17 +211,24 @@ def payloads(
     agents: Mapping[str, Agent],
     engine: Engine,
     checked: Callable[[Answer], Answer] = lambda answer: answer,
-    leaves: Callable[[Invitation, str, Agent, Answer], bytes] = sent,
+    masked: Callable[[Session, str, Agent, Answer], bytes] = padded,
 ) -> dict[str, bytes]:
-    """What each of them sends: trained as one piece of work, encoded or masked one by one."""
-    algorithm, terms, models = invitation.algorithm, invitation.answered, invitation.models
+    """What each of them sends: trained as one piece of work, encoded one by one, or masked where the plan counts on the
+    noise of others."""
+    algorithm, terms, models, session = invitation.algorithm, invitation.answered, invitation.models, invitation.session
+    plan = invitation.terms.plan
+    if (plan is not None and plan.aggregation is not None) != (session is not None):
+        raise PrivacyError("updates are masked where the plan's ε is of sums, and nowhere else")
     start = invitation.theta if models is None else models.new_zeros(len(models))
+
+    def leaving(name: str, agent: Agent, answer: Answer) -> bytes:
+        if session is None:
+            return algorithm.encode(answer, terms, invitation.coding)
+        return masked(session, name, agent, answer)
+
     with torch_threads(1):
         answers = algorithm.respond(start, terms, list(agents.values()), engine)
-        return {
-            name: leaves(invitation, name, agent, checked(answer))
-            for (name, agent), answer in zip(agents.items(), answers)
-        }
+        return {name: leaving(name, agent, checked(answer)) for (name, agent), answer in zip(agents.items(), answers)}
 
 
 def _again(payload: bytes, invitation: Invitation) -> bytes:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedspa.agent.participate import Invitation, payloads, require_session
+from fedspa.agent.participate import Invitation, payloads
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import Answer, finite
 from fedspa.engine.task import Engine
 from fedspa.secagg.message import encode
 from fedspa.secagg.pads import residues
+from fedspa.secagg.session import Session
 
 
 def played(invitation: Invitation, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
@@ -21,8 +22,5 @@ def played(invitation: Invitation, agents: Mapping[str, Agent], engine: Engine) 
     return payloads(invitation, agents, engine, finite, unpadded)
 
 
-def unpadded(invitation: Invitation, name: str, agent: Agent, answer: Answer) -> bytes:
-    session = require_session(invitation)
-    if session is None:
-        return invitation.algorithm.encode(answer, invitation.answered, invitation.coding)
+def unpadded(session: Session, name: str, agent: Agent, answer: Answer) -> bytes:
     return encode(residues(answer.values, session), session)
