@@ -77,7 +77,7 @@ def test_the_example_leaves_a_folder_alone_that_is_there(tmp_path, hospital):
 def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_server(tmp_path, hospital):
     loopback, script = hospital
     out = tmp_path / "run"
-    config = {"run.out": str(out), "federation.rounds": ROUNDS, "flower.round_timeout": 20.0}
+    config = {"run.out": str(out), "federation.rounds": ROUNDS, "flower.round_timeout": 30.0}
     with loopback.Deployment(tmp_path) as deployment:
         deployment.start_superlink()
         with ThreadPoolExecutor(2) as pool:
