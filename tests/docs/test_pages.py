@@ -87,7 +87,29 @@ def test_its_commands_parse(page: Path) -> None:
         command.make_context(line, words)
 
 
+def _screens() -> list[tuple[str, str]]:
+    """Commands after a prompt, and what a page shows of what they print; the place of what it leaves out has a …"""
+    pattern = re.compile(r"^    \$ (fedspa .+)\n((?:    .*\n|\n(?=    ))+)", flags=re.M)
+    return [found for page in EVERY_PAGE for found in pattern.findall(page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(("line", "screen"), _screens(), ids=lambda text: text.split("\n")[0][:40])
+def test_its_screens_are_what_commands_print(
+    line: str, screen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", shlex.split(line))
+    with pytest.raises(SystemExit):
+        main()
+    printed = " ".join(capsys.readouterr().out.split())
+    pieces = [" ".join(piece.split()) for piece in screen.split("…") if piece.strip()]
+    assert pieces
+    for piece in pieces:
+        _, found, printed = printed.partition(piece)
+        assert found, piece
+
+
 def test_commands_are_found() -> None:
+    assert len(_screens()) >= 2
     assert "fedspa audit --plant sensitivity" in _commands(ROOT / "docs" / "audit.md")
     assert len(_commands(ROOT / "docs" / "tutorial.md")) >= 8
 
