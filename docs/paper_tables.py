@@ -4,7 +4,7 @@
     python docs/paper_tables.py fill        # writes docs/paper.md anew between its markers
 
 `keep` takes over what `fedspa table` (table.json) or `fedspa tradeoff` (tradeoff.json) left. Of a table that was run
-with --rows the other rows stay as they were kept. Nothing is typed in.
+with --rows the other rows and cells stay as they were kept. Nothing is typed in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from fedspa.paper import cells as over_seeds
 from fedspa.paper import plot, shipped, table, tradeoff
-from fedspa.paper.rows import TRIAL_KINDS, Row, read
+from fedspa.paper.rows import TRIAL_KINDS, Row, TrialKind, read
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "paper.md", ROOT / "experiments" / "results"
@@ -78,36 +78,56 @@ def _origin(found: Mapping[str, Any]) -> str:
 
 
 def _origins(found: Mapping[str, Any]) -> list[str]:
-    """Where a table's rows come from, those that were run later by name."""
-    later = [
-        f"{', '.join(part['rows'])}: {_origin(part)}{_fresh(found, part['rows'])}" for part in found.get("parts", [])
-    ]
+    """Where a table's rows come from, those that were run later by name, and single cells after their rows."""
+    parts = found.get("parts", [])
+    later = [f"{', '.join(part['rows'])}: {_origin(part)}{_fresh(found, part['rows'])}" for part in parts]
+    if later and {_row(row).key for row in found["rows"]} <= {name for part in parts for name in part["rows"]}:
+        return [*later, *([found["note"]] if found.get("note") else [])]
     return [("All other rows: " if later else "") + _origin(found), *later]
 
 
 def _fresh(found: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The seeds of these rows, where they are not the first that there are."""
-    cells = [row[setting] for row in found["rows"] if _key(row) in names for setting in TRIAL_KINDS if setting in row]
-    first = sorted({cell["first_seed"] for cell in cells if cell.get("first_seed")})
+    """The seeds of these rows and cells, where they are not the first that there are."""
+    first = sorted(
+        {
+            row[setting]["first_seed"]
+            for row in found["rows"]
+            for setting in _settings(row)
+            if {_row(row).key, _row(row).cell(setting)} & {*names} and row[setting].get("first_seed")
+        }
+    )
     return f" Seeds from {' and '.join(map(str, first))} on: no setting was tried on them." if first else ""
 
 
-def _key(row: Mapping[str, Any]) -> str:
-    return Row(algorithm=row["algorithm"], compression=row["compression"], adversary=row["adversary"]).key
+def _row(row: Mapping[str, Any]) -> Row:
+    return Row(algorithm=row["algorithm"], compression=row["compression"], adversary=row["adversary"])
+
+
+def _settings(row: Mapping[str, Any]) -> list[TrialKind]:
+    return [setting for setting in TRIAL_KINDS if setting in row]
 
 
 def merged(kept: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
-    """The kept table with the rows that were `found` in place of its own, in this order; each part says its origin."""
-    new = {_key(row): row for row in found["rows"]}
-    rows = {_key(row): row for row in kept["rows"]} | new
-    if rows.keys() == new.keys():
+    """The kept table with the rows and cells that were `found` in place of its own, in this order; each part says its
+    origin."""
+    rows = {_row(row).key: row for row in kept["rows"]}
+    names, replaced = [], set()
+    for new in found["rows"]:
+        name, settings = _row(new), _settings(new)
+        old = rows.get(name.key, {})
+        whole = {*_settings(old)} <= {*settings}
+        names += [name.key] if whole else map(name.cell, settings)
+        replaced |= {*map(name.cell, settings), *([name.key] if whole else [])}
+        # A tuned cell alone has another model than the paper's, whose cost the row tells.
+        rows[name.key] = old | {key: value for key, value in new.items() if value is not None or key not in old}
+    if {*rows} <= {*names}:
         return dict(found)
-    parts = [part | {"rows": [key for key in part["rows"] if key not in new]} for part in kept.get("parts", [])]
+    parts = [part | {"rows": [key for key in part["rows"] if key not in replaced]} for part in kept.get("parts", [])]
     origin = {key: found[key] for key in ("command", "commits", "hardware")}
     return {
         **kept,
         "rows": [rows[key] for key in sorted(rows, key=order.index)],
-        "parts": [*(part for part in parts if part["rows"]), {"rows": list(new), **origin}],
+        "parts": [*(part for part in parts if part["rows"]), {"rows": names, **origin}],
     }
 
 

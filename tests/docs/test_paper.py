@@ -70,11 +70,13 @@ def test_every_part_has_its_place(name: str) -> None:
 def test_results_say_where_they_come_from(name: str) -> None:
     found = paper_tables.result(name)
     assert found is not None
-    assert found["command"].startswith(("fedspa table ", "fedspa tradeoff "))
-    assert found["commits"]
-    assert all(re.fullmatch(r"[0-9a-f]{7,40}", commit) for commit in found["commits"])
-    assert found["hardware"]
-    assert f"`{found['command']}`" in PAGE
+    for part in (found, *found.get("parts", [])):
+        assert part["command"].startswith(("fedspa table ", "fedspa tradeoff "))
+        assert part["commits"]
+        assert all(re.fullmatch(r"[0-9a-f]{7,40}", commit) for commit in part["commits"])
+        assert part["hardware"]
+    for line in paper_tables._origins(found):
+        assert line in PAGE
     if name.startswith("table"):
         assert table.markdown(found) in PAGE
         assert ("Nothing follows from their accuracies" in PAGE) or not found["quick"]
@@ -161,12 +163,34 @@ def test_rows_that_were_not_run_again_stay() -> None:
     assert paper_tables.merged(again, whole, order) == whole
 
 
+def test_cells_that_were_not_run_again_stay() -> None:
+    order = ["cpsgd-0.4-secure-aggregation"]
+    old, new = _kept(p04="old"), _kept(p04=None)
+    old["rows"][0] |= {"tuned": "old", "cost": 3.0}
+    new["rows"][0] |= {"tuned": "new", "cost": None}
+    del new["rows"][0]["published"]
+    found = paper_tables.merged(old, new, order)
+    assert {key: found["rows"][0][key] for key in ("published", "tuned", "cost")} == {
+        "published": "old",
+        "tuned": "new",
+        "cost": 3.0,
+    }
+    assert [part["rows"] for part in found["parts"]] == [["cpsgd-0.4-secure-aggregation-tuned"]]
+    assert [part["rows"] for part in paper_tables.merged(found, new, order)["parts"]] == [
+        ["cpsgd-0.4-secure-aggregation-tuned"]
+    ]
+    assert paper_tables.merged(found, old, order) == old
+
+
 def test_every_part_of_a_table_says_where_it_comes_from() -> None:
     cell = {"first_seed": 2000}
     part = _kept(p04=0) | {"commits": ["c"], "rows": ["cpsgd-0.4-secure-aggregation"]}
     found = _kept(p04=cell) | {"parts": [part]}
-    first, later = paper_tables._origins(found)
+    (later,) = paper_tables._origins(found)
+    assert paper_tables._origins(found | {"note": "A copy."}) == [later, "A copy."]
+    first, again = paper_tables._origins(found | {"rows": [*found["rows"], *_kept(p05=cell)["rows"]]})
     assert first.startswith("All other rows: `fedspa table")
+    assert again == later
     assert later.startswith("cpsgd-0.4-secure-aggregation: `fedspa table")
     assert "commit c" in later
     assert later.endswith("Seeds from 2000 on: no setting was tried on them.")

@@ -62,7 +62,7 @@ def test_settings_are_what_they_are_called(name: str) -> None:
         if row.algorithm == "cpsgd" or row.adversary != "local":
             continue
         for setting in rows.TRIAL_KINDS:
-            if (trial := row.trial(setting)) is None:
+            if (trial := row.trials.get(setting)) is None:
                 assert row.algorithm == "fedavg" or setting == "tuned"
                 continue
             config = rows.trial_config(path, trial, [])
@@ -90,9 +90,7 @@ def test_rows_run_against_the_adversary_that_they_name(name: str) -> None:
     path = shipped.table(name)
     summed = []
     for row in rows.read(path).row:
-        for setting in rows.TRIAL_KINDS:
-            if (trial := row.trial(setting)) is None:
-                continue
+        for setting, trial in row.trials.items():
             config = rows.trial_config(path, trial, [])
             assert config.privacy.adversary == row.adversary, row.key
             if row.adversary == "local":
@@ -110,6 +108,11 @@ def test_rows_can_be_chosen(tmp_path: Path) -> None:
     spec = rows.read(small_table.write(tmp_path))
     assert [row.key for row in rows.select(spec, None)] == ["fedspa-0.2", "dp-fed-1", "fedavg-1"]
     assert [row.key for row in rows.select(spec, "fedavg, fedspa-0.2")] == ["fedspa-0.2", "fedavg-1"]
+    (one,) = rows.select(spec, "fedspa-0.2-verified")
+    assert [*one.trials] == ["verified"]
+    assert [*rows.select(spec, "fedspa-0.2-verified,fedspa")[0].trials] == [*spec.row[0].trials] != ["verified"]
+    with pytest.raises(ConfigError, match=r"no row 'fedspa-0.2-never'; .* or a cell of one, as fedspa-0.2-\w+$"):
+        rows.select(spec, "fedspa-0.2-never")
     with pytest.raises(ConfigError, match=r"no row 'fedspa-0.3'; allowed: .*fedspa-0.2"):
         rows.select(spec, "fedspa-0.3")
     with pytest.raises(ConfigError, match="empty"):
@@ -147,7 +150,7 @@ def test_every_config_that_a_table_names_lies_in_the_package() -> None:
     for name in shipped.names("tables"):
         path = shipped.table(name)
         spec = rows.read(path)
-        trials = [trial for row in spec.row for setting in rows.TRIAL_KINDS if (trial := row.trial(setting))]
+        trials = [trial for row in spec.row for trial in row.trials.values()]
         named |= {(path.parent / file).resolve() for file in (spec.curve, *(trial.config for trial in trials))}
     assert len(named) >= 12
     for path in named:

@@ -15,7 +15,11 @@ def table(
     name: Annotated[str, typer.Argument(metavar="mnist|cifar10", help="Table 1 or 2; or the path of a table's TOML.")],
     seeds: sweeping.Seeds = 1,
     rows: Annotated[
-        str | None, typer.Option(metavar="ROW,…", help="Only these: an algorithm (fedspa) or a row (fedspa-0.05).")
+        str | None,
+        typer.Option(
+            metavar="ROW,…",
+            help="Only these: an algorithm (fedspa), a row (fedspa-0.05) or a cell of it (fedspa-0.05-tuned).",
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Every row, small: two minutes on two cores, no result. Needs no files.")

@@ -70,8 +70,14 @@ class Row(Section):
         """Names the row in --rows and in folders."""
         return f"{self.algorithm}-{self.compression:g}" + ("" if self.adversary == "local" else f"-{self.adversary}")
 
-    def trial(self, setting: TrialKind) -> Trial | None:
-        return {"published": self.published, "verified": self.verified, "tuned": self.tuned}[setting]
+    def cell(self, setting: TrialKind) -> str:
+        """Names one of its cells there."""
+        return f"{self.key}-{setting}"
+
+    @property
+    def trials(self) -> dict[TrialKind, Trial]:
+        found = {"published": self.published, "verified": self.verified, "tuned": self.tuned}
+        return {setting: trial for setting in TRIAL_KINDS if (trial := found[setting]) is not None}
 
 
 class TableSpec(Section):
@@ -103,15 +109,25 @@ def read(path: Path) -> TableSpec:
 
 
 def select(spec: TableSpec, wanted: str | None) -> list[Row]:
-    """The rows that a filter like `fedspa,dp-fed` or `fedspa-0.05` keeps; all without one."""
+    """The rows that a filter like `fedspa,dp-fed` or `fedspa-0.05` keeps, with the cells that one like
+    `fedspa-0.05-tuned` does; all without one."""
     if wanted is None:
         return list(spec.row)
-    words = [word.strip() for word in wanted.split(",") if word.strip()]
-    for word in words:
-        if not any(word in (row.key, row.algorithm) for row in spec.row):
-            known = ", ".join(dict.fromkeys([*(row.algorithm for row in spec.row), *(row.key for row in spec.row)]))
-            raise ConfigError(f"--rows: there is no row {word!r}; allowed: {known}")
-    kept = [row for row in spec.row if row.key in words or row.algorithm in words]
+    words = {word.strip(): False for word in wanted.split(",") if word.strip()}
+    kept = []
+    for row in spec.row:
+        whole = {row.key, row.algorithm} & words.keys()
+        cells = {setting for setting in row.trials if row.cell(setting) in words}
+        words |= dict.fromkeys([*whole, *map(row.cell, cells)], True)
+        if whole:
+            kept.append(row)
+        elif cells:
+            kept.append(row.model_copy(update=dict.fromkeys(row.trials.keys() - cells)))
+    for word, known in words.items():
+        if not known:
+            allowed = ", ".join(dict.fromkeys([*(row.algorithm for row in spec.row), *(row.key for row in spec.row)]))
+            last = spec.row[0].cell([*spec.row[0].trials][-1])
+            raise ConfigError(f"--rows: there is no row {word!r}; allowed: {allowed}, or a cell of one, as {last}")
     if not kept:
         raise ConfigError("--rows is empty; leave it away for all rows")
     return kept

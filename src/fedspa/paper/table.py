@@ -21,11 +21,9 @@ def plan(
     """Cell → its runs, one per seed. Rows change slowest, so that a table that is cut off has whole rows."""
     planned: dict[str, list[Planned]] = {}
     for row in chosen:
-        for setting in TRIAL_KINDS:
-            if (trial := row.trial(setting)) is None:
-                continue
+        for setting, trial in row.trials.items():
             small = [] if not quick else spec.quick if trial.quick is None else trial.quick
-            key = f"{row.key}-{setting}"
+            key = row.cell(setting)
             count = seeds if quick else max(seeds, trial.seeds)
             for seed in range(rows.FIRST_SEED, rows.FIRST_SEED + count):
                 name = f"{key}-seed-{seed}"
@@ -46,10 +44,10 @@ def assemble(
     body = []
     for row in chosen:
         found: dict[str, Any] = {}
-        for setting in TRIAL_KINDS:
-            if (runs := planned.get(f"{row.key}-{setting}")) is not None:
-                ended = [outcomes[run.name] for run in runs if run.name in outcomes]
-                found[setting] = cells.cell(runs[0].config, ended, len(runs))
+        for setting in row.trials:
+            runs = planned[row.cell(setting)]
+            ended = [outcomes[run.name] for run in runs if run.name in outcomes]
+            found[setting] = cells.cell(runs[0].config, ended, len(runs))
         body.append(
             {
                 "algorithm": row.algorithm,
