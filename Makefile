@@ -10,8 +10,9 @@ run: $(VENV)/.installed
 	$(BIN)/fedspa run
 	@echo 'Next: ". $(BIN)/activate" puts fedspa on your path; then fedspa --help, and docs/tutorial.md'
 
+# Three at a time on two cores: many tests wait for processes of theirs.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # New random examples for every law that hypothesis draws, TURNS times over; stops where one falls, and prints it.
 TURNS ?= 20
