@@ -145,8 +145,19 @@ def test_privacy_prints_every_row_with_its_soundness(call: Call) -> None:
     assert all(row["sound"] == (row["method"] == "verified") for row in rows)
     code, out, _ = call(f"privacy {SETTING} --noise 1.83")
     assert code == 0
-    assert "0.9959" in out  # Poisson, add-remove, PLD
+    assert "ε = 0.996 at" in out  # Poisson, add-remove, PLD: 0.99591, rounded up
     assert "guarantees nothing" in out
+
+
+def test_privacy_prints_no_epsilon_below_the_true_one(call: Call) -> None:
+    sized = "--batch 10 --records 10 --local-steps 1 --participations 1 --delta 1e-3"
+    _, out, _ = call(f"privacy {sized} --noise 2.5 --json")
+    true = [row["epsilon"] for row in json.loads(out)["rows"]]
+    _, out, _ = call(f"privacy {sized} --noise 2.5")
+    printed = [float(cells[5]) for line in out.splitlines() if len(cells := line.split()) == 7 and cells[4] == "2.5"]
+    assert len(printed) == len(true) == 7
+    assert all(t <= p <= 1.0011 * t for t, p in zip(true, printed))
+    assert any(float(f"{t:.4g}") < t for t in true)  # to the nearest, some would be below
 
 
 SHARES = "--batch 600 --records 600 --local-steps 1 --participations 5 --delta 1e-3 --members 10"

@@ -14,7 +14,7 @@ from fedspa.errors import PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting, filter
-from fedspa.privacy.cap import BY_FILTER, BY_FILTER_SO_FAR, Cap, FirstPlan, admits, total
+from fedspa.privacy.cap import BY_FILTER, BY_FILTER_SO_FAR, Cap, FirstPlan, admits, shown, shown_digits, total
 from fedspa.privacy.event import Event, Neighbours
 
 POISSON, FIXED = (GaussianEvent(sampling, 10, 600, 3, 2.0) for sampling in ("poisson", "fixed"))
@@ -142,3 +142,18 @@ def test_a_total_is_a_cap_that_admits_as_larger_ones_do(
             assert admits(events, Cap(cost * larger, delta, neighbours), first)
     # PLD of the same events is what they would cost had all been fixed beforehand.
     assert cost >= accounting.epsilon(events, delta, neighbours=neighbours) * (1 - 1e-9)
+
+
+@given(st.floats(1e-12, 1e12))
+def test_a_printed_epsilon_is_never_below_the_true_one(epsilon: float) -> None:
+    assert epsilon <= float(shown(epsilon)) <= epsilon + 1.0001e-3 + 1e-15 * epsilon
+    assert epsilon <= float(shown_digits(epsilon)) <= epsilon * 1.0011
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "told"),
+    [(1.0, "1"), (1.00001, "1.001"), (0.34561, "0.3457"), (0.000123456, "0.0001235"), (123.44, "123.5"), (0.0, "0")],
+)
+def test_four_digits_are_rounded_up(epsilon: float, told: str) -> None:
+    assert shown_digits(epsilon) == told
+    assert shown_digits(math.inf) == "∞"

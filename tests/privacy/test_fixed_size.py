@@ -12,6 +12,7 @@ from scipy import special
 
 from fedspa.privacy.fixed_size import FixedSize
 from fedspa.privacy.pld import LossMass, composed_epsilon
+from fedspa.privacy.poisson import mixture_loss
 
 
 def recipe(rate: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
@@ -64,6 +65,22 @@ def test_discretised_profile_lies_above_the_recipe_and_near_it(rate: float, shif
         assert profile(part, epsilon) >= exact * (1 - 1e-9) - 1e-15
         # At most a chord above: on a grid of 2^-10 that is below 2^-10/8 of e^ε, and of the mass there is.
         assert profile(part, epsilon) <= exact + 2.0**-10
+
+
+@pytest.mark.parametrize("noise", [0.537, 1.074, 2.102, 4.083, 17.184])
+def test_rounding_of_the_shift_adds_no_cell(noise: float) -> None:
+    """2/noise is a number whose square is rounded one way by a power and another by a product. Where the grid's first
+    loss, of x = μ/2, came out below 0, all others were a cell off, and ε up to 2.4 times what it is."""
+    part = FixedSize(0.1, 2 / noise).discretise(2.0**-8, 8.0)
+    assert part.offset == -(len(part.mass) // 2)
+    assert float(part.mass.sum()) + part.infinite == pytest.approx(1, abs=1e-12)
+    less, own, more = (composed_epsilon([(FixedSize(0.1, 2 / (noise * f)), 20)], 1e-3) for f in (0.999, 1, 1.001))
+    assert less > own > more
+
+
+def test_every_noise_of_four_digits_begins_its_grid_at_loss_0() -> None:
+    noises = np.concatenate([np.arange(1000, 10_000) / 10.0**digits for digits in (1, 2, 3, 4)])
+    assert all(float(mixture_loss(0.1, shift, np.array([shift / 2]))[0]) == 0 for shift in (2 / noises).tolist())
 
 
 def test_interval_moves_the_profile_by_its_square_only() -> None:

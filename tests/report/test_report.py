@@ -268,6 +268,19 @@ def test_an_unfinished_run_states_what_its_ledger_gives(copy: Path) -> None:
     assert "seeded noise" in text
 
 
+def test_a_run_that_ends_early_is_told_the_price_of_its_whole_plan(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Whoever stops by what was released has chosen a length that no accountant was told beforehand."""
+    copy = tmp_path / "stopped"
+    shutil.copytree(runs["uneven"], copy)
+    (copy / "summary.json").unlink()
+    held = promise(read(copy))
+    assert held is not None
+    assert held.epsilon_cap is not None
+    told = f"should it end here for what it showed, the ε of its whole plan holds: {shown(held.epsilon_cap)}"
+    assert told in page(copy).text
+    assert "its whole plan" not in page(runs["uneven"]).text
+
+
 def test_a_round_in_progress_is_priced_too(copy: Path) -> None:
     """Killed after the ledger and before the metrics were written: what is spent is spent."""
     (copy / "summary.json").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,44 @@ def test_a_public_data_set_stands_in(tmp_path: Path) -> None:
     rehearsal = Rehearsal(job.config, job.plan, records, "digits")
     assert rehearsal._parts[0].train_x.shape[1:] == (1, 8, 8)  # type: ignore[union-attr]
     assert rehearsal.curves({}).last is not None
+
+
+@pytest.mark.parametrize("theirs", [400, 40])
+def test_what_the_agents_hold_is_not_public(theirs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pays for a rehearsal: on the agents' own records it would be a search that no ε covers."""
+    job, records = job_of(tmp_path)
+    assert job.plan is not None
+    own = replace(
+        made_up(900),
+        train_x=torch.cat([made_up(900).train_x[-300:], records.train_x[:theirs]]),  # type: ignore[index, list-item]
+        train_y=torch.cat([made_up(900).train_y[-300:], records.train_y[:theirs]]),  # type: ignore[index, list-item]
+    )
+    monkeypatch.setattr(rehearse, "records_of", lambda config: own)
+    with pytest.raises(fedspa.FedspaError, match=rf"holds {theirs} of the 400 records that the agents hold"):
+        Rehearsal(job.config, job.plan, records, "digits")
+
+
+def test_a_record_that_is_like_an_agents_by_chance_may_be_public(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, records = job_of(tmp_path)
+    assert job.plan is not None
+    public = replace(made_up(900), train_x=made_up(900).train_x[-300:], train_y=made_up(900).train_y[-300:])  # type: ignore[index]
+    public.train_x[:3], public.train_y[:3] = records.train_x[:3], records.train_y[:3]  # type: ignore[index]
+    monkeypatch.setattr(rehearse, "records_of", lambda config: public)
+    Rehearsal(job.config, job.plan, records, "digits")
+
+
+def test_the_search_itself_refuses_the_agents_data_set(tmp_path: Path) -> None:
+    given = {
+        "federation": {"agents": 8, "per_round": 4, "rounds": 10},
+        "data": {"name": "digits", "holdout": 0.1},
+        "privacy": {"epsilon": 3.0, "noise": "seeded"},
+        "run": {"out": str(tmp_path / "run")},
+    }
+    with pytest.raises(fedspa.FedspaError, match=r"public is 'digits', which holds 1,298 of the 1,298 records"):
+        fedspa.tune(given, public="digits")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_diverges_has_no_curve(tmp_path: Path) -> None:

@@ -209,6 +209,7 @@ _COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε\n
 
 
 def _cells(agent: AgentSummary) -> list[str]:
+    from fedspa.privacy.cap import shown_left
     from fedspa.runs.statement import shown
 
     return [
@@ -221,7 +222,7 @@ def _cells(agent: AgentSummary) -> list[str]:
         shown(agent.epsilon)
         + (f" (floor {shown(agent.epsilon_floor)})" if any(event.members for event in agent.spent) else "")
         + (" SEEDED" if agent.noise.get("seeded") else ""),
-        "–" if agent.epsilon_left is None else f"{agent.epsilon_left:.4g}",
+        "–" if agent.epsilon_left is None else shown_left(agent.epsilon_left, 0.0),
         "–" if agent.participations_left is None else str(agent.participations_left),
     ]
 

@@ -71,13 +71,14 @@ def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> 
     from rich.console import Console
 
     from fedspa.mechanisms.gaussian import compare
+    from fedspa.privacy.cap import shown_digits
 
     screen = Console(highlight=False)
     sound, claimed = ([row for row in rows if (row.method == "verified") is verified] for verified in (True, False))
     first = sound[0]
     delta = f"δ = {setting['delta']:g}"
     if asked is None:
-        screen.print(f"Noise {first.noise:.4g} costs ε = {first.epsilon:.4g} at {delta}.")
+        screen.print(f"Noise {first.noise:.4g} costs ε = {shown_digits(first.epsilon)} at {delta}.")
     else:
         screen.print(f"ε = {asked:g} at {delta} takes noise {first.noise:.4g}.")
     screen.print(f"That is with {first.sampling} sampling, under {first.neighbours}, by accountant {first.accountant}.")
@@ -93,6 +94,8 @@ def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> 
 def _table(rows: list[Comparison]) -> Table:
     from rich.table import Table
 
+    from fedspa.privacy.cap import shown_digits
+
     table = Table(box=None)
     table.add_column("method", min_width=len("published-corrected"))  # so that two tables stand in line
     for column, width in (("sampling", 8), ("neighbours", 11), ("accountant", 10)):
@@ -102,7 +105,7 @@ def _table(rows: list[Comparison]) -> Table:
     table.add_column("sound")
     for row in rows:
         sound = "[green]yes[/green]" if row.sound else "[red]NO[/red]"
-        figures = f"{row.noise:.4g}", f"{row.epsilon:.4g}"
+        figures = f"{row.noise:.4g}", shown_digits(row.epsilon)
         table.add_row(row.method, row.sampling, row.neighbours, row.accountant, *figures, sound)
     return table
 
@@ -118,7 +121,7 @@ def _show_shares(
     from rich.console import Console
     from rich.table import Table
 
-    from fedspa.privacy.cap import AGAINST_ALL
+    from fedspa.privacy.cap import AGAINST_ALL, shown_digits
     from fedspa.runs.statement import observer, shown_floor
 
     screen, whom = Console(), observer({"members": members, "colluders": colluders})
@@ -126,7 +129,8 @@ def _show_shares(
     for column in ("own share", "noise that counts", "ε", "floor"):
         table.add_column(column, justify="right")
     for row in rows:
-        noises = [f"{row[key]:.4g}" for key in ("noise", "noise_counted")]
+        # What a share takes, typed as it stands here, must be enough.
+        noises = [shown_digits(row["noise"]), f"{row['noise_counted']:.4g}"]
         costs = [shown_floor(row[key]) for key in ("epsilon", "epsilon_floor")]
         table.add_row(row["neighbours"], row["accountant"], *noises, *costs)
     screen.print(table)

@@ -146,6 +146,7 @@ def show(result: RunResult, screen: Console) -> None:
     from rich.table import Table
 
     from fedspa.runs.metrics import AGENTS_SCORE, heading, shown_score
+    from fedspa.runs.statement import shown
 
     running.show(result, screen)
     tuning, name = result.summary["tuning"], result.summary["score"]
@@ -165,7 +166,7 @@ def show(result: RunResult, screen: Console) -> None:
             highlight=False,
         )
     if tuning["rehearsal"] is not None and (earlier := tuning["rehearsal"].get("study")) is not None:
-        cost = "" if earlier["epsilon"] is None else f", paid for there with ε = {earlier['epsilon']:.4g}"
+        cost = "" if earlier["epsilon"] is None else f", paid for there with ε = {shown(earlier['epsilon'])}"
         words = f"Study       settings found on {earlier['about']['data']}{cost}; free here"
         screen.print(words, highlight=False, markup=False)
     if tuning["rehearsal"] is not None and tuning["rehearsal"]["found"]:

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from typing import NamedTuple, get_args
 
 from fedspa.errors import PrivacyError
@@ -135,6 +136,13 @@ def shown(epsilon: float) -> str:
     """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it. What is no number
     bounds nothing."""
     return "∞" if not math.isfinite(epsilon) else f"{math.ceil(epsilon * 1000) / 1000:.3f}"
+
+
+def shown_digits(epsilon: float) -> str:
+    """ε to four significant digits, rounded up likewise: for tables of large and small ones."""
+    if not math.isfinite(epsilon):
+        return shown(epsilon)
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon)):.4g}"
 
 
 def shown_left(epsilon: float, spent: float) -> str:

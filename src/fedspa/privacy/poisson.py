@@ -123,8 +123,9 @@ def _mixture(rate: float, shift: float, reach: float) -> tuple[Array, Array]:
 
 
 def mixture_loss(rate: float, shift: float, x: Array) -> Array:
-    """ln(1 − q + q·r(x)), with full relative precision where it is near 0."""
-    log_ratio = shift * x - shift**2 / 2
+    """ln(1 − q + q·r(x)), with full relative precision where it is near 0. At x = μ/2 it is 0 to the last bit: the grid
+    of `fixed_size` begins there, and would begin a cell too early below."""
+    log_ratio = shift * (x - shift / 2)
     if rate == 1:
         return log_ratio
     with np.errstate(divide="ignore", over="ignore"):

@@ -99,7 +99,7 @@ def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunPar
         name=name,
         subtitle=_subtitle(run),
         warnings=_warnings(run, held),
-        problems=_problems(run),
+        problems=_problems(run, held),
         cards=_cards(run, held),
         statement=_statement(run, held),
         epsilons=tables.epsilons(held),
@@ -144,11 +144,15 @@ def _warnings(run: RunRecord, held: Promise | None) -> list[str]:
     return warnings(run.config, held.plan if held is not None else None) if run.config is not None else []
 
 
-def _problems(run: RunRecord) -> list[str]:
+def _problems(run: RunRecord, held: Promise | None) -> list[str]:
     if run.finished:
         return run.problems
     of = f" of {run.config.federation.rounds}" if run.config is not None else ""
-    return [f"this run is not finished: {len(run.metrics)}{of} rounds are done", *run.problems]
+    # A plan is priced as it was fixed. Whoever stops by what was released has chosen a length that no accountant knew.
+    whole = ""
+    if held is not None and held.epsilon_cap is not None:
+        whole = f"; should it end here for what it showed, the ε of its whole plan holds: {shown(held.epsilon_cap)}"
+    return [f"this run is not finished: {len(run.metrics)}{of} rounds are done{whole}", *run.problems]
 
 
 def _cards(run: RunRecord, held: Promise | None) -> list[Card]:

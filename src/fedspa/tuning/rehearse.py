@@ -1,5 +1,6 @@
 """The run rehearsed on records that are not the agents': those that the server holds out for scoring, or a public
-data set. Nothing of an agent is in it, so it is in no ledger and costs nothing.
+data set. Nothing of an agent is in it, so it is in no ledger and costs nothing. A data set that holds the agents' own
+is refused.
 
 A rehearsal has the round of the real run: as many agents, the same masks, the same sampling rate, steps and clip, and
 noise of the same size on the mean gradient. Only the records are others, and fewer. So what it finds out about rates,
@@ -24,7 +25,7 @@ from torch import nn
 from fedspa import __version__, durable
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
-from fedspa.examples import count, joined, taken
+from fedspa.examples import Examples, count, joined, leaves, taken
 from fedspa.learning.tasks.own import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.mechanisms import Plan
@@ -43,6 +44,8 @@ from fedspa.server.job import Metric
 OWN = "holdout"  # the records that the server holds out
 # More records to rehearse with tell little more under the run's noise; with fewer it is repeated on other ones.
 _MOST, _TRAINED, _REPEATS = 2000, 2 / 3, 6
+# Of the agents' records, the share that a public data set may hold, too, by chance: rows of a table may be alike.
+_ALIKE = 0.01
 
 
 class _Unpaid(Books):
@@ -158,7 +161,32 @@ def _stand_in(config: Config, records: Dataset, public: str) -> Dataset:
         given["tuning"] = {}
         found = records_of(load(given))
         x, y = joined([found.train_x, found.test_x]), joined([found.train_y, found.test_y])
+        _refuse_agents_own(records, Examples(x, y), public)
     return replace(found, train_x=x, train_y=y, owners=None, persons=None)
+
+
+def _refuse_agents_own(records: Dataset, stand_in: Examples, public: str) -> None:
+    """Raise where the agents' own records are in it: nobody would pay for what is learned of them there."""
+    public_ones = set(_digests(stand_in))
+    own = _digests(Examples(records.train_x, records.train_y))
+    found = sum(digest in public_ones for digest in own)
+    if found > _ALIKE * len(own):
+        raise ConfigError(
+            f"public is {public!r}, which holds {found:,} of the {len(own):,} records that the agents hold: a "
+            "rehearsal pays for nothing, so that no ε would cover them; name records of nobody's, or 'none'"
+        )
+
+
+def _digests(examples: Examples) -> list[bytes]:
+    """Of each example, by every byte of it."""
+    columns = [leaf.reshape(len(leaf), -1).contiguous().numpy() for tree in examples for leaf in leaves(tree)]
+    found = []
+    for row in zip(*columns):
+        digest = hashlib.blake2b(digest_size=16)
+        for part in row:
+            digest.update(part)
+        found.append(digest.digest())
+    return found
 
 
 def _split(data: Dataset) -> Sequence[Dataset]:

@@ -11,6 +11,7 @@ from fedspa.mechanisms.gaussian import calibrate
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.published import published_epsilon, published_noise, smallest_certified_epsilon
 from fedspa.privacy import accounting
+from fedspa.privacy.cap import shown_digits
 from fedspa.privacy.event import Accountant, Neighbours, Sampling
 
 Method = Literal["published", "published-corrected", "verified"]
@@ -106,7 +107,7 @@ def warnings(
             )
         verified = accounting.epsilon({event: participations}, delta, neighbours="replace-one")
         told.append(
-            f"{row.method}: noise {row.noise:.4g} has verified epsilon {verified:.4g} "
+            f"{row.method}: noise {row.noise:.4g} has verified epsilon {shown_digits(verified)} "
             f"(fixed, replace-one, pld, delta {delta:g})"
         )
     if delta >= 1 / records:
