@@ -1,7 +1,8 @@
 """Attack: ask again for a round, after an old copy of the agent's ledger was put back together with its witness.
 
 Both files are then whole and fit each other, so the round looked as if it had never been: the agent trained for it
-again and sent a second update with other noise, though the first lay in its outbox.
+again and sent a second update with other noise, though the first lay in its outbox. Later it refused that run, and took
+part in every other one as if nothing had been spent.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import attacked_site
 
+from fedspa.errors import LedgerError
+from fedspa.flower import check
 from fedspa.flower.agent import Refusal, participate
 
 
@@ -29,7 +32,9 @@ def test_an_old_ledger_beside_a_newer_outbox(tmp_path: Path) -> None:
     participate(site, rounds[1], theta)
     for name in files:
         shutil.copy(tmp_path / name, home)
-    for again in rounds:
+    for again in (*rounds, replace(asked, run="f" * 32)):
         with pytest.raises(Refusal, match="lacks round 1 of run") as caught:
             participate(site, again, theta)
         assert caught.value.code == "ledger"
+    with pytest.raises(LedgerError, match="lacks round 1 of run"):
+        check.told(site.node)

@@ -566,6 +566,16 @@ def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
     assert participate(other, at_round(1), THETA) != participate(clinic, at_round(1), THETA)
 
 
+def test_another_name_is_no_fresh_budget(clinic):
+    """An operator who renames the site in its node-config: what was spent is still spent."""
+    renamed = read_site({**clinic.node, "agent": "Clinic"}, {})
+    participate(clinic, ASKED, THETA)
+    assert refusal(renamed, at_round(1)) == "ledger"
+    assert spent(clinic) == 1
+    with pytest.raises(LedgerError, match="entries of 'clinic' and none of 'Clinic': another name would be a fresh"):
+        check.told(renamed.node)
+
+
 def test_the_operator_is_told_of_bad_records(node):
     with_labels(node, np.array([0, 1, 12, 1, -1]))
     told = {finding.subject: finding for finding in check.told(node)}

@@ -9,6 +9,7 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]
 import dataclasses
 import json
 import shutil
+from collections import Counter
 
 import torch
 from flwr.app import Message
@@ -60,6 +61,29 @@ def test_killed_and_resumed_ends_in_the_same_bits(simulation, train, tmp_path, a
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
     assert resumed["epsilon"] == whole["epsilon"]
     assert resumed["rounds"] == 3
+
+
+def test_a_simulation_that_draws_other_noise_for_a_round_counts_it_twice(simulation, train, tmp_path):
+    """Its nodes keep nothing: two had sent an update, and send another one. Nobody sends more than is priced."""
+    simulation.run_config |= {"privacy.noise": "secure", "federation.per_round": 4}
+    die_in_round(simulation, 1, 2)
+    killed, answers = simulation.fault, Counter[int]()
+
+    def counted(node: int, question: Message, answer):
+        replies = killed(node, question, answer)
+        answers[node] += 1
+        return replies
+
+    simulation.fault = counted
+    with pytest.raises(Killed):
+        train(simulation)
+    assert sorted(answers.values()) == [1, 1, 2, 2]
+    killed = honest
+    resumed = train(simulation, flower__resume=True)
+    assert resumed["participations_max"] == max(answers.values()) == 3
+    asked = AskedRounds(tmp_path / "run/asked.jsonl")
+    assert [asked.count(number) for number in range(4)] == [3] * 4
+    assert resumed["rounds_empty"] == 1  # no turn was left
 
 
 def test_agents_pay_once_for_the_round_that_was_asked_twice(deployment, train, tmp_path):

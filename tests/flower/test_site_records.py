@@ -131,3 +131,27 @@ def test_a_column_of_a_frame_does_not_say_its_type(monkeypatch: pytest.MonkeyPat
         x = {"age": pandas.Series([4, 5, last], dtype=kind)}
         with pytest.raises(DataError, match="is a Series; give an array or tensor, whose type says what it holds"):
             load(monkeypatch, (x, np.zeros(3)), integers=True)
+
+
+@pytest.mark.parametrize("bad", [(), (7,), (0, 999), tuple(range(500, 520))])
+def test_a_bad_target_takes_hardly_longer_to_read(monkeypatch: pytest.MonkeyPatch, bad: tuple[int, ...]) -> None:
+    """Reading comes before any payment, and a server may time it as often as it likes: one label that is neither 0 nor
+    1 used to have a thousand records read one by one."""
+    y = np.zeros((1000, 2), dtype=np.float32)
+    y[::3, 1], y[list(bad), 0] = 1, 0.5
+    own = load(monkeypatch, (np.ones((1000, 3), dtype=np.float32), y))
+    task, calls = resolve("multi-label", own.y, None, None), 0
+
+    def counted(some: Any, what: str) -> Any:
+        nonlocal calls
+        calls += 1
+        return type(task).targets(task, some, what)
+
+    monkeypatch.setattr(task, "targets", counted)
+    found = records.settled(own, task, "data")
+    assert found.bad == bad
+    assert calls <= 1 + 22 * len(bad)
+    good = np.setdiff1d(np.arange(1000), bad)
+    assert isinstance(found.y, Tensor)
+    assert np.array_equal(found.y[good], y[good])
+    assert bool(found.y[list(bad)].isnan().all())

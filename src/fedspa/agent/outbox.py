@@ -18,6 +18,7 @@ from pathlib import Path
 from fedspa import durable
 from fedspa.errors import LedgerError, worded
 
+_ENDING = ".payload"
 _HEADER = struct.Struct("<4sII")
 _MAGIC = b"FSPB"
 _FIRST_HEADER, _FIRST_MAGIC = struct.Struct("<4sI"), b"FSPO"  # of the first edition, which knew no attempts
@@ -68,15 +69,20 @@ class Outbox:
         """The newest of `run`, or None where there is none that can be read."""
         with self._one_line_errors("read"):
             try:
-                data = self._path(run).read_bytes()
+                return _parsed(self._path(run).read_bytes())
             except FileNotFoundError:
                 return None
-        if len(data) >= _HEADER.size and data[:4] == _MAGIC:
-            _, round_, attempt = _HEADER.unpack_from(data)
-            return Sent(round_, data[_HEADER.size :], attempt)
-        if len(data) >= _FIRST_HEADER.size and data[:4] == _FIRST_MAGIC:
-            return Sent(_FIRST_HEADER.unpack_from(data)[1], data[_FIRST_HEADER.size :])
-        return None
+
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Of the newest of each run, as far as it can be read."""
+        found = {}
+        with self._one_line_errors("read"):
+            for path in sorted(self._folder.glob(f"{self._agent}-*{_ENDING}")):
+                with path.open("rb") as file:
+                    sent = _parsed(file.read(_HEADER.size))
+                if sent is not None:
+                    found[path.name.removeprefix(f"{self._agent}-").removesuffix(_ENDING)] = sent.place
+        return found
 
     def put(self, run: str, sent: Sent) -> None:
         """Durable on return, and whole or absent whatever happens in between. Only inside `alone`."""
@@ -87,4 +93,14 @@ class Outbox:
         return worded(LedgerError, lambda why: f"cannot {do} {self._folder}: {why}; make room or mend rights")
 
     def _path(self, run: str) -> Path:
-        return self._folder / f"{self._agent}-{run}.payload"
+        return self._folder / f"{self._agent}-{run}{_ENDING}"
+
+
+def _parsed(data: bytes) -> Sent | None:
+    """What a file begins with; None where it is none of ours."""
+    if len(data) >= _HEADER.size and data[:4] == _MAGIC:
+        _, round_, attempt = _HEADER.unpack_from(data)
+        return Sent(round_, data[_HEADER.size :], attempt)
+    if len(data) >= _FIRST_HEADER.size and data[:4] == _FIRST_MAGIC:
+        return Sent(_FIRST_HEADER.unpack_from(data)[1], data[_FIRST_HEADER.size :])
+    return None

@@ -158,13 +158,8 @@ def participate_once(
     assert plan is not None  # `judge` lets nothing else through
     outbox = Outbox(path, name)
     with outbox.alone(), Ledger.open(path, create=False) as ledger:
+        require_newest(ledger, outbox, name)
         last = outbox.last(run)
-        if last is not None and ledger.find(name, run, message_name(*last.place)) is None:
-            # Paid for before it was stored: an old copy of the ledger was put back, with its witness.
-            raise LedgerError(
-                f"{path} lacks round {last.round} of run {run}, whose update is in its outbox: it is an old copy; put "
-                "the newest back (where there is none: count that round as spent, then remove the outbox)"
-            )
         if last is not None and place < last.place:
             raise Refusal("stale", f"{message} of run {run}; {message_name(*last.place)} was already answered")
         entry = ledger.find(name, run, message)
@@ -186,6 +181,18 @@ def participate_once(
             logger.exception("%s of run %s was paid for and failed; the agent sits it out", message, run)
             raise Refusal("spent", f"{message} of run {run} failed after it was paid for") from error
     return made[name]
+
+
+def require_newest(ledger: Ledger, outbox: Outbox, name: str) -> None:
+    """Raise where the ledger knows the records by another name, or where it lacks what made an update of any run in
+    the outbox: that was paid for before it was stored, so that an old copy was put back, with its witness."""
+    ledger.require_known(name)
+    for run, (t, attempt) in outbox.places().items():
+        if ledger.find(name, run, message_name(t, attempt)) is None:
+            raise LedgerError(
+                f"{ledger.path} lacks round {t} of run {run}, whose update is in its outbox: it is an old copy; put "
+                "the newest back (where there is none: count that round as spent, then remove the outbox)"
+            )
 
 
 def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap | None) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import remarks, verify
+from fedspa.agent.outbox import Outbox
+from fedspa.agent.participate import require_newest
 from fedspa.agent.policy import Policy
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
 from fedspa.examples import count, layout, leaves
@@ -133,6 +135,7 @@ def _spent(site: Site) -> Iterator[str]:
             f"{site.ledger} is missing; put it back where there was one: `fedspa site new` makes it, once"
         )
     with Ledger.open(site.ledger, create=False) as ledger:
+        require_newest(ledger, Outbox(site.ledger, site.agent), site.agent)
         events, first = ledger.spent(site.agent), ledger.first_plan(site.agent)
         totals = [(limit, limit.total(events, first)) for limit in site.policy.cap.limits]
     for unit in {event.unit for event in events} - {site.unit}:

@@ -12,7 +12,7 @@ all records share is refused: an array that is none, other shapes, no records.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedspa.data.cells import MISSING, Odd, word
 from fedspa.data.columns import is_table, load_schema
 from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, split
+from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, taken
 from fedspa.learning.tasks import Task
 from fedspa.runs.sections import Data
 
@@ -147,20 +147,27 @@ def settled(records: Records, task: Task, what: str) -> Records:
     targets = partial(task.targets, what=what)
     y, bad = task.labels(records.x, records.y), set(records.bad)
     try:
-        ready = targets(y)
+        made = targets(y)
     except DataError:
         blank = targets(blanks(y))  # refused for all
-        each = []
-        for number, one in enumerate(split(y, 1)):
+
+        def parts(first: int, last: int) -> Iterator[Tree]:
+            """By halves: reading is not paid for, and how long it takes must hardly depend on one record."""
             try:
-                each.append(targets(one))
+                yield targets(taken(y, slice(first, last)))
             except DataError:
-                each.append(blank)
-                bad.add(number)
-        ready = joined(each)
+                if last - first == 1:
+                    bad.add(first)
+                    yield blank
+                    return
+                middle = (first + last) // 2
+                yield from parts(first, middle)
+                yield from parts(middle, last)
+
+        made = joined(list(parts(0, count(y))))
     good = torch.ones(count(y), dtype=torch.bool)
     good[sorted(bad)] = False
-    return replace(records, x=_spoilt(records.x, good), y=_spoilt(ready, good), bad=tuple(sorted(bad)))
+    return replace(records, x=_spoilt(records.x, good), y=_spoilt(made, good), bad=tuple(sorted(bad)))
 
 
 def _tree(value: Any, what: str, integers: bool, *, lists: bool = False) -> Tree:

@@ -124,7 +124,7 @@ def _total(strategy: FedSpa) -> LedgerTotal | None:
                         f"{number}, which sent {uploads} updates; let its node write the same file, which no ledger in "
                         "its node-config and a whole path in run.ledger see to",
                     )
-            return largest_total(job.plan, ledger, job.config.federation.agents)
+            return largest_total(job.plan, ledger)
     except FedspaError as error:
         return no_total(error)
 

@@ -73,8 +73,9 @@ class FedSpa(Strategy):
         self._asked.require(extra.get("asked", {}))
         self._saved_roster = self.roster.known
         self._round: tuple[Terms, dict[int, int], Session | None] | None = None
-        # A deployed member that is asked again for an attempt sends what it sent, and so does seeded noise.
-        self._repeats = deployed or job.config.privacy.noise == "seeded"
+        # A deployed agent that is asked again for an attempt sends what it sent, and so does seeded noise. What others
+        # send has other noise, and is another release.
+        self._repeats = deployed or job.plan is None or job.config.privacy.noise == "seeded"
         self._sums: Sums | None = None
         self.introductions: Introductions | None = None
         if members is not None:
@@ -213,11 +214,13 @@ class FedSpa(Strategy):
 
     def _attempt(self, grid: Grid, t: int, cohort: list[int]) -> tuple[int, dict[int, int]]:
         """Which attempt at round t this is, and whom it asks: agents by node. A server that died in the round goes on
-        with the attempt that it was in. Where that was a sum, it needs the same cohort, whole; with any other it is a
-        new attempt, for which everybody pays again."""
+        with the attempt that it was in, where agents repeat what they sent. Where that was a sum, it needs the same
+        cohort, whole; with any other it is a new attempt, for which everybody pays again."""
         attempt, before = self._asked.last(t) or (1, [])
-        if self._sums is not None and before:
-            if self._repeats and len(found := self._reachable(grid, before, len(before))) == len(before):
+        if before and not self._repeats:
+            attempt += 1
+        elif before and self._sums is not None:
+            if len(found := self._reachable(grid, before, len(before))) == len(before):
                 return attempt, found
             attempt += 1
         free = [number for number in cohort if self._may_be_asked(t, number, attempt)]

@@ -304,13 +304,7 @@ class Guard:
                 raise LedgerError(
                     f"{self.path} is another ledger than the one that this guard was opened on; put that one back"
                 )
-            others = ledger.agents()
-            if others and self.agent not in others:
-                raise LedgerError(
-                    f"{self.path} has entries of {', '.join(map(repr, sorted(others)[:5]))} and none of "
-                    f"{self.agent!r}: another name would be a fresh budget; use the name that the records have, or for "
-                    "other records a ledger of their own"
-                )
+            ledger.require_known(self.agent)
             yield ledger
 
     def _events(self, event: object, noise: NoiseMode | None) -> list[Event]:

@@ -65,6 +65,8 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
             left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
             if left > 0:
                 ledger.require(agent_name(number), event, policy.cap, participations=left)
+        if earlier := ledger.largest(but=run):
+            _refuse_beside(earlier, _first_plan(ledger), FirstPlan(event, job.plan.participations), policy.cap)
 
 
 def _refuse_first_plan(plan: FirstPlan, cap: Cap) -> None:
@@ -78,6 +80,26 @@ def _refuse_first_plan(plan: FirstPlan, cap: Cap) -> None:
             f"the run costs ε = {shown(cost)} ({by}), above the policy's {limit.epsilon:.4g} (δ = {cap.delta:g}, "
             f"{cap.neighbours}); take more noise or fewer rounds"
         )
+
+
+def _refuse_beside(earlier: Mapping[Event, int], first: FirstPlan | None, plan: FirstPlan, cap: Cap) -> None:
+    """Raise where a record has no room for the whole run that was with the busiest agent of each earlier one."""
+    events = Counter(earlier) + Counter({plan.event: plan.participations})
+    limit = passed(events, cap, first)
+    if limit is not None:
+        cost, by = limit.total(events, first)
+        by = "; ".join(filter(None, (by, limit.words, seeded_words(noise_modes(events)))))
+        raise BudgetError(
+            f"with the earlier runs in the ledger the run costs ε = {shown(cost)} ({by}) for a record that each of "
+            f"them deals to its busiest agent, above the policy's {limit.epsilon:.4g} (δ = {cap.delta:g}, "
+            f"{cap.neighbours}); take more noise or fewer rounds"
+        )
+
+
+def _first_plan(ledger: Ledger) -> FirstPlan | None:
+    """What was announced with its first entry: all agents of that run were told the same."""
+    first = ledger.first_agent()
+    return None if first is None else ledger.first_plan(first)
 
 
 def refuse_another_event(then: Event, now: Event) -> None:
@@ -107,28 +129,26 @@ def no_total(error: FedspaError) -> LedgerTotal:
     return LedgerTotal(None, f"no ε over all runs in the ledger: {error}")
 
 
-def largest_total(plan: Plan, ledger: Ledger, agents: int) -> LedgerTotal:
-    """The largest over the agents of a simulation, of everything that the ledger holds, under the plan's relation."""
-    spent = {name: ledger.spent(name) for name in map(agent_name, range(agents))}
-    held = {event for events in spent.values() for event in events}
+def largest_total(plan: Plan, ledger: Ledger) -> LedgerTotal:
+    """What everything that the ledger holds can have cost a record, under the plan's relation. Another seed, another
+    partition or another number of agents deals a record to another agent, so that of each run the one counts that took
+    part most."""
+    held, first = ledger.largest(), _first_plan(ledger)
     # Events of fixed-size batches have no ε under add-remove; those of both kinds have one under replace-one.
     mixed = plan.neighbours == "add-remove" and any(event.sampling == "fixed" for event in held)
     relation = "replace-one" if mixed else plan.neighbours
-    totals = {name: total(events, plan.delta, relation, ledger.first_plan(name)) for name, events in spent.items()}
-    largest, by = max(totals.values())
+    own = total(held, plan.delta, relation, first)
+    largest, by = own
     if math.isinf(largest):
         return LedgerTotal(
             None,
             "no guarantee over all runs in the ledger: it holds participations without one against the server (in "
             "cpsgd, or with a clip value read off the data)",
         )
-    floor = max(
-        floor_total(events, plan.delta, relation, ledger.first_plan(name), totals[name]).epsilon
-        for name, events in spent.items()
-    )
+    floor = floor_total(held, plan.delta, relation, first, own).epsilon
     aggregated = any(event.members for event in held)
     beside = f", and {shown(floor)} {AGAINST_ALL}" if aggregated else ""
-    words = seeded_words(noise_modes(sum(map(Counter, spent.values()), Counter[Event]())))
+    words = seeded_words(noise_modes(held))
     by += "" if words is None else f"; {words}"
     if mixed:
         return LedgerTotal(
@@ -246,6 +266,6 @@ class Books(ExitStack[None]):
         if self._job.plan is None or self.ledger is None or self._job.config.run.ledger is None:
             return None
         try:
-            return largest_total(self._job.plan, self.ledger, self._job.config.federation.agents)
+            return largest_total(self._job.plan, self.ledger)
         except FedspaError as error:
             return no_total(error)

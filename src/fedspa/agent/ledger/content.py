@@ -93,6 +93,18 @@ def spent(path: Path, connection: sqlite3.Connection, agent: str) -> Counter[Eve
     return counts
 
 
+def largest(path: Path, connection: sqlite3.Connection, but: str | None) -> Counter[Event]:
+    """Of every run, `but` one, how often the agent with the most took part in each event."""
+    counts: Counter[Event] = Counter()
+    query = (
+        "SELECT text, max(count) FROM (SELECT run, event, count(*) AS count FROM entry WHERE run IS NOT ? "
+        "GROUP BY run, agent, event) JOIN event ON event.id = event GROUP BY run, event"
+    )
+    for text, count in connection.execute(query, (but,)):
+        counts[parsed(path, text)] += count
+    return counts
+
+
 def first_plan(path: Path, connection: sqlite3.Connection, agent: str) -> FirstPlan | None:
     """What was announced with the first entry of `agent`, if anything was."""
     if not knows_plans(connection):

@@ -224,6 +224,16 @@ class Ledger:
         with explained(self.path):
             return {agent for (agent,) in self._connection.execute("SELECT DISTINCT agent FROM total")}
 
+    def require_known(self, agent: str) -> None:
+        """Raise where there are entries and none of `agent`: one who holds records calls them by one name."""
+        others = self.agents()
+        if others and agent not in others:
+            raise LedgerError(
+                f"{self.path} has entries of {', '.join(map(repr, sorted(others)[:5]))} and none of {agent!r}: another "
+                "name would be a fresh budget; use the name that the records have, or for other records a ledger of "
+                "their own"
+            )
+
     def participations(self, agent: str, run: str) -> int:
         """How many entries `agent` has in `run`."""
         with explained(self.path):
@@ -241,6 +251,18 @@ class Ledger:
         """What `agent` spent in all its runs: distinct events and how often each (read from the kept totals)."""
         with explained(self.path):
             return content.spent(self.path, self._connection, agent)
+
+    def largest(self, but: str | None = None) -> Mapping[Event, int]:
+        """What no record can have spent more than, whichever agent held it in which run: simulations number their
+        agents, and may deal the same records to others each time. Of every run, `but` one, the most of any agent."""
+        with explained(self.path):
+            return content.largest(self.path, self._connection, but)
+
+    def first_agent(self) -> str | None:
+        """Whose the first entry is."""
+        with explained(self.path):
+            found = self._connection.execute("SELECT agent FROM entry WHERE sequence = 1").fetchone()
+        return None if found is None else str(found[0])
 
     def first_plan(self, agent: str) -> FirstPlan | None:
         """What was announced with the first entry of `agent`, if anything was."""
