@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from fedspa.errors import ConfigError, MixingWarning, one_line, warn
 from fedspa.examples import Examples, Tree, layout, mapped
 from fedspa.learning.flat import FlatModel, copied
+from fedspa.learning.forward import evaluating
 from fedspa.learning.made_up import made_up
 from fedspa.learning.mixing import mixing
 from fedspa.learning.sound import Problem, may_draw
 from fedspa.learning.tasks import Own, PerPerson, Task
+from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.threads import one_example_a_time
 from fedspa.learning.traces.blame import of_function
 from fedspa.learning.traces.outside import Outside
@@ -60,6 +62,18 @@ def try_gradients(module: nn.Module, like: Examples, task: Task | None = None) -
     return found.draws
 
 
+def try_scores(module: nn.Module, like: Examples, task: Task | None = None) -> None:
+    """Refuse a module that keeps state, or draws from elsewhere, where agents score with it. A trial of gradients does
+    not look there: in eval mode a forward pass may be another one. The examples are records."""
+    with _generators_kept(), one_example_a_time():
+        trying = _Scoring(module, task)
+        try:
+            for problem in trying.problems(made_up(like)):
+                raise ConfigError(f"in eval mode, in which agents score, {problem}")
+        finally:
+            trying.outside.restore()
+
+
 def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
     """All that is found, on copies and on a CPU, where the same example has the same gradient to the bit. On a GPU it
     need not: sums are made in another order each time, which must not be mistaken for a state."""
@@ -79,6 +93,8 @@ def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
 class _Trying:
     """One example's gradient asked for again and again, at two θ and with other examples in between."""
 
+    _of = "gradient"
+
     def __init__(self, module: nn.Module, task: Task | None) -> None:
         self._module, self._task = module, task
         self.outside = Outside(module, task)
@@ -93,7 +109,7 @@ class _Trying:
             # behind shows only there.
             models = self._fresh(), self._fresh()
         except Exception as error:  # the user's forward may raise anything
-            why = f"has no gradient for an example made like {layout(examples[-1].x)} ({one_line(error)})"
+            why = f"has no {self._of} for an example made like {layout(examples[-1].x)} ({one_line(error)})"
             if self._is_of_task(error, examples[-1].x):
                 self._add(None, why, "its loss must be made of what the module gives, without `.detach()` or `.item()`")
             else:
@@ -166,13 +182,16 @@ class _Trying:
         torch.default_generator.manual_seed(_SEED)
         seeded, foreign, given = torch.get_rng_state(), foreign_generators(), theta.clone()
         x, y = (mapped(lambda leaf: leaf.detach().clone(), tree) for tree in example)
-        gradient = model.gradient(given, x, y)
+        gradient = self._value(model, given, x, y)
         self.draws |= not torch.equal(seeded, torch.get_rng_state())
         if not same_bits(given, theta):
             self._add_kept(_parameter(model.module, given != theta), given)
         for which in (name for name, state in foreign_generators().items() if state != foreign[name]):
             self._add_drawing(which, theta, example)
         return gradient
+
+    def _value(self, model: FlatModel, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        return model.gradient(theta, x, y)
 
     def _add_kept(self, place: Where, value: object) -> None:
         layer, variable, _ = place
@@ -186,7 +205,7 @@ class _Trying:
     def _add_drawing(self, which: str, theta: Tensor, example: Examples) -> None:
         model = self._fresh()
         with watched(model.module) as calls, suppress(Exception):
-            model.gradient(theta.clone(), *example)
+            self._value(model, theta.clone(), *example)
         layer = next((call.layer for call in calls if which in call.drew), "")
         self._add(layer, f"draws from {which}, whose numbers all examples share", _DRAW_FROM_TORCH)
 
@@ -200,7 +219,7 @@ class _Trying:
                 with suppress(Exception):
                     self._gradient(model, theta, example)
                 passes.append(list(calls))
-        why = "gives an example another gradient once others were seen, or each time that it is asked"
+        why = f"gives an example another {self._of} once others were seen, or each time that it is asked"
         mend = f"it must keep nothing of an example, and {_DRAW_FROM_TORCH}"
         self._add(first_difference(passes[0], passes[-1], same_bits), why, mend)
 
@@ -212,6 +231,19 @@ class _Trying:
     def _fresh(self) -> FlatModel:
         """Copies of the module and of the task."""
         return FlatModel(copied(self._module).to("cpu"), copy.deepcopy(self._task))
+
+
+class _Scoring(_Trying):
+    """The same of what scores are made of, in eval mode."""
+
+    _of = "answer"
+
+    def _value(self, model: FlatModel, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        with evaluating(model.module), torch.no_grad():
+            return model.outputs(theta, x) if isinstance(model.task, OfOutputs) else model.mean_loss(theta, x, y)
+
+    def _refuse_drawing_backward(self, model: FlatModel, theta: Tensor, example: Examples) -> None:
+        """There is no backward pass."""
 
 
 def _parameter(module: nn.Module, where: Tensor) -> Where:
