@@ -39,7 +39,7 @@ class ReferenceEngine:
                     gradient = self.mean(theta, one, target)
             except MemoryError:
                 raise
-            except Exception:  # what the model raises for an example costs it its gradient
+            except (Exception, SystemExit):  # what the model raises for an example costs it its gradient
                 gradient = torch.full_like(theta, torch.nan)
             yield (gradient if coordinates is None else gradient[coordinates]).unsqueeze(0)
 

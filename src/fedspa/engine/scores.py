@@ -61,7 +61,7 @@ class Scores:
                 found[number] = score(self._model.task, module, one, target)
             except MemoryError:
                 raise
-            except Exception:  # whatever a record makes the model raise must not be told: the record adds nothing
+            except (Exception, SystemExit):  # whatever a record makes the model raise must not be told
                 continue
         return found
 

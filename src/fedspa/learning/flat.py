@@ -105,7 +105,7 @@ class FlatModel:
                 torch.cat([part.reshape(-1) for part in parts], out=row)
             except MemoryError:
                 raise
-            except Exception:  # whatever a record makes the model raise must not be told by a refusal
+            except (Exception, SystemExit):  # whatever a record makes the model raise must not be told by a refusal
                 row.fill_(torch.nan)
 
     def at(self, theta: Tensor, function: Callable[[nn.Module], T]) -> T:
