@@ -21,7 +21,7 @@ from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.scores import Scores
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples
+from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification
 from fedspa.learning.trial import try_failures, try_gradients, try_scores
@@ -250,3 +250,9 @@ def test_a_trial_leaves_the_module_alone() -> None:
         try_failures(module, LIKE)
     assert not module.words.gathered
     assert not module._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_layer_that_takes_no_hooks_is_passed_over() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh()))
+    try_failures(nn.Sequential(scripted, nn.Linear(5, 3)), blank((4,)))

@@ -139,7 +139,8 @@ class _Trying:
         """Of passes that fail at some of the layers, the last of them behind the module, as its loss may."""
         asked, model = self._first_taken(examples[0], examples[-1]), self._fresh()
         other, theta = next(example for example in examples if example is not asked), model.flatten()
-        names = [name for name, _ in model.module.named_modules()]
+        layers = model.module.named_modules()
+        names = [name for name, layer in layers if not isinstance(layer, torch.jit.ScriptModule)]  # takes no hooks
         self.outside.restore()
         first, held = self._asked(model, theta, asked)
         for name in [*names[1 :: -(-len(names) // _FAILURES)], ""]:
