@@ -20,6 +20,7 @@ from fedspa.engine.choose import choose
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.scores import Scores
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import ConfigError, DataError
@@ -34,7 +35,7 @@ RECORDS, STEPS = 12, 3
 class Words(nn.Module):
     """Ten words; `guard` raises an error of its own kind for what it does not know."""
 
-    def __init__(self, guard: type[Exception] | None = None) -> None:
+    def __init__(self, guard: type[BaseException] | None = None) -> None:
         super().__init__()
         self.embedding, self.head, self.guard = nn.Embedding(10, 4), nn.Linear(12, 3), guard
 
@@ -114,8 +115,8 @@ def test_a_label_that_is_no_class_costs_its_record(clip: Clipping, rule: str, la
             assert sums[0][1] == sums[1][1] == 1
 
 
-@pytest.mark.parametrize("guard", [ValueError, IndexError, AssertionError, ZeroDivisionError, DataError])
-def test_an_error_of_the_models_own_costs_its_record(guard: type[Exception]) -> None:
+@pytest.mark.parametrize("guard", [ValueError, IndexError, AssertionError, ZeroDivisionError, DataError, SystemExit])
+def test_an_error_of_the_models_own_costs_its_record(guard: type[BaseException]) -> None:
     x, y = (
         torch.randint(10, (RECORDS, 3), generator=torch.Generator().manual_seed(0)).float(),
         torch.arange(RECORDS) % 3,
@@ -132,6 +133,8 @@ def test_an_error_of_the_models_own_costs_its_record(guard: type[Exception]) -> 
         [wanted] = make(net).train(theta, [task(theta, x, left, "l2", "given")])
         assert raised.zeroed == wanted.zeroed == STEPS
         assert torch.equal(raised.delta, wanted.delta)
+        (scores,) = Scores(FlatModel(net), theta[None]).rows(torch.zeros(1), bad, y, None)
+        assert scores.isnan().flatten().nonzero().tolist() == [[7]]
 
 
 def test_without_privacy_it_is_an_error_of_one_line() -> None:

@@ -20,7 +20,7 @@ from fedspa.examples import Examples, layout
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.person import tried
-from fedspa.learning.trial import try_gradients
+from fedspa.learning.trial import try_failures, try_gradients
 
 # How far a back end must keep records apart: not at all, as in a simulation; each at its place, where neighbours have
 # equally many places (`places.py`); or each by itself.
@@ -234,7 +234,10 @@ def _by_trace(case: _Case) -> Engine:
 
 def _by_autograd(case: _Case, kind: Callable[..., Engine]) -> Engine:
     # On a CPU every example has a seed of its own, whatever the trial saw: a model may draw for rare examples only.
-    return kind(case.module, case.task, draws=case.draws or case.device.type == "cpu")
+    draws = case.draws or case.device.type == "cpu"
+    for each in tried(case.like, case.task):  # these call the module, which may raise for a record
+        try_failures(case.module, *each)
+    return kind(case.module, case.task, draws=draws)
 
 
 # In order of speed. The last that `auto` tries anywhere takes every case.

@@ -16,7 +16,7 @@ from fedspa.examples import Tree, each_alone, in_float64, moved
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.drawing import Drawing, require_seeds
-from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.threads import Switches, one_example_a_time
 
 
 class ReferenceEngine:
@@ -33,14 +33,17 @@ class ReferenceEngine:
 
     def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
         require_seeds(self.draws, x)
+        switches = Switches()
         for one, target in zip(each_alone(x), each_alone(y)):
             try:
                 with one_example_a_time():
                     gradient = self.mean(theta, one, target)
             except MemoryError:
                 raise
-            except Exception:  # what the model raises for an example costs it its gradient
+            except (Exception, SystemExit):  # what the model raises for an example costs it its gradient
                 gradient = torch.full_like(theta, torch.nan)
+            finally:
+                switches.put_back()
             yield (gradient if coordinates is None else gradient[coordinates]).unsqueeze(0)
 
     def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:

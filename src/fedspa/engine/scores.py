@@ -23,7 +23,7 @@ from fedspa.examples import Tree, count, each_alone, leaves, mapped
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.tasks import Classification, PerPerson, Task
-from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.threads import Switches, one_example_a_time
 
 _SEED = 0  # of a model that draws even where it is evaluated: each record meets the same draws
 
@@ -54,15 +54,17 @@ class Scores:
         raise PrivacyError("scores of an agent's records leave with noise, or not at all")
 
     def _column(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
-        found = torch.full((count(y),), torch.nan)
+        found, switches = torch.full((count(y),), torch.nan), Switches()
         for number, (one, target) in enumerate(zip(each_alone(x), each_alone(y))):
             torch.default_generator.manual_seed(_SEED)
             try:
                 found[number] = score(self._model.task, module, one, target)
             except MemoryError:
                 raise
-            except Exception:  # whatever a record makes the model raise must not be told: the record adds nothing
+            except (Exception, SystemExit):  # whatever a record makes the model raise must not be told
                 continue
+            finally:
+                switches.put_back()
         return found
 
 

@@ -21,7 +21,6 @@ from fedspa.agent.participate import Invitation, Refusal, agent_name, judge, par
 from fedspa.agent.participate import participate as participate_all
 from fedspa.algorithms import Agent, chosen
 from fedspa.algorithms.base import finite
-from fedspa.engine.scores import Scores
 from fedspa.engine.task import Engine
 from fedspa.errors import DataError
 from fedspa.examples import count
@@ -73,7 +72,7 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     theta, engine = theta.to(site.device), trainer.engine
     invitation = replace(invitation, theta=theta)
     if announcement.scored:
-        invitation, engine = replace(invitation, models=theta), Scores(trainer.model, theta)
+        invitation, engine = replace(invitation, models=theta), trainer.scores(theta)
     if site.simulated:
         return _simulated(site, invitation, agent, engine)
     assert site.ledger is not None

@@ -12,6 +12,7 @@ from fedspa.data.persons import blank_person
 from fedspa.engine.choose import Apart, Choice, decide
 from fedspa.engine.local import Together
 from fedspa.engine.names import EngineName
+from fedspa.engine.scores import Scores
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, layout
@@ -22,7 +23,7 @@ from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.frozen import Features, Split, split
 from fedspa.learning.tasks import PerPerson, Task
 from fedspa.learning.tasks.person import tried
-from fedspa.learning.trial import try_gradients
+from fedspa.learning.trial import try_gradients, try_scores
 
 _MOST_SOURCES = 4  # of records, in a process: a site has one
 
@@ -33,16 +34,19 @@ _CPU = torch.device("cpu")
 @dataclass(eq=False)
 class Trainer:
     """An engine for a model of so many parameters, and why it was taken. Where a frozen body was split off, the engine
-    trains what is left of the model, on features that are made once in this process. `model` is what it trains."""
+    trains what is left of the model, on features that are made once in this process. `model` is what it trains, on
+    records made as `record` is, or on persons of such."""
 
     engine: Engine
     model: FlatModel
+    record: Examples
     dimension: int
     choice: Choice
     split: Split | None
     persons: bool
     threads: int
     _features: list[tuple[Tree, Features]] = field(default_factory=list, init=False)
+    _scores: bool = field(default=False, init=False)
 
     def examples(self, held: Held, *, strict: bool) -> Examples:
         """What the engine trains on. A record that the body fails on has features that are none, or, if `strict`, is an
@@ -55,6 +59,14 @@ class Trainer:
             found = Features(self.split, x, strict=strict, persons=self.persons, threads=self.threads)
             self._features = [*self._features[1 - _MOST_SOURCES :], (x, found)]
         return held.own(Examples(found.of(held.rows), held.among.y))
+
+    def scores(self, parameters: Tensor) -> Scores:
+        """What scores a θ per row; a ConfigError where the model keeps something of a record in eval mode."""
+        if not self._scores:
+            task = self.model.task
+            try_scores(self.model.module, self.record, task.task if isinstance(task, PerPerson) else task)
+            self._scores = True
+        return Scores(self.model, parameters)
 
 
 _MOST_TRAINERS = 4  # a server could ask for many kinds
@@ -100,7 +112,8 @@ def trainer_for(
     if len(_TRAINERS) >= _MOST_TRAINERS:
         _TRAINERS.clear()
     model = FlatModel(trained, learned)
-    _TRAINERS[known] = Trainer(chosen, model, FlatModel(module).dimension, choice, body, most is not None, threads)
+    dimension = FlatModel(module).dimension
+    _TRAINERS[known] = Trainer(chosen, model, features, dimension, choice, body, most is not None, threads)
     return _TRAINERS[known]
 
 

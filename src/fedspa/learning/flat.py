@@ -17,7 +17,7 @@ from fedspa.examples import Tree, count, each_alone, mapped
 from fedspa.learning import forward
 from fedspa.learning.sound import refuse
 from fedspa.learning.tasks import Classification, Task
-from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.threads import Switches, one_example_a_time
 
 T = TypeVar("T")
 
@@ -98,6 +98,7 @@ class FlatModel:
         return rows
 
     def _fill(self, rows: Tensor, module: nn.Module, parameters: list[Tensor], x: Tree, y: Tree) -> None:
+        switches = Switches()
         for row, one, target in zip(rows, each_alone(x), each_alone(y)):
             try:
                 loss = self.task.loss(module, one, target)
@@ -105,8 +106,10 @@ class FlatModel:
                 torch.cat([part.reshape(-1) for part in parts], out=row)
             except MemoryError:
                 raise
-            except Exception:  # whatever a record makes the model raise must not be told by a refusal
+            except (Exception, SystemExit):  # whatever a record makes the model raise must not be told by a refusal
                 row.fill_(torch.nan)
+            finally:
+                switches.put_back()
 
     def at(self, theta: Tensor, function: Callable[[nn.Module], T]) -> T:
         """`function` of the module while its trained parameters are θ."""

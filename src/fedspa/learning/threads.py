@@ -1,4 +1,4 @@
-"""How torch runs: the number of its threads, and what suits single examples."""
+"""How torch runs: the number of its threads, what suits single examples, and what no example may change."""
 
 from __future__ import annotations
 
@@ -50,3 +50,34 @@ def one_example_a_time() -> Iterator[None]:
             _users -= 1
             if not _users:
                 torch.backends.mkldnn.enabled = _before  # type: ignore[assignment]
+
+
+class Switches:
+    """What a forward pass may switch for its thread or for the process, as it was when this was made.
+
+    One that raises for an example before it has switched back leaves it so, and all later examples would be computed
+    otherwise, or would have no gradient at all.
+    """
+
+    def __init__(self) -> None:
+        self._before = _switches()
+
+    def put_back(self) -> None:
+        if _switches() == self._before:
+            return
+        gradients, threads, kind, autocast, autocast_kind = self._before
+        torch.set_grad_enabled(gradients)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(kind)
+        torch.set_autocast_enabled("cpu", autocast)
+        torch.set_autocast_dtype("cpu", autocast_kind)
+
+
+def _switches() -> tuple[bool, int, torch.dtype, bool, torch.dtype]:
+    return (
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+    )

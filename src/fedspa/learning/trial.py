@@ -7,33 +7,34 @@ example must fail here, by name: once records are private, an example whose grad
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedspa.errors import ConfigError, MixingWarning, one_line, warn
 from fedspa.examples import Examples, Tree, layout, mapped
 from fedspa.learning.flat import FlatModel, copied
+from fedspa.learning.forward import evaluating
 from fedspa.learning.made_up import made_up
 from fedspa.learning.mixing import mixing
 from fedspa.learning.sound import Problem, may_draw
 from fedspa.learning.tasks import Own, PerPerson, Task
-from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.tasks.base import OfOutputs
+from fedspa.learning.threads import Switches, one_example_a_time
 from fedspa.learning.traces.blame import of_function
 from fedspa.learning.traces.outside import Outside
-from fedspa.learning.traces.state import Drawn, State, Where, changed, of_task, same_bits, within
-from fedspa.learning.traces.watch import first_difference, foreign_generators, watched
+from fedspa.learning.traces.state import Drawn, State, Where, changed, of_task, parameter_at, same_bits, within
+from fedspa.learning.traces.watch import first_difference, foreign_generators, generators_kept, watched
 
 _SEED = 20
+_FAILURES = 6  # layers at which a pass is made to fail
 _KEEP_NOTHING = "make it of the example alone, in each forward pass anew"
 _DRAW_FROM_TORCH = (
     "draw from torch's default generator, as torch.rand does: each example then has randomness of its own"
 )
+_PUT_BACK = "what it sets for a forward pass it must put back in a `finally:`, or make anew at the start of each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,35 @@ def try_gradients(module: nn.Module, like: Examples, task: Task | None = None) -
     return found.draws
 
 
+def try_failures(module: nn.Module, like: Examples, task: Task | None = None) -> None:
+    """Refuse a module of which something is left behind where it raises an error half-way, as for a word that it does
+    not know: the next example would find it. For engines that call the module; of a trial of gradients there must have
+    been no complaint."""
+    _refuse(_Trying(module, task), like, failures=True)
+
+
+def try_scores(module: nn.Module, like: Examples, task: Task | None = None) -> None:
+    """Refuse a module that keeps state, or draws from elsewhere, where agents score with it. A trial of gradients does
+    not look there: in eval mode a forward pass may be another one. The examples are records."""
+    trying = _Scoring(module, task)
+    _refuse(trying, like, "in eval mode, in which agents score, ")
+    _refuse(trying, like, "in eval mode, in which agents score, ", failures=True)
+
+
+def _refuse(trying: _Trying, like: Examples, where: str = "", *, failures: bool = False) -> None:
+    with generators_kept(), one_example_a_time():
+        try:
+            for problem in trying.left_by_failures(made_up(like)) if failures else trying.problems(made_up(like)):
+                raise ConfigError(f"{where}{problem}")
+        finally:
+            trying.outside.restore()
+
+
 def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
     """All that is found, on copies and on a CPU, where the same example has the same gradient to the bit. On a GPU it
     need not: sums are made in another order each time, which must not be mistaken for a state."""
     examples = made_up(like)
-    with _generators_kept(), one_example_a_time():
+    with generators_kept(), one_example_a_time():
         trying = _Trying(module, task)
         try:
             found = trying.problems(examples)
@@ -78,6 +103,8 @@ def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
 
 class _Trying:
     """One example's gradient asked for again and again, at two θ and with other examples in between."""
+
+    _of = "gradient"
 
     def __init__(self, module: nn.Module, task: Task | None) -> None:
         self._module, self._task = module, task
@@ -93,7 +120,7 @@ class _Trying:
             # behind shows only there.
             models = self._fresh(), self._fresh()
         except Exception as error:  # the user's forward may raise anything
-            why = f"has no gradient for an example made like {layout(examples[-1].x)} ({one_line(error)})"
+            why = f"has no {self._of} for an example made like {layout(examples[-1].x)} ({one_line(error)})"
             if self._is_of_task(error, examples[-1].x):
                 self._add(None, why, "its loss must be made of what the module gives, without `.detach()` or `.item()`")
             else:
@@ -107,6 +134,44 @@ class _Trying:
             if self._differs(models, at, asked, between) and not self._found:
                 self._locate(at, asked, between)
         return list(self._found.values())
+
+    def left_by_failures(self, examples: list[Examples]) -> list[Problem]:
+        """Of passes that fail at some of the layers, the last of them behind the module, as its loss may."""
+        asked, model = self._first_taken(examples[0], examples[-1]), self._fresh()
+        other, theta = next(example for example in examples if example is not asked), model.flatten()
+        layers = model.module.named_modules()
+        names = [name for name, layer in layers if not isinstance(layer, torch.jit.ScriptModule)]  # takes no hooks
+        self.outside.restore()
+        first, held = self._asked(model, theta, asked)
+        for name in [*names[1 :: -(-len(names) // _FAILURES)], ""]:
+            self._fail(model, theta, other, name)
+            again, now = self._asked(model, theta, asked)
+            for layer, variable, _ in changed(held, now):
+                why = f"leaves something of an example behind where it raises an error for it, in '{variable}'"
+                self._add(layer, why, _PUT_BACK)
+            if not self._found and (first is None or again is None or not same_bits(first, again)):
+                why = f"gives an example another {self._of} once it has raised an error for one before it"
+                self._add("", why, _PUT_BACK)
+        return list(self._found.values())
+
+    def _fail(self, model: FlatModel, theta: Tensor, example: Examples, layer: str) -> None:
+        """A pass that ends in an error behind a layer. Switches are put back, as engines do it."""
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("a trial")
+
+        switches, given = Switches(), theta.clone()
+        torch.default_generator.manual_seed(_SEED)
+        x, y = (mapped(lambda leaf: leaf.detach().clone(), tree) for tree in example)
+        handle = model.module.get_submodule(layer).register_forward_hook(fail)
+        try:
+            with suppress(Exception):
+                self._value(model, given, x, y)
+        finally:
+            handle.remove()
+            switches.put_back()
+        if not same_bits(given, theta):
+            self._add_kept(parameter_at(model.module, given != theta), given)
 
     def _first_taken(self, *examples: Examples) -> Examples:
         """The first that has a gradient; what was made up need not have one, as where a special token is missing."""
@@ -166,13 +231,16 @@ class _Trying:
         torch.default_generator.manual_seed(_SEED)
         seeded, foreign, given = torch.get_rng_state(), foreign_generators(), theta.clone()
         x, y = (mapped(lambda leaf: leaf.detach().clone(), tree) for tree in example)
-        gradient = model.gradient(given, x, y)
+        gradient = self._value(model, given, x, y)
         self.draws |= not torch.equal(seeded, torch.get_rng_state())
         if not same_bits(given, theta):
-            self._add_kept(_parameter(model.module, given != theta), given)
+            self._add_kept(parameter_at(model.module, given != theta), given)
         for which in (name for name, state in foreign_generators().items() if state != foreign[name]):
             self._add_drawing(which, theta, example)
         return gradient
+
+    def _value(self, model: FlatModel, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        return model.gradient(theta, x, y)
 
     def _add_kept(self, place: Where, value: object) -> None:
         layer, variable, _ = place
@@ -186,7 +254,7 @@ class _Trying:
     def _add_drawing(self, which: str, theta: Tensor, example: Examples) -> None:
         model = self._fresh()
         with watched(model.module) as calls, suppress(Exception):
-            model.gradient(theta.clone(), *example)
+            self._value(model, theta.clone(), *example)
         layer = next((call.layer for call in calls if which in call.drew), "")
         self._add(layer, f"draws from {which}, whose numbers all examples share", _DRAW_FROM_TORCH)
 
@@ -200,7 +268,7 @@ class _Trying:
                 with suppress(Exception):
                     self._gradient(model, theta, example)
                 passes.append(list(calls))
-        why = "gives an example another gradient once others were seen, or each time that it is asked"
+        why = f"gives an example another {self._of} once others were seen, or each time that it is asked"
         mend = f"it must keep nothing of an example, and {_DRAW_FROM_TORCH}"
         self._add(first_difference(passes[0], passes[-1], same_bits), why, mend)
 
@@ -214,22 +282,14 @@ class _Trying:
         return FlatModel(copied(self._module).to("cpu"), copy.deepcopy(self._task))
 
 
-def _parameter(module: nn.Module, where: Tensor) -> Where:
-    """The first parameter with a coordinate in `where`."""
-    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-    for (name, _), part in zip(trained, torch.split(where, [parameter.numel() for _, parameter in trained])):
-        if part.any():
-            return Where(name.rpartition(".")[0], name.rpartition(".")[2])
-    return Where("", "its parameters")
+class _Scoring(_Trying):
+    """The same of what scores are made of, in eval mode."""
 
+    _of = "answer"
 
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Torch's, numpy's and Python's are afterwards as they were."""
-    numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        np.random.set_state(numpys)  # noqa: NPY002
-        random.setstate(pythons)
+    def _value(self, model: FlatModel, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        with evaluating(model.module), torch.no_grad():
+            return model.outputs(theta, x) if isinstance(model.task, OfOutputs) else model.mean_loss(theta, x, y)
+
+    def _refuse_drawing_backward(self, model: FlatModel, theta: Tensor, example: Examples) -> None:
+        """There is no backward pass."""

@@ -25,6 +25,7 @@ from fedspa.algorithms.scores import deviation, score_terms, scored_by_agents, s
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.learning.tasks.own import Loss
+from fedspa.learning.trial import try_scores
 from fedspa.privacy.event import same_event
 from fedspa.runs.halving import Halving, Settings, Turn, settled
 from fedspa.runs.metrics import RoundMetrics
@@ -240,6 +241,7 @@ def scoring_rounds(job: Job) -> int:
             f"{config.privacy.adversary!r} and privacy.clip_rule {config.privacy.clip_rule!r}: they need Gaussian "
             "noise that each adds alone; hold out records of the server's own, as in data.holdout = 0.1"
         )
+    try_scores(job.frozen.trained, job.frozen.like, job.server.model.task)
     return 1
 
 

@@ -118,3 +118,12 @@ def _equal(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return same_bits(one, other)
     return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+def parameter_at(module: nn.Module, where: Tensor) -> Where:
+    """The first parameter with a coordinate in `where`."""
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    for (name, _), part in zip(trained, torch.split(where, [parameter.numel() for _, parameter in trained])):
+        if part.any():
+            return Where(name.rpartition(".")[0], name.rpartition(".")[2])
+    return Where("", "its parameters")

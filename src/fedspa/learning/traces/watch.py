@@ -79,3 +79,15 @@ def tensors(found: object) -> list[Tensor]:
 
 def _kept(found: object) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in tensors(found) if tensor.layout is torch.strided]
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Torch's, numpy's and Python's are afterwards as they were."""
+    numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        np.random.set_state(numpys)  # noqa: NPY002
+        random.setstate(pythons)
