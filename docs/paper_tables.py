@@ -78,25 +78,32 @@ def _origin(found: Mapping[str, Any]) -> str:
 
 
 def _origins(found: Mapping[str, Any]) -> list[str]:
-    """Where a table's rows come from, those that were run later by name, and single cells after their rows."""
+    """Where a table's cells come from, those that were run later by name."""
     parts = found.get("parts", [])
-    later = [f"{', '.join(part['rows'])}: {_origin(part)}{_fresh(found, part['rows'])}" for part in parts]
-    if later and {_row(row).key for row in found["rows"]} <= {name for part in parts for name in part["rows"]}:
+    later = [f"{', '.join(_names(found, part))}: {_origin(part)}{_fresh(found, part['cells'])}" for part in parts]
+    if later and {*_cells(found)} <= {key for part in parts for key in part["cells"]}:
         return [*later, *([found["note"]] if found.get("note") else [])]
     return [("All other rows: " if later else "") + _origin(found), *later]
 
 
+def _names(found: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
+    """The cells of a part, with one name for a row that is in it whole."""
+    names = []
+    for row in found["rows"]:
+        cells = [*map(_row(row).cell, _settings(row))]
+        own = [key for key in cells if key in part["cells"]]
+        names += [_row(row).key] if own == cells else own
+    return names
+
+
 def _fresh(found: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The seeds of these rows and cells, where they are not the first that there are."""
-    first = sorted(
-        {
-            row[setting]["first_seed"]
-            for row in found["rows"]
-            for setting in _settings(row)
-            if {_row(row).key, _row(row).cell(setting)} & {*names} and row[setting].get("first_seed")
-        }
-    )
+    """The seeds of these cells, where they are not the first that there are."""
+    first = sorted({cell["first_seed"] for key, cell in _cells(found).items() if key in names and "first_seed" in cell})
     return f" Seeds from {' and '.join(map(str, first))} on: no setting was tried on them." if first else ""
+
+
+def _cells(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {_row(row).cell(setting): row[setting] for row in found["rows"] for setting in _settings(row)}
 
 
 def _row(row: Mapping[str, Any]) -> Row:
@@ -108,27 +115,19 @@ def _settings(row: Mapping[str, Any]) -> list[TrialKind]:
 
 
 def merged(kept: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
-    """The kept table with the rows and cells that were `found` in place of its own, in this order; each part says its
+    """The kept table with the cells that were `found` in place of its own, its rows in this order; each part says its
     origin."""
     rows = {_row(row).key: row for row in kept["rows"]}
-    names, replaced = [], set()
     for new in found["rows"]:
-        name, settings = _row(new), _settings(new)
-        old = rows.get(name.key, {})
-        whole = {*_settings(old)} <= {*settings}
-        names += [name.key] if whole else map(name.cell, settings)
-        replaced |= {*map(name.cell, settings), *([name.key] if whole else [])}
+        old = rows.get(_row(new).key, {})
         # A tuned cell alone has another model than the paper's, whose cost the row tells.
-        rows[name.key] = old | {key: value for key, value in new.items() if value is not None or key not in old}
-    if {*rows} <= {*names}:
+        rows[_row(new).key] = old | {key: value for key, value in new.items() if value is not None or key not in old}
+    whole, again = {**kept, "rows": [rows[key] for key in sorted(rows, key=order.index)]}, [*_cells(found)]
+    if {*_cells(whole)} <= {*again}:
         return dict(found)
-    parts = [part | {"rows": [key for key in part["rows"] if key not in replaced]} for part in kept.get("parts", [])]
+    parts = [part | {"cells": [key for key in part["cells"] if key not in again]} for part in kept.get("parts", [])]
     origin = {key: found[key] for key in ("command", "commits", "hardware")}
-    return {
-        **kept,
-        "rows": [rows[key] for key in sorted(rows, key=order.index)],
-        "parts": [*(part for part in parts if part["rows"]), {"rows": names, **origin}],
-    }
+    return {**whole, "parts": [*(part for part in parts if part["cells"]), {"cells": again, **origin}]}
 
 
 def _findings(name: str) -> str:
@@ -243,10 +242,12 @@ def _cpsgd(found: Mapping[str, Any]) -> list[str]:
 
 
 def keep(source: Path, name: str, note: str | None) -> None:
-    found = json.loads(source.read_text("utf-8"))
+    found, kept = json.loads(source.read_text("utf-8")), result(name)
+    if note is None and kept is not None:
+        note = kept.get("note")  # what is to be known of the data does not change with the run
     if note is not None:
         found["note"] = note
-    if name.startswith("table-") and (kept := result(name)) is not None:
+    if name.startswith("table-") and kept is not None:
         order = [row.key for row in read(shipped.table(name.removeprefix("table-"))).row]
         found = merged(kept, found, order)
     RESULTS.mkdir(parents=True, exist_ok=True)

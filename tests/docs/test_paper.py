@@ -132,6 +132,10 @@ def test_keep_takes_over_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = paper_tables.result("table-mnist")
     assert found is not None
     assert found["note"] == "A copy."
+    paper_tables.keep(source, "tradeoff-mnist", "A copy.")
+    paper_tables.keep(source, "tradeoff-mnist", None)
+    assert (again := paper_tables.result("tradeoff-mnist")) is not None
+    assert again["note"] == "A copy."
     assert paper_tables.result("table-cifar10") is None
     assert "Not run yet." in paper_tables.filled("<!-- table: cifar10 -->\n<!-- end -->\n")
 
@@ -150,15 +154,20 @@ def _kept(**cells: Any) -> dict[str, Any]:
     }
 
 
+def _parts(found: dict[str, Any]) -> list[list[str]]:
+    return [paper_tables._names(found, part) for part in found["parts"]]
+
+
 def test_rows_that_were_not_run_again_stay() -> None:
     order = [f"cpsgd-{p}-secure-aggregation" for p in ("0.1", "0.4", "0.5", "1")]
     old, new = _kept(p10=1.0, p04=2.0), _kept(p04=3.0, p01=4.0)
     found = paper_tables.merged(old, new, order)
     assert [(row["compression"], row["published"]) for row in found["rows"]] == [(0.1, 4.0), (0.4, 3.0), (1.0, 1.0)]
     assert found["command"] == old["command"]
-    assert [(part["rows"], part["command"]) for part in found["parts"]] == [([order[1], order[0]], new["command"])]
+    assert _parts(found) == [[order[0], order[1]]]
+    assert found["parts"][0]["command"] == new["command"]
     again = paper_tables.merged(found, _kept(p04=5.0, p05=6.0), order)
-    assert [part["rows"] for part in again["parts"]] == [[order[0]], [order[1], order[2]]]
+    assert _parts(again) == [[order[0]], [order[1], order[2]]]
     whole = _kept(p01=0, p04=0, p05=0, p10=0)
     assert paper_tables.merged(again, whole, order) == whole
 
@@ -175,16 +184,36 @@ def test_cells_that_were_not_run_again_stay() -> None:
         "tuned": "new",
         "cost": 3.0,
     }
-    assert [part["rows"] for part in found["parts"]] == [["cpsgd-0.4-secure-aggregation-tuned"]]
-    assert [part["rows"] for part in paper_tables.merged(found, new, order)["parts"]] == [
-        ["cpsgd-0.4-secure-aggregation-tuned"]
-    ]
+    assert _parts(found) == [["cpsgd-0.4-secure-aggregation-tuned"]]
+    assert _parts(paper_tables.merged(found, new, order)) == [["cpsgd-0.4-secure-aggregation-tuned"]]
     assert paper_tables.merged(found, old, order) == old
+
+
+def test_a_row_whose_cells_were_all_run_again_keeps_no_old_origin() -> None:
+    order = [f"cpsgd-{p}-secure-aggregation" for p in ("0.4", "1")]
+    whole, tuned = _kept(p04={}) | {"commits": ["c"]}, _kept(p04=None)
+    whole["rows"][0] |= {"tuned": {}}
+    tuned["rows"][0] |= {"tuned": {}}
+    del tuned["rows"][0]["published"]
+    found = paper_tables.merged(_kept(p04={}, p10={}), whole, order)
+    for new in (tuned, _kept(p04={})):
+        found = paper_tables.merged(found, new, order)
+    assert _parts(found) == [[f"{order[0]}-tuned"], [f"{order[0]}-published"]]
+    assert not any("commit c" in line for line in paper_tables._origins(found))
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if name.startswith("table")])
+def test_every_cell_has_one_origin(name: str) -> None:
+    found = paper_tables.result(name)
+    assert found is not None
+    named = [key for part in found["parts"] for key in part["cells"]]
+    assert len(named) == len({*named})
+    assert {*named} <= {*paper_tables._cells(found)}
 
 
 def test_every_part_of_a_table_says_where_it_comes_from() -> None:
     cell = {"first_seed": 2000}
-    part = _kept(p04=0) | {"commits": ["c"], "rows": ["cpsgd-0.4-secure-aggregation"]}
+    part = _kept(p04=0) | {"commits": ["c"], "cells": ["cpsgd-0.4-secure-aggregation-published"]}
     found = _kept(p04=cell) | {"parts": [part]}
     (later,) = paper_tables._origins(found)
     assert paper_tables._origins(found | {"note": "A copy."}) == [later, "A copy."]
