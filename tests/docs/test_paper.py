@@ -90,6 +90,17 @@ def test_pictures_show_the_kept_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in KEPT if name.startswith("tradeoff")])
+def test_nothing_in_a_picture_is_cut_off(name: str) -> None:
+    figure = plot.picture(paper_tables.result(name) or {})
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width, text.get_text()
+        assert 0 <= box.y0 < box.y1 <= figure.bbox.height, text.get_text()
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if name.startswith("tradeoff")])
 def test_no_p_below_one_does_better_than_one_beyond_doubt(name: str) -> None:
     """As the page says of every curve."""
     found = paper_tables.result(name)

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
 import hashlib
+from pathlib import Path
 
 from flwr.app import ConfigRecord
 
@@ -20,6 +21,11 @@ from fedspa.randomness.mask import active_coordinates
 from fedspa.runs import editions, provenance
 
 from .test_terms import BINOMIAL_PLAN, GIVEN, PLAN
+
+
+def test_the_page_prints_todays_editions() -> None:
+    page = (Path(__file__).parents[2] / "docs/deployment.md").read_text("utf-8")
+    assert f"\n    terms {terms.VERSION}, {editions.written()}\n" in page
 
 
 def answered_by_another(grid, patch) -> None:
@@ -78,7 +84,7 @@ def test_the_message_says_what_differs_and_what_to_do(monkeypatch):
         "site check` and `fedspa server check` print the same editions (versions of the package may differ)"
     )
     old = ConfigRecord({**record, "version": 4})
-    with pytest.raises(terms.TermsError, match=r"terms of version 4; this agent reads 5: upgrade one end"):
+    with pytest.raises(terms.TermsError, match=r"terms of version 4; this agent reads 6: upgrade one end"):
         terms.from_record(old)
 
 

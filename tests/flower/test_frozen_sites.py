@@ -16,6 +16,7 @@ from frozen_nets import chain
 from safetensors.torch import load_file
 
 import fedspa
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.data.datasets import load
 from fedspa.examples import Examples, blank
 from fedspa.flower import trainer
@@ -123,3 +124,23 @@ def test_whether_there_is_a_split_does_not_depend_on_the_records(monkeypatch: py
     found = trainer.trainer_for("frozen_nets:chain", record, Classification(10), None, "auto", 1, False)
     x, y = torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 10
     assert found.examples(Held(Examples(x, y), None, record, None), strict=False).x.shape == (50, 144)
+
+
+def test_a_deployed_site_draws_what_the_server_drew(deployment, train) -> None:
+    for node in deployment.nodes.values():
+        node |= {"model": "frozen_nets:drawn"}
+    changed = FROZEN | {"model.name": "frozen_nets:drawn", "run.seed": 3}
+    summary = train(deployment, **{key.replace(".", "__"): value for key, value in changed.items()})
+    assert summary["dropped"] == {}
+
+
+def test_a_site_with_another_body_refuses_before_it_pays(deployment, train) -> None:
+    first, *others = deployment.nodes.values()
+    first |= {"model": "frozen_nets:drawn"}  # where the server loads a chain
+    for node in others:
+        node |= {"model": "frozen_nets:chain"}
+    changed = FROZEN | {"run.seed": 3, "flower.quorum": 1}
+    summary = train(deployment, **{key.replace(".", "__"): value for key, value in changed.items()})
+    assert set(summary["dropped"]) == {"refused-terms"}
+    with Ledger.open(Path(first["ledger"]), create=False) as ledger:
+        assert ledger.spent(first["agent"]) == {}

@@ -53,6 +53,7 @@ from fedspa.flower.records import Records, load, settled
 from fedspa.flower.settings import read_config
 from fedspa.flower.trainer import Trainer, trainer_for
 from fedspa.learning import models
+from fedspa.learning.constants import alike
 from fedspa.learning.tasks import Own, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
@@ -163,7 +164,7 @@ class Site:
         if not isinstance(task, Own) and (task.width or 0) != announced.classes:
             raise ConfigError(f"the run wants {announced.classes} outputs per example, this site {task.width or 0}")
         run = self.config.run if self.config is not None else None
-        return trainer_for(
+        found = trainer_for(
             self.model or model,
             held.record,
             task,
@@ -171,10 +172,16 @@ class Site:
             run.engine if run is not None else "auto",
             run.threads if run is not None else 1,
             exact,
-            run.seed if run is not None else 0,
+            int.from_bytes(announced.model_seed, "big"),
             self.device,
             self.apart(announced.terms.steps.sampling),
         )
+        if not alike(found.constants, announced.constants):
+            raise ConfigError(
+                f"what the model {self.model or model!r} has and does not learn (frozen parameters, buffers) is not "
+                "the same here as at the server; load it from the same file at both, or draw it with torch's generator"
+            )
+        return found
 
     def apart(self, sampling: Sampling) -> Apart:
         """How an engine must keep records apart here. A simulation's agents have a place per record."""

@@ -35,6 +35,7 @@ from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.sums import Sums
 from fedspa.flower.terms import Announcement, to_record
+from fedspa.learning.constants import sketch
 from fedspa.runs.course import Course
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import label, shown_score
@@ -77,6 +78,7 @@ class FedSpa(Strategy):
         # send has other noise, and is another release.
         self._repeats = deployed or job.plan is None or job.config.privacy.noise == "seeded"
         self._sums: Sums | None = None
+        self._constants = sketch(job.server.model.module)
         self.introductions: Introductions | None = None
         if members is not None:
             self._sums = Sums(members, self.coordinator, self.run, job.config.privacy.noise, self.quorum)
@@ -264,6 +266,8 @@ class FedSpa(Strategy):
                 number=number,
                 algorithm=config.algorithm.name,
                 model=config.model.name,
+                model_seed=config.run.seed.to_bytes(8, "big"),
+                constants=self._constants,
                 task=config.task,
                 classes=self.job.server.model.task.width or 0,
                 features=config.data.features or "",

@@ -22,6 +22,7 @@ from fedspa.algorithms.scores import MOST_MODELS, score_terms
 from fedspa.data.features import NAMES
 from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError
 from fedspa.flower.node_config import MOST_CLASSES
+from fedspa.learning.constants import NUMBERS
 from fedspa.mechanisms.base import (
     LARGEST_CLIP,
     SMALLEST_CLIP,
@@ -41,9 +42,10 @@ from fedspa.runs.sections import Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
-VERSION: Final = 5  # one more with every change of the keys below, or of what one means
+VERSION: Final = 6  # one more with every change of the keys below, or of what one means
 _LONGEST_EDITIONS = 200
 _LONGEST_TASK = 300_000  # its weights are as many as there are classes
+_MODEL_SEED_BYTES = 8
 _RUN = re.compile(r"[0-9a-f]{32}")
 # Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
 _KEYS: Final[dict[str, type]] = {
@@ -54,6 +56,8 @@ _KEYS: Final[dict[str, type]] = {
     "round": int,
     "algorithm": str,
     "model": str,
+    "model_seed": bytes,
+    "constants": list,
     "task": str,
     "classes": int,
     "features": str,
@@ -76,7 +80,7 @@ _KEYS: Final[dict[str, type]] = {
     "binding": bytes,
 }
 # What an announcement says as it is.
-_OWN: Final = ("run", "number", "algorithm", "model", "classes", "features", "coding", "mask_seed")
+_OWN: Final = ("run", "number", "algorithm", "model", "model_seed", "classes", "features", "coding", "mask_seed")
 # What the plan says and the record says besides: where they disagree, the record is refused.
 _OF_PLAN: Final = ("dimension", "active", "sampling", "batch", "local_steps")
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -132,7 +136,8 @@ class Announcement:
     `run` is drawn by the server at random once per run. `number` is only used in simulations, where it says which agent
     is played; a deployed agent has a name of its own. `task` is the run's section [task], in the record as JSON;
     `classes` is how many outputs it wants of an example, 0 where that is the model's affair. `features` is the run's
-    data.features, "" for none. `noise` is None where nothing is private.
+    data.features, "" for none. `noise` is None where nothing is private. `model_seed` is what the server drew the
+    model's first values with, and `constants` sketches those that never change (learning/constants.py).
 
     Under secure aggregation, `cohort` names everybody in the sum of this `attempt` at the round, the agent itself
     among them, and `binding` is that of the session in which the server adds up; empty where no update is asked for.
@@ -155,6 +160,8 @@ class Announcement:
     scored: int = 0
     cohort: tuple[str, ...] = ()
     binding: bytes = b""
+    model_seed: bytes = bytes(8)
+    constants: tuple[float, ...] = ()
 
     @property
     def adversary(self) -> Adversary:
@@ -175,6 +182,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "scored": announcement.scored,
         "cohort": list(announcement.cohort),
         "binding": announcement.binding,
+        "constants": list(announcement.constants),
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
         **{key: getattr(terms, key) for key in ("round", "mask", "local_lr")},
@@ -211,6 +219,10 @@ def from_record(record: ConfigRecord) -> Announcement:
         )
     if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
+    if len(values["model_seed"]) != _MODEL_SEED_BYTES:
+        raise TermsError(f"the model's seed must be {_MODEL_SEED_BYTES} bytes")
+    if len(values["constants"]) not in (0, NUMBERS) or not all(type(each) is float for each in values["constants"]):
+        raise TermsError(f"a sketch of constants is {NUMBERS} numbers, or none")
     if values["active"] > values["dimension"] or len(values["model"]) > 200:
         raise TermsError("k must not exceed d, and the model's name must be short")
     if len(values["task"]) > _LONGEST_TASK:
@@ -234,7 +246,12 @@ def from_record(record: ConfigRecord) -> Announcement:
         raise TermsError(f"terms under which no update can be written: {error}") from error
     own = {key: values[key] for key in (*_OWN, "attempt", "scored", "binding")}
     found = Announcement(
-        **own, cohort=tuple(values["cohort"]), task=_task(values["task"]), noise=values.get("noise"), terms=terms
+        **own,
+        constants=tuple(values["constants"]),
+        cohort=tuple(values["cohort"]),
+        task=_task(values["task"]),
+        noise=values.get("noise"),
+        terms=terms,
     )
     _refuse_odd_cohort(found, values["adversary"])
     return found

@@ -18,6 +18,7 @@ from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, layout
 from fedspa.flower.played import Held
 from fedspa.learning import models
+from fedspa.learning.constants import sketch
 from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.frozen import Features, Split, split
@@ -35,13 +36,14 @@ _CPU = torch.device("cpu")
 class Trainer:
     """An engine for a model of so many parameters, and why it was taken. Where a frozen body was split off, the engine
     trains what is left of the model, on features that are made once in this process. `model` is what it trains, on
-    records made as `record` is, or on persons of such."""
+    records made as `record` is, or on persons of such. `constants` sketches what the whole model does not learn."""
 
     engine: Engine
     model: FlatModel
     record: Examples
     dimension: int
     choice: Choice
+    constants: tuple[float, ...]
     split: Split | None
     persons: bool
     threads: int
@@ -94,6 +96,7 @@ def trainer_for(
     shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None
     module = models.build(name, shape, task.width, seed=seed)
     require_fit(FlatModel(module, task), record, f"model.name = {name!r}")
+    constants = sketch(module)
     # Whether there is a split may not depend on the records, nor on how many there are.
     found = split(module, record, task) if engine != "reference" else ""
     trained, features = (found.head, Examples(found.like, record.y)) if isinstance(found, Split) else (module, record)
@@ -113,7 +116,7 @@ def trainer_for(
         _TRAINERS.clear()
     model = FlatModel(trained, learned)
     dimension = FlatModel(module).dimension
-    _TRAINERS[known] = Trainer(chosen, model, features, dimension, choice, body, most is not None, threads)
+    _TRAINERS[known] = Trainer(chosen, model, features, dimension, choice, constants, body, most is not None, threads)
     return _TRAINERS[known]
 
 

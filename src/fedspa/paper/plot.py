@@ -1,4 +1,4 @@
-"""Accuracy against ε as a picture, SVG or PNG by the file's name. Needs the extra `plots`."""
+"""Accuracy against ε as a picture. Needs the extra `plots`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import FedspaError
 from fedspa.paper.cells import half_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Told apart by people who see colours differently, and by their markers in print.
 _COLOURS, _MARKERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), "osD^vP"
@@ -29,12 +32,21 @@ def fingerprint(curves: Mapping[str, Any]) -> str:
 
 
 def draw(curves: Mapping[str, Any], path: Path) -> None:
-    """Mean accuracy after the last round, bars of its 95 % confidence interval, one line per compression ratio."""
+    """The picture as a file, SVG or PNG by its name."""
     try:
         import matplotlib
-        from matplotlib.figure import Figure
     except ImportError:
         raise NoPlots from None
+
+    # Text stays text and nothing is random: the same data give the same file.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedspa"}):
+        about = {"Description": fingerprint(curves)}
+        picture(curves).savefig(path, dpi=150, metadata={**about, "Date": None} if path.suffix == ".svg" else about)
+
+
+def picture(curves: Mapping[str, Any]) -> Figure:
+    """Mean accuracy after the last round, bars of its 95 % confidence interval, one line per compression ratio."""
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
@@ -60,17 +72,14 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
-    axes.set_xlabel(epsilon_label(points))
+    axes.set_xlabel(epsilon_label(points).replace(" (", "\n(", 1))  # in one line its terms would be cut off
     axes.set_ylabel("accuracy after the last round, %")
     axes.set_title(curves["title"])
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if points:
         axes.legend(frameon=False)
-    # Text stays text and nothing is random: the same data give the same file.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedspa"}):
-        about = {"Description": fingerprint(curves)}
-        figure.savefig(path, dpi=150, metadata={**about, "Date": None} if path.suffix == ".svg" else about)
+    return figure
 
 
 def epsilon_label(points: Sequence[Mapping[str, Any]]) -> str:
