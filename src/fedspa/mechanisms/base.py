@@ -223,6 +223,13 @@ class Asked:
     unit: Unit = "record"
     cohort: Cohort | None = None
 
+    @property
+    def target(self) -> float:
+        """The ε that noise is to be found for, where none was given."""
+        if self.epsilon is None:
+            raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
+        return self.epsilon
+
 
 @dataclass(frozen=True, slots=True)
 class Caveat:
@@ -278,6 +285,14 @@ class Mechanism:
     published_by: str = ""
     published_note: str | None = None
     upload: Callable[[Mapping[str, Any]], str] = upload
+
+
+def check_one_given(config: Mapping[str, Any]) -> None:
+    """Of ε and the noise, by which a config asks for a plan."""
+    epsilon, noise = config["privacy.epsilon"], config["privacy.noise_multiplier"]
+    if (epsilon is None) == (noise is None):
+        both = "neither" if epsilon is None else "both"
+        raise ValueError(f"privacy.epsilon and privacy.noise_multiplier: {both} given; exactly one must be")
 
 
 def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:
