@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, first_line
 from fedspa.runs.config import Config
 
 log = logging.getLogger(__name__)
@@ -69,8 +69,7 @@ class Tracking:
         self._tracker = None
 
     def _drop(self, error: Exception) -> None:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        log.warning("%s failed and is no longer logged to: %s", self._name, line)
+        log.warning("%s failed and is no longer logged to: %s", self._name, first_line(error))
         self._name = self._tracker = None
 
 
