@@ -180,13 +180,7 @@ class BinomialPlan:
         return self.event if self.has_guarantee else None
 
     @property
-    def is_private(self) -> bool:
-        """False without a guarantee, and where it needs a secure aggregation that is not run."""
-        return self.breach is None and self.has_guarantee
-
-    @property
     def flaw(self) -> str | None:
-        """Why `is_private` is False, in a sentence for the reader of ε."""
         if not self.has_guarantee:
             enough = least_trials(self)
             way_out = (
