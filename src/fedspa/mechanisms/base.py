@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, Self
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Event, Neighbours, Sampling, Unit, check_cohort
+from fedspa.privacy.event import Event, Neighbours, Sampling, Unit, check_cohort, check_word
 
 Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile", "median"]
@@ -23,8 +23,7 @@ CLIP_UNITS = 1 << 24
 
 
 def check_clip(clip: Clipping, clip_value: float) -> None:
-    if clip not in get_args(Clipping):
-        raise PrivacyError(f"clip is {clip!r}; allowed: {', '.join(get_args(Clipping))}")
+    check_word("clip", clip, Clipping)
     if not SMALLEST_CLIP <= clip_value <= LARGEST_CLIP:
         raise PrivacyError(f"clip value is {clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}")
 
