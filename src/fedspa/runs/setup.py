@@ -160,7 +160,7 @@ def prepare(
         engine=server.engine,
         frozen=job.frozen,
         features=job.frozen.features(train.x, unit_of(config, data), config),
-        make_engine=_maker(config, job.frozen.trained, like, trained),
+        make_engine=partial(choose, *_asked(config, job.frozen.trained, like, trained)),
     )
 
 
@@ -248,11 +248,6 @@ def prepare_server(
         engine_scores=frozen.engine_scores,
     )
     return Job(config, server, cap_of(config), data.name, choice, frozen, data.schema)
-
-
-def _maker(config: Config, module: nn.Module, like: Examples, task: Task) -> Callable[[], Engine]:
-    """What makes the engine of a run in a worker, as the run itself does."""
-    return partial(choose, *_asked(config, module, like, task))
 
 
 def _asked(config: Config, module: nn.Module, like: Examples, task: Task) -> tuple[Any, ...]:
