@@ -1,4 +1,4 @@
-"""A sum of more rows than float64 adds safely: one row moves it by no more than its bound, and few rows keep their bits."""
+"""One row moves a sum of any number by no more than its bound, and sums of few rows keep their bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedspa.mechanisms import sums
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import CLIP_MARGIN
-from fedspa.mechanisms.gaussian.plan import GaussianPlan
+from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, GaussianPlan
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.mechanisms.parts import Part, Parts
 from fedspa.mechanisms.sums import PLAIN, SPAN, RowSum, two_sum
@@ -68,6 +68,8 @@ def test_one_row_cannot_change_how_all_later_ones_are_rounded() -> None:
 
 def test_the_margin_covers_what_is_said_of_it() -> None:
     assert 2 * _U * (PLAIN**2 + SPAN * 65_000_000) + _OF_A_ROW < CLIP_MARGIN
+    with_shares = QUANTILE_NOISE_FACTOR**2  # gradients and shares, by what each has in the cost of a record
+    assert 2 * _U * (PLAIN**2 + SPAN * 60_000_000) * with_shares + _OF_A_ROW < CLIP_MARGIN
 
 
 def test_no_sum_after_the_first_rows_is_longer_than_a_span() -> None:

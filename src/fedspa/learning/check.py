@@ -14,7 +14,7 @@ from fedspa.learning.fix import fix
 from fedspa.learning.sound import Problem, layer_problems
 from fedspa.learning.tasks import Own
 from fedspa.learning.traces.watch import tensors
-from fedspa.learning.trial import trial
+from fedspa.learning.trial import failures, trial
 
 
 def check(module: nn.Module, example: object = None) -> list[Problem]:
@@ -27,7 +27,8 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
         example: A batch as the module takes it: a tensor for `module(x)`, a tuple for `module(*x)`, a dict for
             `module(**x)`. Use made-up numbers or public records. The module is then also run, on a copy, with the
             example and with others made like it: that finds what is kept from one example to the next, whatever keeps
-            it. Without an example only kinds and modes of layers are looked at.
+            it, and what is left behind by one that raises an error (which engines that do not call the module allow).
+            Without an example only kinds and modes of layers are looked at.
 
     Returns:
         A `Problem` for each; none where the module can be trained as it is.
@@ -51,7 +52,11 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
         return problems
     x = _tree(example)
     like = Examples(x, torch.zeros(count(x)))
-    return problems + trial(rest, like, Own(_any_loss)).problems
+    task = Own(_any_loss)
+    found = trial(rest, like, task).problems
+    if not any(problem.unsound for problem in found):
+        found = found + failures(rest, like, task)
+    return problems + found
 
 
 def _tree(example: object) -> Tree:

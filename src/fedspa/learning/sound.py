@@ -49,6 +49,14 @@ class Problem:
         return f"{where} ({self.kind}) {self.why}; {self.mend}"
 
 
+class Unsound(ConfigError):
+    """A module that may not be trained, for this problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
 def refuse(module: nn.Module) -> None:
     """Raise a ConfigError for a module with a layer that is known to be unsound."""
     problems = list(layer_problems(module))

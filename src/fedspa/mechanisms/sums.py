@@ -8,6 +8,10 @@ The rows after those are summed SPAN at a time, and what the addition of a span'
 end (Knuth's TwoSum: exact but for the second order). A span of r rows is off by u·r²·C, so that two neighbouring sums
 of N rows more are off by 2·u·r·N·C. With PLAIN rows before them that is within the margin up to N = 65 million.
 
+What a private quantile counts beside them is summed alike, and has no margin of its own: a share of ½ is a share of ½.
+Its noise is such that it has 4 % of the gradients' part in the cost of a record (QUANTILE_NOISE_FACTOR² − 1), and so
+has its rounding: their margin covers both, up to N = 60 million.
+
 Which rows fall into a span may depend on how many records there are. It need not be public: the bound holds for two
 sums that are spanned differently, as it does for two that are added in another order.
 """
