@@ -98,7 +98,7 @@ BY_NAME: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     "compiled": (lambda: torch.compile(nn.Linear(4, 3)), "", "torch.compile", "give `module._orig_mod`"),
     "meta": (lambda: nn.Sequential(nn.Linear(4, 3, device="meta")), "0", "'meta'", "'cpu'"),
     "frozen": (lambda: nn.Linear(4, 3).requires_grad_(False), "", "no trainable", "requires_grad_"),
-    "empty": (nn.Flatten, "", "no trainable", "requires_grad_"),
+    "empty": (nn.Flatten, "", "no trainable", "add a layer"),
     "half": (lambda: nn.Sequential(nn.Linear(4, 3).half()), "0", "float16", "get_submodule('0').float()"),
     "bfloat16": (lambda: nn.Linear(4, 3).bfloat16(), "", "bfloat16", "`module.float()`"),
     "complex": (lambda: nn.Linear(4, 3, dtype=torch.complex64), "", "complex64", "real and imaginary"),
