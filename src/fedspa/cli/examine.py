@@ -18,7 +18,7 @@ from fedspa.examples import Examples, layout
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.sound import Problem, layer_problems
+from fedspa.learning.sound import Problem, Unsound, layer_problems
 from fedspa.learning.tasks import Task
 from fedspa.learning.trial import trial
 from fedspa.runs.config import Config, load
@@ -100,10 +100,15 @@ def _numbers(module: nn.Module, *, trained: bool) -> int:
 
 
 def _tried(finding: Finding, config: Config, data: Dataset) -> Finding:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MixingWarning)  # it is among the problems
-        warnings.simplefilter("ignore", SeededNoiseWarning)
-        job = prepare(config, data)
+    """By the engine of a run, which tries more of a model than is known without it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MixingWarning)  # it is among the problems
+            warnings.simplefilter("ignore", SeededNoiseWarning)
+            job = prepare(config, data)
+        step = step_time(job)
+    except Unsound as refused:
+        return replace(finding, problems=[*finding.problems, refused.problem])
     choice = job.choice
     return replace(
         finding,
@@ -111,7 +116,7 @@ def _tried(finding: Finding, config: Config, data: Dataset) -> Finding:
         why=choice.why,
         passed={name: obstacle.why for name, obstacle in choice.passed.items()},
         hints=choice.hints,
-        step=step_time(job),
+        step=step,
     )
 
 
