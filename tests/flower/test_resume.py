@@ -86,6 +86,31 @@ def test_a_simulation_that_draws_other_noise_for_a_round_counts_it_twice(simulat
     assert resumed["rounds_empty"] == 1  # no turn was left
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_rounds_that_are_done_again_from_an_older_checkpoint_are_counted_twice(simulation, train, tmp_path, lost):
+    """The newest checkpoints are damaged: rounds that were over are repeated, with other noise."""
+    simulation.run_config |= {"privacy.noise": "secure", "federation.rounds": 4, "federation.per_round": 4}
+    answers, stopped = Counter[int](), [True]
+
+    def counted(node: int, question: Message, answer):
+        if stopped[0] and question.metadata.group_id == "2":
+            raise Killed
+        answers[node] += 1
+        return [answer()]
+
+    simulation.fault = counted
+    with pytest.raises(Killed):
+        train(simulation, run__keep=4)
+    assert set(answers.values()) == {2}
+    for path in sorted((tmp_path / "run/checkpoint").glob("round-*"))[-lost:]:
+        path.write_bytes(b"")
+    stopped[0] = False
+    resumed = train(simulation, flower__resume=True, federation__rounds=4)
+    asked = AskedRounds(tmp_path / "run/asked.jsonl")
+    assert all(times <= asked.count(node - 100) for node, times in answers.items())
+    assert resumed["participations_max"] >= max(answers.values()) > 2
+
+
 def test_agents_pay_once_for_the_round_that_was_asked_twice(deployment, train, tmp_path):
     die_in_round(deployment, 1, 2)
     with pytest.raises(Killed):
@@ -302,7 +327,7 @@ def test_asked_counts_each_attempt_at_a_round(tmp_path):
     assert not again.was(0, 2, 2)
     assert again.add(0, [3, 1], 2) == []
     again.add(1, [2])
-    assert again.last(0) is None
+    assert again.last(0) == (2, [3, 1])
 
 
 def test_a_run_that_asked_and_lost_its_checkpoints_does_not_start_over(deployment, train, tmp_path):

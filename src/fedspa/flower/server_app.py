@@ -69,8 +69,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         )
         _gather(grid, strategy, patience)
         strategy.start(grid, strategy.initial_arrays(), num_rounds=strategy.rounds_left, timeout=settings.round_timeout)
-        if grid.late:
-            strategy.dropped["late"] += grid.late
+        strategy.dropped += grid.unused
         summary = course.summary(strategy.guarantee, _total(strategy))
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         if voids := sum(times for code, times in strategy.dropped.items() if code.startswith("void-")):

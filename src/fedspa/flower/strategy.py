@@ -165,7 +165,7 @@ class FedSpa(Strategy):
             if reply.has_error() and node not in asked:
                 continue  # Flower's own notice that nobody answered in time: counted as silent below
             if node not in silent:
-                dropped["duplicate-reply" if node in asked else "stranger"] += 1
+                dropped["duplicate-reply"] += 1
                 continue
             number = silent.pop(node)
             fault = self._take(reply, number, terms, intake)
