@@ -116,7 +116,7 @@ class Features:
                 return
             except MemoryError:
                 raise
-            except Exception:  # one of them, but which?
+            except (Exception, SystemExit):  # one of them, but which?
                 pass
         for row in rows.tolist():
             one = slice(row, row + 1)
@@ -124,7 +124,10 @@ class Features:
                 self._keep(torch.tensor([row]), self._split.features(moved(taken(self._x, one), self._device)))
             except MemoryError:
                 raise
-            except Exception as error:  # whatever a record makes the body raise must not be told by a refusal
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # whatever a record makes the body raise must not be told by a refusal
                 if self._strict:
                     raise DataError(f"the model fails on these records ({one_line(error)})") from error
                 for leaf in leaves(self._kept):
