@@ -20,6 +20,7 @@ from fedspa.flower import strategy
 from fedspa.flower.asked import AskedRounds
 from fedspa.flower.roster import Roster
 from fedspa.runs import setup
+from fedspa.runs.folder import RunFolder
 from fedspa.runs.plans import calibrated_plan
 
 from .local_grid import POLICY
@@ -186,6 +187,22 @@ def test_a_checkpoint_that_does_not_say_its_noise_is_refused(deployment, train, 
     deployment.fault = honest
     with pytest.raises(FedspaError, match=r"older fedspa.*finish the run with the version that began it"):
         train(deployment, flower__resume=True)
+
+
+def test_a_run_that_is_over_needs_nobody_to_say_so(simulation, train, monkeypatch):
+    """Killed before its summary was written, when all sites have left."""
+
+    def killed(folder, summary, module):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "finish", killed)
+        with pytest.raises(Killed):
+            train(simulation)
+    simulation.online.clear()
+    asked = len(simulation.sent)
+    assert train(simulation, flower__resume=True)["rounds"] == 3
+    assert len(simulation.sent) == asked
 
 
 def test_a_resume_needs_a_folder(simulation, train):
