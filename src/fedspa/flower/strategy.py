@@ -61,6 +61,12 @@ class FedSpa(Strategy):
         extra = begun.extra if begun is not None else {}
         self.run = begun.run if begun is not None else secrets.token_hex(16)
         members, deployed = members_of(job, settings), settings.records is not None
+        self._named = {} if members is None else {"members": members.digest}
+        if members is not None and extra.get("members", members.digest) != members.digest:
+            raise FedspaError(
+                f"{settings.roster} names other members than when the run began, and what was asked of each is counted "
+                "by their order; put that roster back (keys in it may change), or start a new run"
+            )
         self.roster = Roster(job.config.federation.agents, named=members is not None and deployed)
         if "roster" in extra:
             self.roster.restore(extra["roster"])
@@ -332,6 +338,7 @@ class FedSpa(Strategy):
                 "asked": self._asked.counts,
                 "taken": {str(number): times for number, times in sorted(self.taken.items())},
                 **noise(self.job),
+                **self._named,
                 **self._kept,
             },
         )
