@@ -14,11 +14,14 @@ from collections import Counter
 import torch
 from flwr.app import Message
 
+import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError
 from fedspa.flower import strategy
 from fedspa.flower.asked import AskedRounds
 from fedspa.flower.roster import Roster
+from fedspa.flower.settings import read_config
+from fedspa.running import Stopped
 from fedspa.runs import setup
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.plans import calibrated_plan
@@ -187,6 +190,19 @@ def test_a_checkpoint_that_does_not_say_its_noise_is_refused(deployment, train, 
     deployment.fault = honest
     with pytest.raises(FedspaError, match=r"older fedspa.*finish the run with the version that began it"):
         train(deployment, flower__resume=True)
+
+
+@pytest.mark.parametrize("noise", ["secure", "seeded"])
+def test_a_run_of_the_simulator_does_not_go_on_here(simulation, train, tmp_path, noise):
+    """Its rounds are counted in its ledger, of which the server on Flower knows nothing: ε would leave them out."""
+    simulation.run_config["privacy.noise"] = noise
+    config, _ = read_config(simulation.run_config)
+    with pytest.raises(Stopped):
+        fedspa.run(config, stop=lambda: True)
+    with pytest.raises(FedspaError, match="fedspa run --resume") as caught:
+        train(simulation, flower__resume=True)
+    assert "\n" not in str(caught.value)
+    assert not simulation.sent
 
 
 def test_a_run_that_is_over_needs_nobody_to_say_so(simulation, train, monkeypatch):

@@ -59,6 +59,11 @@ class FedSpa(Strategy):
         self.course = course
         begun = course.begun
         extra = begun.extra if begun is not None else {}
+        if begun is not None and "asked" not in extra:  # nobody was counted here
+            raise FedspaError(
+                f"the run in {course.folder.path} was begun by `fedspa run`, whose ledger alone knows what its rounds "
+                f"spent: go on with `fedspa run --resume {course.folder.path}`"
+            )
         self.run = begun.run if begun is not None else secrets.token_hex(16)
         members, deployed = members_of(job, settings), settings.records is not None
         self._named = {} if members is None else {"members": members.digest}

@@ -115,8 +115,8 @@ class Coordinator:
             raise Diverged(self.state.round, "its parameters are no longer finite")
         self.state = moved
         if self.job.plan is not None and self.job.plan.clip_rule == "quantile":
-            # The next round starts from the geometric mean of where the agents' private quantiles ended. Agents that lie
-            # may pull it, but not to where there are no terms and the run would end for all.
+            # The next round starts from the geometric mean of where the agents' private quantiles ended. Who lies may
+            # pull it, but not to where there are no terms and the run would end for all.
             mean_clip = math.exp(intake.log_clips / intake.count)
             self.clip_value = min(max(mean_clip, SMALLEST_CLIP), LARGEST_CLIP)
         return None
