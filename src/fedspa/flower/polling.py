@@ -56,7 +56,9 @@ class PollingGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         questions = list(messages)
         names = list(self._grid.push_messages(questions))
-        self._asked |= {name: question.metadata.dst_node_id for name, question in zip(names, questions) if name}
+        # Pushing gave each its name. A grid may leave out those that did not go, so that places do not tell.
+        nodes = {question.metadata.message_id: question.metadata.dst_node_id for question in questions}
+        self._asked |= {name: nodes[name] for name in names if name}
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
