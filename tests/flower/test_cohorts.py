@@ -508,6 +508,21 @@ def test_a_server_that_died_asks_the_same_cohort_for_the_same_attempt(clinics, t
     assert summary["participations_max"] == 3
 
 
+def test_members_who_changed_places_are_not_counted_for_each_other(clinics, train, tmp_path):
+    """Another name in the server's roster gives all behind it another number, by which the server counts."""
+    die_in_round(clinics, 1, 0)
+    with pytest.raises(Killed):
+        train(clinics)
+    clinics.fault = honest
+    roster = tmp_path / "server.toml"
+    members = roster.read_text()
+    roster.write_text(members.replace("site-3", "site-00"))
+    with pytest.raises(FedspaError, match="names other members than when the run began"):
+        train(clinics, flower__resume=True)
+    roster.write_text(members)
+    assert train(clinics, flower__resume=True)["participations_max"] == 3
+
+
 def test_a_cohort_that_is_not_whole_any_more_makes_a_new_attempt(clinics, train, tmp_path, sums):
     die_in_round(clinics, 1, 2)
     with pytest.raises(Killed):

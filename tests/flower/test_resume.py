@@ -14,12 +14,16 @@ from collections import Counter
 import torch
 from flwr.app import Message
 
+import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError
 from fedspa.flower import strategy
 from fedspa.flower.asked import AskedRounds
 from fedspa.flower.roster import Roster
+from fedspa.flower.settings import read_config
+from fedspa.running import Stopped
 from fedspa.runs import setup
+from fedspa.runs.folder import RunFolder
 from fedspa.runs.plans import calibrated_plan
 
 from .local_grid import POLICY
@@ -84,6 +88,31 @@ def test_a_simulation_that_draws_other_noise_for_a_round_counts_it_twice(simulat
     asked = AskedRounds(tmp_path / "run/asked.jsonl")
     assert [asked.count(number) for number in range(4)] == [3] * 4
     assert resumed["rounds_empty"] == 1  # no turn was left
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_rounds_that_are_done_again_from_an_older_checkpoint_are_counted_twice(simulation, train, tmp_path, lost):
+    """The newest checkpoints are damaged: rounds that were over are repeated, with other noise."""
+    simulation.run_config |= {"privacy.noise": "secure", "federation.rounds": 4, "federation.per_round": 4}
+    answers, stopped = Counter[int](), [True]
+
+    def counted(node: int, question: Message, answer):
+        if stopped[0] and question.metadata.group_id == "2":
+            raise Killed
+        answers[node] += 1
+        return [answer()]
+
+    simulation.fault = counted
+    with pytest.raises(Killed):
+        train(simulation, run__keep=4)
+    assert set(answers.values()) == {2}
+    for path in sorted((tmp_path / "run/checkpoint").glob("round-*"))[-lost:]:
+        path.write_bytes(b"")
+    stopped[0] = False
+    resumed = train(simulation, flower__resume=True, federation__rounds=4)
+    asked = AskedRounds(tmp_path / "run/asked.jsonl")
+    assert all(times <= asked.count(node - 100) for node, times in answers.items())
+    assert resumed["participations_max"] >= max(answers.values()) > 2
 
 
 def test_agents_pay_once_for_the_round_that_was_asked_twice(deployment, train, tmp_path):
@@ -161,6 +190,35 @@ def test_a_checkpoint_that_does_not_say_its_noise_is_refused(deployment, train, 
     deployment.fault = honest
     with pytest.raises(FedspaError, match=r"older fedspa.*finish the run with the version that began it"):
         train(deployment, flower__resume=True)
+
+
+@pytest.mark.parametrize("noise", ["secure", "seeded"])
+def test_a_run_of_the_simulator_does_not_go_on_here(simulation, train, tmp_path, noise):
+    """Its rounds are counted in its ledger, of which the server on Flower knows nothing: ε would leave them out."""
+    simulation.run_config["privacy.noise"] = noise
+    config, _ = read_config(simulation.run_config)
+    with pytest.raises(Stopped):
+        fedspa.run(config, stop=lambda: True)
+    with pytest.raises(FedspaError, match="fedspa run --resume") as caught:
+        train(simulation, flower__resume=True)
+    assert "\n" not in str(caught.value)
+    assert not simulation.sent
+
+
+def test_a_run_that_is_over_needs_nobody_to_say_so(simulation, train, monkeypatch):
+    """Killed before its summary was written, when all sites have left."""
+
+    def killed(folder, summary, module):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "finish", killed)
+        with pytest.raises(Killed):
+            train(simulation)
+    simulation.online.clear()
+    asked = len(simulation.sent)
+    assert train(simulation, flower__resume=True)["rounds"] == 3
+    assert len(simulation.sent) == asked
 
 
 def test_a_resume_needs_a_folder(simulation, train):
@@ -302,7 +360,7 @@ def test_asked_counts_each_attempt_at_a_round(tmp_path):
     assert not again.was(0, 2, 2)
     assert again.add(0, [3, 1], 2) == []
     again.add(1, [2])
-    assert again.last(0) is None
+    assert again.last(0) == (2, [3, 1])
 
 
 def test_a_run_that_asked_and_lost_its_checkpoints_does_not_start_over(deployment, train, tmp_path):

@@ -25,7 +25,7 @@ class AskedRounds:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: set[tuple[int, int, int]] = set()  # round, attempt, agent
-        self._last: tuple[int, int, list[int]] | None = None
+        self._last: dict[int, tuple[int, list[int]]] = {}
         self._counts: Counter[int] = Counter()
         with self._one_line_errors("read"):
             self._read()
@@ -44,8 +44,9 @@ class AskedRounds:
         return self._note(round_, attempt, agents)
 
     def last(self, round_: int) -> tuple[int, list[int]] | None:
-        """The last attempt at this round and whom it asked, where the last question was about it."""
-        return None if self._last is None or self._last[0] != round_ else self._last[1:]
+        """The last attempt at this round and whom it asked. Later rounds may have been asked since: a server that lost
+        its newest checkpoint comes back to rounds that were done."""
+        return self._last.get(round_)
 
     def count(self, agent: int) -> int:
         """In how many attempts `agent` was asked."""
@@ -73,7 +74,7 @@ class AskedRounds:
         fresh = [number for number in agents if (round_, attempt, number) not in self._seen]
         self._seen |= {(round_, attempt, number) for number in fresh}
         self._counts.update(fresh)
-        self._last = round_, attempt, agents
+        self._last[round_] = attempt, agents
         return fresh
 
     def _read(self) -> None:

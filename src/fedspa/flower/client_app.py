@@ -25,6 +25,7 @@ from fedspa.flower.terms import Announcement, TermsError, from_record
 
 logger = logging.getLogger("fedspa.agent")
 logs.set_up()
+_LONGEST = 2000  # letters of a refusal's text: it may quote the server, who could fill the disk with it
 
 app = ClientApp()
 
@@ -49,7 +50,8 @@ def _answered(message: Message, context: Context, kind: str, key: str, answer: C
         logger.info("answered", extra=logs.event("answered"))
     except Refusal as refusal:
         code = refusal.code
-        logger.warning("refused (%s): %s", code, refusal, extra=logs.event("refused", code))
+        words = str(refusal)[:_LONGEST]
+        logger.warning("refused (%s): %s", code, words, extra=logs.event("refused", code))
     except KeyboardInterrupt:
         raise
     except BaseException:  # one that escaped, a SystemExit too, would carry its text to the server

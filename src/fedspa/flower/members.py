@@ -6,6 +6,7 @@ fit, so that sums with it are void, and learns nothing.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
 from pathlib import Path
@@ -30,6 +31,11 @@ class Members:
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._keys = dict(keys)
         self.names = tuple(self._keys)
+
+    @property
+    def digest(self) -> str:
+        """Of the names in their order: of who has which number. Keys may change in a run's time."""
+        return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:32]
 
     def number(self, name: str) -> int | None:
         return self.names.index(name) if name in self._keys else None

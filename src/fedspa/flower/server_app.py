@@ -63,14 +63,14 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         strategy = FedSpa(course, settings, kept)
         if course.begun is None:
             strategy.save()
-        # A run that goes on may miss a site that is gone for good; a new one wants everybody.
+        # A run that goes on may miss a site that is gone for good; a new one wants everybody, one that is over nobody.
         patience = (
             settings.start_timeout if not settings.resume else min(settings.start_timeout, settings.round_timeout)
         )
-        _gather(grid, strategy, patience)
+        if not course.over:
+            _gather(grid, strategy, patience)
         strategy.start(grid, strategy.initial_arrays(), num_rounds=strategy.rounds_left, timeout=settings.round_timeout)
-        if grid.late:
-            strategy.dropped["late"] += grid.late
+        strategy.dropped += grid.unused
         summary = course.summary(strategy.guarantee, _total(strategy))
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         if voids := sum(times for code, times in strategy.dropped.items() if code.startswith("void-")):

@@ -59,8 +59,19 @@ class FedSpa(Strategy):
         self.course = course
         begun = course.begun
         extra = begun.extra if begun is not None else {}
+        if begun is not None and "asked" not in extra:  # nobody was counted here
+            raise FedspaError(
+                f"the run in {course.folder.path} was begun by `fedspa run`, whose ledger alone knows what its rounds "
+                f"spent: go on with `fedspa run --resume {course.folder.path}`"
+            )
         self.run = begun.run if begun is not None else secrets.token_hex(16)
         members, deployed = members_of(job, settings), settings.records is not None
+        self._named = {} if members is None else {"members": members.digest}
+        if members is not None and extra.get("members", members.digest) != members.digest:
+            raise FedspaError(
+                f"{settings.roster} names other members than when the run began, and what was asked of each is counted "
+                "by their order; put that roster back (keys in it may change), or start a new run"
+            )
         self.roster = Roster(job.config.federation.agents, named=members is not None and deployed)
         if "roster" in extra:
             self.roster.restore(extra["roster"])
@@ -165,7 +176,7 @@ class FedSpa(Strategy):
             if reply.has_error() and node not in asked:
                 continue  # Flower's own notice that nobody answered in time: counted as silent below
             if node not in silent:
-                dropped["duplicate-reply" if node in asked else "stranger"] += 1
+                dropped["duplicate-reply"] += 1
                 continue
             number = silent.pop(node)
             fault = self._take(reply, number, terms, intake)
@@ -332,6 +343,7 @@ class FedSpa(Strategy):
                 "asked": self._asked.counts,
                 "taken": {str(number): times for number, times in sorted(self.taken.items())},
                 **noise(self.job),
+                **self._named,
                 **self._kept,
             },
         )

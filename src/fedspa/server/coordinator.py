@@ -17,6 +17,7 @@ import torch
 from fedspa.algorithms import Terms
 from fedspa.algorithms.session import session_of
 from fedspa.errors import DataError, FedspaError, PrivacyError, one_line
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.randomness.streams import NoiseMode, mask_seed
 from fedspa.secagg.session import Session
 from fedspa.secagg.total import Void
@@ -114,8 +115,10 @@ class Coordinator:
             raise Diverged(self.state.round, "its parameters are no longer finite")
         self.state = moved
         if self.job.plan is not None and self.job.plan.clip_rule == "quantile":
-            # The next round starts from the geometric mean of where the agents' private quantiles ended.
-            self.clip_value = math.exp(intake.log_clips / intake.count)
+            # The next round starts from the geometric mean of where the agents' private quantiles ended. Who lies may
+            # pull it, but not to where there are no terms and the run would end for all.
+            mean_clip = math.exp(intake.log_clips / intake.count)
+            self.clip_value = min(max(mean_clip, SMALLEST_CLIP), LARGEST_CLIP)
         return None
 
     def _stay(self, void: Void | None = None) -> Void | None:

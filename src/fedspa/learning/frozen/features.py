@@ -120,10 +120,7 @@ class Features:
             one = slice(row, row + 1)
             try:
                 self._keep(torch.tensor([row]), self._split.features(moved(taken(self._x, one), self._device)))
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # must not be told by a refusal
+            except (Exception, SystemExit) as error:  # whatever a record makes the body raise: no refusal may tell it
                 if self._strict:
                     raise DataError(f"the model fails on these records ({one_line(error)})") from error
                 for leaf in leaves(self._kept):
