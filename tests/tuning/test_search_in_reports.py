@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,35 @@ def test_trials_spend_and_choice_are_shown(folder: Path) -> None:
     assert sum(int(row[-1]) for row in found.trials) == 6 * 3
     assert "took 6 of 9 rounds" in found.spent
     assert "in the ledger before it ran" in found.spent
+
+
+def test_seeded_trials_are_no_guarantee(folder: Path) -> None:
+    found = search(read(folder))
+    assert found is not None
+    assert "(no guarantee: see the top)" in found.spent
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "wanted"),
+    [
+        ({"public": "digits", "found": [{"score": 0.5}]}, "the records digits, which whoever ran this called public"),
+        ({"public": "holdout", "found": [{"score": 0.5}]}, "held-out records, which are no agent's"),
+        (
+            {"study": {"about": {"data": "wards"}, "guarantee": "NOT PRIVATE"}},
+            "on wards were tried first. This run's ε",
+        ),
+        ({"study": {"about": {"data": "wards"}, "epsilon": 1.0}}, "what that search cost, which was: not recorded."),
+        ({"study": {"about": 7}}, "data without a name"),
+    ],
+)
+def test_where_settings_came_from_is_said(folder: Path, rehearsal: Any, wanted: str) -> None:
+    """What cost nothing in this run may have cost something elsewhere."""
+    record = read(folder)
+    assert record.summary is not None
+    summary = {**record.summary, "tuning": {**record.summary["tuning"], "rehearsal": rehearsal}}
+    found = search(replace(record, summary=summary))
+    assert found is not None
+    assert wanted in found.free
 
 
 def test_the_plan_is_shown_with_the_chosen_settings(folder: Path) -> None:

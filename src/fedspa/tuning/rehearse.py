@@ -106,10 +106,15 @@ class Rehearsal:
             [
                 __version__,
                 [digests_of(part) for part in self._parts],
-                None if module is None else digest.of_module(module),
-                None if task is None else digest.of_function(task),
+                *self._learned(),
             ]
         )
+
+    def _learned(self) -> list[str]:
+        """What learns, whoever brings it: its code, which a name in the config does not tell, and its first values."""
+        module, task, metrics = self._given
+        model = prepare(self._config, self._parts[0], module, task, metrics).server.model
+        return [digest.of_module(model.module), digest.of_function(model.task), digest.of_tensors([model.flatten()])]
 
     def curves(self, settings: Settings) -> Curves:
         config = settled(self._config, settings)
