@@ -41,6 +41,7 @@ def plan(
     seeds: int,
     out: Path,
     overrides: Sequence[str],
+    first_seed: int = FIRST_SEED,
 ) -> dict[Point, list[Planned]]:
     """(p, ε) → its runs, one per seed; ε changes slowest, so that a sweep that is cut off has whole comparisons."""
     base = load(config, overrides)
@@ -49,7 +50,7 @@ def plan(
     planned: dict[Point, list[Planned]] = {}
     for epsilon in epsilons:
         for p in compressions:
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+            for seed in range(first_seed, first_seed + seeds):
                 name = f"epsilon-{epsilon:g}-p-{p:g}-seed-{seed}"
                 own = [*_at(base, p, epsilon), f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
                 run = Planned(name, load(config, [*overrides, *own]))
