@@ -214,11 +214,18 @@ def _fixed_for_poisson(target: Target) -> Target:
     return broken(target, batches=_fixed_size)
 
 
-def broken(target: Target, batches: Batches = fresh_batches, release: Release = release, **mistakes: bool) -> Target:
-    """`target` with that sampler and that release, in an engine that has them too, and the `mistakes` of its own."""
+def broken(
+    target: Target,
+    batches: Batches = fresh_batches,
+    release: Release = release,
+    *,
+    largest: bool = False,
+    stale: bool = False,
+) -> Target:
+    """`target` with that sampler and that release, in an engine that has them too, and mistakes of its own."""
 
     def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
-        return _BrokenEngine(GenericEngine(module), batches, release, **mistakes)
+        return _BrokenEngine(GenericEngine(module), batches, release, largest, stale)
 
     return replace(target, batches=batches, release=release, engine=make_engine)
 
