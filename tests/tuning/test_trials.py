@@ -133,11 +133,11 @@ def test_a_second_search_on_the_same_records_adds_up_in_their_ledger(tmp_path: P
     assert second["epsilon"] == first["epsilon"]
     both = Counter(entry["agent"] for entry in export(tmp_path / "ledger.sqlite")["entries"])
     assert max(both.values()) == 2 * first["participations_max"]
-    # Twice the participations, chosen after releases: more than √2 times of one, and never less than by PLD.
+    # Twice the participations, chosen after releases: never less than as many that were fixed beforehand, by PLD.
     with Ledger.open(tmp_path / "ledger.sqlite", create=False) as ledger:
         busiest = max(both, key=lambda agent: both[agent])
         events = ledger.spent(busiest)
-    assert second["epsilon_total"] > priced(events, first["delta"], neighbours="add-remove") > 1.4 * first["epsilon"]
+    assert second["epsilon_total"] > priced(events, first["delta"], neighbours="add-remove") > 1.2 * first["epsilon"]
 
 
 def test_a_trial_that_diverges_does_not_end_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
