@@ -22,6 +22,8 @@ from fedspa.runs.config import Config, load
 
 Point = tuple[float, float]  # p, ε
 
+# No ε without what it is relative to, in no file.
+_TERMS = ("delta", "neighbours", "sampling", "unit", "adversary", "sound", "noise")
 CSV_COLUMNS = (
     "compression",
     "epsilon",
@@ -30,7 +32,7 @@ CSV_COLUMNS = (
     "accuracy_best",
     "accuracy_best_std",
     "seeds",
-    "noise",
+    *_TERMS,
 )
 
 
@@ -88,7 +90,8 @@ def as_csv(curves: Mapping[str, Any]) -> str:
         if "accuracy_last" in point:
             last, best = point["accuracy_last"], point["accuracy_best"]
             spreads = [last["mean"], last["std"], best["mean"], best["std"]]
-            writer.writerow([point["compression"], point["epsilon_target"], *spreads, point["seeds"], point["noise"]])
+            told = [point["compression"], point["epsilon_target"], *spreads, point["seeds"]]
+            writer.writerow([*told, *(point[term] for term in _TERMS)])
     return text.getvalue()
 
 
