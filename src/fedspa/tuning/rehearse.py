@@ -1,6 +1,6 @@
 """The run rehearsed on records that are not the agents': those that the server holds out for scoring, or a public
-data set. Nothing of an agent is in it, so it is in no ledger and costs nothing. A data set that holds the agents' own
-is refused.
+data set. Nothing of an agent is to be in it, so it is in no ledger and costs nothing. A data set that holds more than a
+few of the agents' records is refused; beyond that, who calls it public answers for that.
 
 A rehearsal has the round of the real run: as many agents, the same masks, the same sampling rate, steps and clip, and
 noise of the same size on the mean gradient. Only the records are others, and fewer. So what it finds out about rates,
