@@ -30,7 +30,7 @@ from ending import ends_with_children
 from fedspa.engine.describe import describe
 from fedspa.engine.layers import Weighted
 from fedspa.engine.stacked import StackedEngine
-from fedspa.engine.stacked.batches import draw_batches
+from fedspa.engine.stacked.batches import Draws
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build
@@ -91,7 +91,7 @@ def one_by_one(model: FlatModel, theta: Tensor, tasks: list[LocalTask]) -> None:
     gradients = model.per_example_gradients()
     for task in tasks:
         assert task.plan is not None
-        local, batches = theta.clone(), draw_batches(task)
+        local, batches = theta.clone(), Draws(task).whole()
         active = slice(None) if task.coordinates is None else task.coordinates
         for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist()):
             rows = gradients(local, task.x[index], task.y[index])[:, active]
@@ -104,7 +104,7 @@ def plain_sgd(module: nn.Module, tasks: list[LocalTask]) -> None:
     """No clipping, no noise: autograd and torch's SGD, agents in turn."""
     for task in tasks:
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
-        batches = draw_batches(task)
+        batches = Draws(task).whole()
         for index in torch.from_numpy(batches.records).cuda().split(batches.sizes.tolist()):
             optimizer.zero_grad()
             x, y = task.tensors
@@ -206,7 +206,7 @@ def measure(job: Job, repeats: int, rates: dict[str, float], rivals: bool, whole
     result["ms"]["stacked, steps only"] = spread([t / 1e3 for t in graph], AGENTS * job.steps)
     if whole:
         result["rounds"], result["whole_job_s"] = job.rounds, whole_job(engines[True], theta, tasks, job.rounds)
-    result["draw_ms"] = 1e3 * statistics.median(timed(lambda: [draw_batches(t) for t in tasks]) for _ in range(3))
+    result["draw_ms"] = 1e3 * statistics.median(timed(lambda: [Draws(t).whole() for t in tasks]) for _ in range(3))
     return result
 
 

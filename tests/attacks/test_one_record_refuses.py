@@ -115,7 +115,9 @@ def test_a_label_that_is_no_class_costs_its_record(clip: Clipping, rule: str, la
             assert sums[0][1] == sums[1][1] == 1
 
 
-@pytest.mark.parametrize("guard", [ValueError, IndexError, AssertionError, ZeroDivisionError, DataError, SystemExit])
+@pytest.mark.parametrize(
+    "guard", [ValueError, IndexError, AssertionError, ZeroDivisionError, DataError, MemoryError, SystemExit]
+)
 def test_an_error_of_the_models_own_costs_its_record(guard: type[BaseException]) -> None:
     x, y = (
         torch.randint(10, (RECORDS, 3), generator=torch.Generator().manual_seed(0)).float(),

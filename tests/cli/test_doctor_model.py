@@ -43,6 +43,16 @@ class Counting(Centred):
         self.seen += 1.0
         return self.layer(x.flatten(1) + self.seen)
 
+class Left(Centred):
+    depth = 0
+
+    def forward(self, x):
+        self.depth += 1
+        x = x.flatten(1)
+        made = self.layer(x if x.sum() > 0 else x + 1)
+        self.depth -= 1
+        return made
+
 def half():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     module[1].requires_grad_(False)
@@ -148,9 +158,14 @@ def test_a_config_brings_data_device_and_algorithm(call: Call, tmp_path: Path) -
     assert finding["step"]["steps"] == 1
 
 
-@pytest.mark.parametrize("name", ["mixing", "lazy", "Counting"])
+@pytest.mark.parametrize("name", ["mixing", "lazy", "Counting", "Left"])
 def test_an_unsound_model_is_listed_and_no(call: Call, name: str) -> None:
-    words = {"mixing": "BatchNorm1d", "lazy": "has no sizes yet", "Counting": "keeps something of one example"}
+    words = {
+        "mixing": "BatchNorm1d",
+        "lazy": "has no sizes yet",
+        "Counting": "keeps something of one example",
+        "Left": "leaves something of an example behind",  # which the engine's own trial finds
+    }
     code, out, _ = call(f"--model asked_models:{name}")
     assert code == 1
     assert words[name] in out

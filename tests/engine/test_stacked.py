@@ -18,7 +18,7 @@ from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.stacked import StackedEngine, device_obstacle, supports
-from fedspa.engine.stacked.batches import Draws, draw_batches
+from fedspa.engine.stacked.batches import Draws
 from fedspa.engine.stacked.buffers import Shape, room
 from fedspa.engine.stacked.chacha import GROUP, ChaChaNoise, block_words
 from fedspa.engine.stacked.engine import LayerGradients
@@ -279,7 +279,7 @@ def test_batches_in_advance_are_those_of_the_loop(
     batch = max(1, int(count * share))
     key = derive_key(bytes(32), seed)
     x, y = torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64)
-    made = draw_batches(LocalTask(x, y, None, 1.0, 0.1, plain(sampling, batch, steps), key))
+    made = Draws(LocalTask(x, y, None, 1.0, 0.1, plain(sampling, batch, steps), key)).whole()
     stream = Stream(derive_key(key, "sampling"))
     wanted = [draw_batch(sampling, batch, batch / count, count, stream) for _ in range(steps)]
     assert made.sizes.tolist() == [len(w) for w in wanted]
@@ -301,7 +301,7 @@ def test_batches_by_stretches_are_those_drawn_at_once(sampling: Any, steps: int,
         *(torch.zeros(40, 1), torch.zeros(40, dtype=torch.int64), None, 1.0, 0.1, plain(sampling, 6, steps)),
         derive_key(bytes(32), seed),
     )
-    wanted, draws, first = draw_batches(task), Draws(task), 0
+    wanted, draws, first = Draws(task).whole(), Draws(task), 0
     for length in lengths:
         part = draws.stretch(length)
         assert part.sizes.tolist() == wanted.sizes[first : first + length].tolist()
@@ -314,7 +314,7 @@ def test_batches_by_stretches_are_those_drawn_at_once(sampling: Any, steps: int,
 def test_empty_batches_are_batches() -> None:
     x, y = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
     task = LocalTask(x, y, None, 1.0, 0.1, plain("poisson", 0, 5), derive_key(bytes(32), "none"))
-    made = draw_batches(task)
+    made = Draws(task).whole()
     assert made.sizes.tolist() == [0] * 5
     assert made.largest == 0
     assert made.table(8).shape == (5, 8)

@@ -27,7 +27,7 @@ from test_stacked import records as make_records  # noqa: E402
 
 from fedspa.engine.stacked import rounds as rounds_module  # noqa: E402
 from fedspa.engine.stacked import step_kernels  # noqa: E402
-from fedspa.engine.stacked.batches import draw_batches  # noqa: E402
+from fedspa.engine.stacked.batches import Draws  # noqa: E402
 from fedspa.engine.stacked.chacha import GROUP, LANES, ChaChaNoise  # noqa: E402
 from fedspa.engine.stacked.engine import LayerGradients  # noqa: E402
 from fedspa.engine.stacked.rounds import Rounds, careful_steps  # noqa: E402
@@ -141,7 +141,7 @@ def both(tasks: list[LocalTask], net: nn.Module) -> tuple[list[LocalResult], lis
     wanted = []
     for task in tasks:
         exact = replace(task, x=task.x.double() if task.x.is_floating_point() else task.x)
-        wanted.append(careful_steps(theta.double(), exact, draw_batches(task), careful))
+        wanted.append(careful_steps(theta.double(), exact, Draws(task).whole(), careful))
     return got, wanted
 
 
@@ -186,7 +186,7 @@ def test_a_steps_sum_is_within_1e_5_of_the_clip_of_the_twins(
         tasks.append(LocalTask(x, y, omega, 1.0, 1.0, plan, key))
     for task, got, wanted in zip(tasks, *both(tasks, net.to(DEVICE))):
         off = float((got.delta.double() - wanted.delta).abs().max()) * task.batch
-        assert off <= 1e-5 * value * max(1, draw_batches(task).largest)
+        assert off <= 1e-5 * value * max(1, Draws(task).whole().largest)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="TF32 is the matrix units' own")
@@ -236,7 +236,7 @@ def test_a_later_round_draws_while_it_runs_and_begins_again_where_a_batch_does_n
     keys = (derive_key(bytes(32), "large", number) for number in range(1000))
     large[1] = next(
         task for key in keys
-        if max((sizes := draw_batches(task := replace(large[1], key=key)).sizes)[1:]) > 16 >= sizes[0]
+        if max((sizes := Draws(task := replace(large[1], key=key)).whole().sizes)[1:]) > 16 >= sizes[0]
     )  # fmt: skip
     fitting = [replace(task, key=derive_key(bytes(32), "again", w)) for w, task in enumerate(small)]
     rounds = Rounds(gradients, DEVICE, tf32=False)
@@ -261,10 +261,10 @@ def test_a_record_that_is_not_finite_counts_as_zero(clip: Any, broken: float) ->
     tasks[1].x[:6, 0, 4, 4] = broken
     gradients = LayerGradients(net)
     got = Rounds(gradients, DEVICE, tf32=False).train(theta, tasks)
-    wanted = careful_steps(theta, tasks[1], draw_batches(tasks[1]), gradients)
+    wanted = careful_steps(theta, tasks[1], Draws(tasks[1]).whole(), gradients)
     assert torch.isfinite(got[1].delta).all()
     assert torch.allclose(got[1].delta, wanted.delta, rtol=1e-4, atol=1e-5)
-    met = int((draw_batches(tasks[1]).records < 6).sum())
+    met = int((Draws(tasks[1]).whole().records < 6).sum())
     assert met > 0
     # Only the squares of gradients of 1e30 overflow, and the careful steps take norms in float64.
     assert [result.zeroed for result in got] == [0, 0 if broken == 1e30 else met]
@@ -310,6 +310,6 @@ def test_records_without_a_gradient_are_done_over_by_the_rules() -> None:
     tasks = make_tasks("mlp", net, 2, "l2", None, "given")
     tasks[0] = replace(tasks[0], y=tasks[0].y.masked_fill(torch.arange(len(tasks[0].y), device=DEVICE) % 2 == 0, -1))
     results = Rounds(LayerGradients(net), DEVICE, False).train(FlatModel(net).flatten().to(DEVICE), tasks)
-    sampled = draw_batches(tasks[0]).records
+    sampled = Draws(tasks[0]).whole().records
     assert [result.zeroed for result in results] == [int((sampled % 2 == 0).sum()), 0]
     assert all(result.delta.isfinite().all() for result in results)

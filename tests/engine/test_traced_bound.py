@@ -71,7 +71,7 @@ def totals(name: str, x: Tree, y: Tensor, clip: Clipping) -> tuple[Tensor, list[
     blocks = [block for block in example_rows(made, theta, x, y, None, one_by_one=False) if isinstance(block, Parts)]
     zeroed = sum(block.count_not_finite() for block in blocks)
     rows = [row for block in blocks for row in block.rows()]
-    return torch.stack([block.clipped_sum(clip, 1.0) for block in blocks]).sum(0), rows, zeroed
+    return torch.stack([block.clipped(clip, 1.0)(slice(None)) for block in blocks]).sum(0), rows, zeroed
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -213,7 +213,7 @@ def test_blocks_follow_from_the_number_of_places_alone() -> None:
         sizes = [len(block._readable) for block in made.parts(theta, x, y, None, present)]
         assert sizes == [RECORDS]
     nobody = torch.zeros(RECORDS, dtype=torch.bool)
-    assert not sum(block.clipped_sum("l2", 1.0) for block in made.parts(theta, x, y, None, nobody)).any()  # type: ignore[union-attr]
+    assert not sum(block.clipped("l2", 1.0)(slice(None)) for block in made.parts(theta, x, y, None, nobody)).any()  # type: ignore[union-attr]
 
 
 MEASURE = """

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from fedspa.engine.stacked.chacha import ChaChaNoise
 from fedspa.engine.task import LocalTask
-from fedspa.engine.traced import gpu_rounds, gpu_steps, gpu_twins
+from fedspa.engine.traced import gpu_rounds, gpu_stack, gpu_steps, gpu_twins
 from fedspa.engine.traced.engine import TracedEngine
 from fedspa.engine.traced.gpu_rounds import Rounds
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 GPU = torch.cuda.is_available() and find_spec("triton") is not None
@@ -100,8 +101,11 @@ def test_a_stack_does_what_local_steps_do(
     module.to(device)
     made = [task(net, seed, len(theta), clip=clip, rule=rule, share=share, steps=3, noise=1e-9) for seed in range(1, 4)]
     expected = alone.train(theta.cpu(), made)
-    for budget in (gpu_rounds.AGENT_BUDGET, 1):  # a byte leaves room for the smallest block only
+    # A byte leaves room for the smallest block only; the last is a step of more places than are added plainly.
+    for budget, plain in ((gpu_rounds.AGENT_BUDGET, gpu_stack.PLAIN), (1, gpu_stack.PLAIN), (2**30, 3)):
         monkeypatch.setattr(gpu_rounds, "AGENT_BUDGET", budget)
+        monkeypatch.setattr(gpu_stack, "PLAIN", plain)
+        monkeypatch.setattr(gpu_stack, "SPAN", 2)
         found = rounds_of(engine, like, len(theta), device).train(theta, [engine._moved(each) for each in made])
         for one, other in zip(found, expected):
             near = 1e-5 if device.type == "cpu" else 1e-4
@@ -177,6 +181,7 @@ def test_a_batch_whose_whole_numbers_could_overflow_is_refused(monkeypatch: pyte
     engine = TracedEngine(module, like)
     made = task("words", 1, len(theta), clip="l2", rule="given", share=1.0, steps=1, noise=1.0)
     assert gpu_rounds.MOST_PLACES * gpu_steps._UNITS < 2**63
+    assert 2 * 2.0**-53 * gpu_rounds.MOST_PLACES * gpu_stack.SPAN + 2 * 2.0**-24 < CLIP_MARGIN
     monkeypatch.setattr(gpu_rounds, "MOST_PLACES", gpu_rounds.placed(made).largest - 1)
     with pytest.raises(PrivacyError, match="places"):
         rounds_of(engine, like, len(theta), torch.device("cpu")).train(theta, [made])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from torch.nn.utils import parametrizations
 
 import fedspa
 from fedspa.errors import ConfigError
+from fedspa.examples import Examples
 from fedspa.learning.sound import refuse
+from fedspa.learning.trial import try_failures
 
 
 class Residual(nn.Module):
@@ -95,7 +98,7 @@ BY_NAME: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     "compiled": (lambda: torch.compile(nn.Linear(4, 3)), "", "torch.compile", "give `module._orig_mod`"),
     "meta": (lambda: nn.Sequential(nn.Linear(4, 3, device="meta")), "0", "'meta'", "'cpu'"),
     "frozen": (lambda: nn.Linear(4, 3).requires_grad_(False), "", "no trainable", "requires_grad_"),
-    "empty": (nn.Flatten, "", "no trainable", "requires_grad_"),
+    "empty": (nn.Flatten, "", "no trainable", "add a layer"),
     "half": (lambda: nn.Sequential(nn.Linear(4, 3).half()), "0", "float16", "get_submodule('0').float()"),
     "bfloat16": (lambda: nn.Linear(4, 3).bfloat16(), "", "bfloat16", "`module.float()`"),
     "complex": (lambda: nn.Linear(4, 3, dtype=torch.complex64), "", "complex64", "real and imaginary"),
@@ -269,3 +272,23 @@ def test_a_module_that_takes_no_such_example_is_told_so() -> None:
     [problem] = fedspa.check(nn.Linear(4, 3), torch.rand(2, 5))
     assert "has no gradient for an example made like (5,)" in problem.why
     assert "RuntimeError" in problem.why
+
+
+def test_what_an_error_leaves_behind_is_found_as_a_run_finds_it() -> None:
+    class Left(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.depth = nn.Linear(4, 4), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.depth += 1
+            made = self.layer(x)
+            self.depth -= 1
+            return made  # type: ignore[no-any-return]
+
+    [problem] = fedspa.check(nn.Sequential(nn.Linear(4, 4), Left()), torch.rand(3, 4))
+    assert (problem.layer, problem.kind, problem.unsound) == ("1", "Left", True)
+    with pytest.raises(ConfigError) as refused:
+        try_failures(nn.Sequential(nn.Linear(4, 4), Left()), Examples(torch.rand(1, 4), torch.zeros(1).long()))
+    assert str(refused.value) == str(problem)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(problem)  # as a worker's comes back

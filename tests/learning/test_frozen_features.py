@@ -69,7 +69,8 @@ def test_features_are_the_same_bits_in_any_company_and_on_any_number_of_threads(
         assert torch.equal(Features(found, x[row : row + 1], strict=False).of()[0], whole[row])
 
 
-def test_a_record_that_the_body_fails_on_has_no_features_and_changes_no_other() -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, SystemExit])
+def test_a_record_that_the_body_fails_on_has_no_features_and_changes_no_other(kind: type[BaseException]) -> None:
     x = images()
     x[4] = 1000.0
     whole = body()
@@ -77,7 +78,7 @@ def test_a_record_that_the_body_fails_on_has_no_features_and_changes_no_other() 
     class Raising(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor]:
             if bool((x > 100).any()):
-                raise RuntimeError("too large for me")
+                raise kind("too large for me")
             return (whole(x),)
 
     found = made(chain(), x)

@@ -1,4 +1,4 @@
-"""A stream that says what a test wants it to say."""
+"""Streams of tests: one for each label, and one that says what a test wants it to say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.randomness.streams import Stream, derive_key
+
+
+def stream(*labels: str | int) -> Stream:
+    return Stream(derive_key(bytes(32), "test", *labels))
 
 
 class Scripted(Stream):

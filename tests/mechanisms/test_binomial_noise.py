@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 
@@ -13,17 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
+from scripted import Scripted, stream
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.binomial import noise as module
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.binomial.noise import binomial
 from fedspa.privacy import accounting
-from fedspa.randomness.streams import Stream, derive_key
-
-
-def stream(*labels: str | int) -> Stream:
-    return Stream(derive_key(bytes(32), "test", *labels))
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 17, 100, 1000])
@@ -72,16 +67,13 @@ def test_a_word_that_meets_an_end_is_decided_by_more_bits() -> None:
     first, ends, heads = module._table(100)
     at = len(ends) // 2
 
-    class Scripted:
-        def __init__(self, more: int) -> None:
-            self.words: Iterator[int] = iter([int(heads[at]), *struct.unpack(">5Q", more.to_bytes(40, "big"))])
-
-        def uint64(self, n: int) -> NDArray[np.uint64]:
-            return np.array([next(self.words) for _ in range(n)], dtype=np.uint64)
+    def drawn(more: int) -> int:
+        words = Scripted([int(heads[at]), *struct.unpack(">5Q", more.to_bytes(40, "big"))])
+        return int(binomial(1, 100, words)[0])
 
     low = ends[at] & (2**320 - 1)
-    assert binomial(1, 100, Scripted(max(low - 1, 0)))[0] == first + at + (low == 0)  # type: ignore[arg-type]
-    assert binomial(1, 100, Scripted(low))[0] == first + at + 1  # type: ignore[arg-type]
+    assert drawn(max(low - 1, 0)) == first + at + (low == 0)
+    assert drawn(low) == first + at + 1
 
 
 @pytest.mark.parametrize("trials", [1, 100, 7130, 10**6, 2**31 - 1])
@@ -94,12 +86,12 @@ def test_the_cells_find_what_a_search_finds(trials: int) -> None:
     words = np.array(sorted(word for word in chosen if 0 <= word < 2**64), dtype=np.uint64)
     more = 2**63
 
-    class Scripted:
+    class Given:
         def uint64(self, n: int) -> NDArray[np.uint64]:
             return words if n == len(words) else np.full(n, more, dtype=np.uint64)
 
     plain = [bisect_right(ends, int.from_bytes(struct.pack(">6Q", int(word), *[more] * 5), "big")) for word in words]
-    assert binomial(len(words), trials, Scripted()).tolist() == [first + found for found in plain]  # type: ignore[arg-type]
+    assert binomial(len(words), trials, Given()).tolist() == [first + found for found in plain]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-10, 1e-12])

@@ -45,9 +45,7 @@ def test_secure_aggregation_that_is_not_run_is_flagged() -> None:
     """As in ledgers and summaries of before it was."""
     summed = replace(PLAN, adversary="secure-aggregation")
     assert (PLAN.event.aggregated, summed.event.aggregated) == (1, 20)
-    assert PLAN.is_private
     assert PLAN.flaw is None
-    assert not summed.is_private
     assert summed.flaw is not None
     assert "secure aggregation" in summed.flaw
     assert summed.flaw_in_short == "no secure aggregation"
@@ -55,7 +53,6 @@ def test_secure_aggregation_that_is_not_run_is_flagged() -> None:
 
 
 def test_secure_aggregation_counts_the_honest_members() -> None:
-    assert SUMMED.is_private
     assert (SUMMED.flaw, SUMMED.breach, SUMMED.flaw_in_short) == (None, None, None)
     assert (SUMMED.event.aggregated, SUMMED.event.members, SUMMED.event.colluders) == (8, 12, 4)
     assert SUMMED.floor_event == PLAN.event
@@ -101,7 +98,6 @@ def test_too_little_noise_has_no_guarantee() -> None:
     """5 trials: that a number is 6 or more tells a record apart, with a chance of 100·0.3·2⁻⁵ a release."""
     weak = replace(PLAN, trials=5)
     assert not weak.has_guarantee
-    assert not weak.is_private
     assert weak.flaw is not None
     assert weak.flaw.startswith("no guarantee")
     edge = least_trials(weak)
@@ -124,7 +120,7 @@ def test_with_rotation_noise_can_run_out_too() -> None:
 def test_the_published_theorem_is_not_needed(rotation: bool) -> None:
     """Its condition asks for 4·23·ln(10·128/δ of a release) trials, between 1,000 and 2,000."""
     few, enough = (replace(PLAN, trials=trials, rotation=rotation) for trials in (500, 2000))
-    assert few.is_private
+    assert few.flaw is None
     assert any("cpSGD's own theorem" in note for note in few.notes)
     assert not enough.notes
 

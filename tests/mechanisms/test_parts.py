@@ -60,7 +60,7 @@ def test_parts_are_rows(case: tuple[Tensor, list[Part], Tensor, Tensor | None], 
     assert made.count_not_finite() == count_not_finite(wanted)
     assert torch.allclose(made.share_below(clip, value), share_below(wanted, clip, value), rtol=0, atol=1e-12)
     total = clip_rows(wanted, clip, value).double().sum(0)
-    assert torch.allclose(made.clipped_sum(clip, value), total, rtol=0, atol=1e-6 * value * len(rows))
+    assert torch.allclose(made.clipped(clip, value)(slice(None)), total, rtol=0, atol=1e-6 * value * len(rows))
 
 
 @settings(max_examples=150)
@@ -72,7 +72,7 @@ def test_one_row_adds_no_more_than_the_bound(
     for number in range(len(rows)):
         only = torch.arange(len(rows)) == number
         copies = [Part(part.values.clone(), part.columns) for part in parts]
-        alone = Parts(copies, rows.shape[1], readable, only).clipped_sum(clip, value)
+        alone = Parts(copies, rows.shape[1], readable, only).clipped(clip, value)(slice(None))
         assert bool(alone.isfinite().all())
         assert float(alone.norm() if clip == "l2" else alone.abs().max()) <= value
 
@@ -86,7 +86,7 @@ def test_who_is_not_there_adds_nothing_whatever_lies_at_its_place(clip: Clipping
         rows[1] = filler
         parts = [Part(rows[:, :4].clone(), 0), Part(rows[:, 4:].clone(), torch.tensor([[5, 4]] * 4))]
         made = Parts(parts, 6, torch.ones(4, dtype=torch.bool), present)
-        found.append((made.count_not_finite(), made.share_below(clip, 0.5), made.clipped_sum(clip, 0.5)))
+        found.append((made.count_not_finite(), made.share_below(clip, 0.5), made.clipped(clip, 0.5)(slice(None))))
     for zeroed, shares, total in found:
         assert zeroed == 0
         assert torch.equal(shares, found[0][1])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN
 from scipy import stats
 from scipy.linalg import hadamard
+from scripted import stream
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.binomial.bound import sensitivity
@@ -20,17 +21,12 @@ from fedspa.mechanisms.binomial.grid import example_grid, reach
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import dequantized, quantized, release, rotate, unrotate
 from fedspa.randomness.philox import ROTATION_DOMAIN, words
-from fedspa.randomness.streams import Stream, derive_key
 
 SEED = bytes(range(16))
 PLAN = replace(BINOMIAL_PLAN, dimension=50, bits=3, trials=100, agents=5, batch=4, records=100, participations=1)
 ROTATED = replace(PLAN, rotation=True)
 NORM = replace(PLAN, rotation=True, clip="l2", clip_value=2.0)
 PLANS = pytest.mark.parametrize("plan", [PLAN, ROTATED, NORM], ids=["coordinate", "rotated", "l2"])
-
-
-def stream(*labels: str | int) -> Stream:
-    return Stream(derive_key(bytes(32), "test", *labels))
 
 
 def batch(plan: BinomialPlan, seed: int = 0, scale: float = 0.3) -> torch.Tensor:

@@ -10,28 +10,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
+from scripted import Scripted, stream
 
 from fedspa.mechanisms.discrete_gaussian import noise as module
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
 from fedspa.mechanisms.discrete_gaussian.noise import BITS, REACH, discrete_gaussian
-from fedspa.randomness.streams import Stream, derive_key
-
-
-def stream(*labels: str | int) -> Stream:
-    return Stream(derive_key(bytes(32), "test", *labels))
-
-
-class Scripted(Stream):
-    """Words as they are given."""
-
-    def __init__(self, *words: int) -> None:
-        self.words = list(words)
-
-    def uint64(self, n: int) -> NDArray[np.uint64]:
-        taken, self.words = self.words[:n], self.words[n:]
-        return np.array(taken, dtype=np.uint64)
 
 
 @pytest.mark.parametrize("fraction", [0, 1, 300, 512, 1023])
@@ -57,7 +41,7 @@ def test_the_quick_tables_lead_to_the_same_place() -> None:
         near = [head + shift for head in heads for shift in (-1, 1) if 0 < head + shift < 2**64]
         words = [*generator.integers(0, 2**64, 500, dtype=np.uint64).tolist(), *near, *(i << 54 for i in range(1024))]
         words = [word for word in words if word not in heads]
-        drawn = discrete_gaussian(np.full(len(words), fraction), Scripted(*words))
+        drawn = discrete_gaussian(np.full(len(words), fraction), Scripted(words))
         assert drawn.tolist() == [bisect_right(heads, word) - REACH for word in words]
 
 
@@ -66,7 +50,7 @@ def test_a_word_that_meets_an_end_is_decided_by_others() -> None:
     at = len(ends) // 2
     for drawn, value in ((ends[at] - 1, at), (ends[at], at + 1), (0, 0), (2**BITS - 1, len(ends))):
         words = struct.unpack(f">{BITS // 64}Q", drawn.to_bytes(BITS // 8, "big"))
-        assert discrete_gaussian(np.array([700]), Scripted(*words)).tolist() == [value - REACH]
+        assert discrete_gaussian(np.array([700]), Scripted(words)).tolist() == [value - REACH]
 
 
 @pytest.mark.parametrize("centre", [0, 1, 512, -1, -700, 10**9 + 3])

@@ -8,17 +8,13 @@ from fractions import Fraction
 import numpy as np
 import torch
 from sample_plans import SHARED_PLAN
+from scripted import stream
 
 from fedspa.mechanisms.base import CLIP_UNITS
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
 from fedspa.mechanisms.discrete_gaussian.release import mean_gradient, placed, share, summed
-from fedspa.randomness.streams import Stream, derive_key
 
 PLAN = replace(SHARED_PLAN, dimension=4, active=4, clip_value=0.5)
-
-
-def stream(*labels: str | int) -> Stream:
-    return Stream(derive_key(bytes(32), "test", *labels))
 
 
 def test_no_row_measures_more_than_its_bound() -> None:

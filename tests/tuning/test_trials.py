@@ -198,26 +198,26 @@ def test_what_may_be_tried_leaves_every_event_as_it_is(tmp_path: Path) -> None:
 )
 def test_halving_gives_each_rung_its_rounds_and_ends_with_one(candidates: int, spare: int, scores: list[float]) -> None:
     halving = Halving.within(candidates, max(1, Halving(candidates, 1).rounds + spare))
-    order = [halving.trial(scores[:t], "accuracy") for t in range(min(40, halving.rounds + 1))]
+    order = [halving.turn(scores[:t], "accuracy").trial for t in range(min(40, halving.rounds + 1))]
     assert halving.rounds <= max(1, Halving(candidates, 1).rounds + spare)
     first = order[: min(candidates * halving.each, halving.rounds, 40)]
     assert first == [number for number in range(candidates) for _ in range(halving.each)][: len(first)]
     if halving.rounds < 40:
         winner = order[halving.rounds]
-        assert all(halving.trial(scores[: halving.rounds + more], "accuracy") == winner for more in range(3))
+        assert all(halving.turn(scores[: halving.rounds + more], "accuracy").trial == winner for more in range(3))
 
 
 def test_halving_drops_the_worse_half_and_what_has_no_score() -> None:
     halving = Halving(4, 1)
     assert halving.rounds == 6
-    assert halving.trial([0.1, 0.9, math.nan, 0.5], "accuracy") == 1
-    assert halving.trial([0.1, 0.9, math.nan, 0.5, 0.6], "accuracy") == 3
-    assert halving.trial([0.1, 0.9, math.nan, 0.5, 0.6, 0.7], "accuracy") == 3
-    assert halving.trial([0.1, 0.9, math.nan, 0.5, 0.6, 0.6], "accuracy") == 1  # a tie is the earlier one's
-    assert halving.trial([0.1, 0.9, math.nan, 0.5, 0.6, 0.7], "loss") == 0  # 0 and 3 were left
+    assert halving.turn([0.1, 0.9, math.nan, 0.5], "accuracy").trial == 1
+    assert halving.turn([0.1, 0.9, math.nan, 0.5, 0.6], "accuracy").trial == 3
+    assert halving.turn([0.1, 0.9, math.nan, 0.5, 0.6, 0.7], "accuracy").trial == 3
+    assert halving.turn([0.1, 0.9, math.nan, 0.5, 0.6, 0.6], "accuracy").trial == 1  # a tie is the earlier one's
+    assert halving.turn([0.1, 0.9, math.nan, 0.5, 0.6, 0.7], "loss").trial == 0  # 0 and 3 were left
 
 
 def test_what_a_rehearsal_saw_a_slow_starter_gain_counts_for_it() -> None:
     scores = [0.5, 0.4]
-    assert Halving(2, 1).trial(scores, "accuracy") == 0
-    assert Halving(2, 1, ((0.1,), (0.3,))).trial(scores, "accuracy") == 1
+    assert Halving(2, 1).turn(scores, "accuracy").trial == 0
+    assert Halving(2, 1, ((0.1,), (0.3,))).turn(scores, "accuracy").trial == 1

@@ -185,4 +185,4 @@ def test_each_rung_is_followed_by_its_scores(candidates: int, spare: int, scorin
             if scoring == 1 and all(told[c] is not None for c in before.left):
                 assert sorted(after.left) == sorted(sorted(before.left, key=lambda c: -told[c])[: len(after.left)])
     if candidates > 1:
-        assert halving.turn(scores, "loss").left == (halving.trial(scores, "loss"),)
+        assert halving.turn(scores, "loss").left == (halving.turn(scores, "loss").trial,)

@@ -8,20 +8,19 @@ of the noise (`mechanisms/discrete_gaussian`).
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedspa.algorithms.base import Agent, Terms
-from fedspa.engine.local import ClippedSums, Counted, Gradients, Together, example_rows, taken_up
+from fedspa.algorithms.base import Agent, Terms, made_ahead
+from fedspa.engine.local import ClippedSums, Counted, Together, example_rows, single_gradients, taken_up
 from fedspa.engine.places import Places
 from fedspa.engine.task import Engine
-from fedspa.errors import ConfigError, PrivacyError
+from fedspa.errors import PrivacyError
 from fedspa.examples import tensors
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
@@ -31,21 +30,12 @@ from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
 
-logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says
-
 
 def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[IntegerUpdate]:
-    """The shares of all agents of a round, made ahead in as many threads as the engine has: few are held at a time."""
+    """The shares of all agents of a round, in as many threads as the engine has."""
     threads = engine.threads if isinstance(engine, ClippedSums) else 1
     parts = max(1, threads // max(1, len(agents)))
-    with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[IntegerUpdate]] = deque()
-        for agent in agents:
-            ahead.append(pool.submit(_answer, theta, terms, agent, engine, parts))
-            if len(ahead) > threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+    return made_ahead(partial(_answer, theta, terms, engine, parts), agents, threads)
 
 
 def mean_update(total: Integers, members: int, terms: Terms) -> Update:
@@ -55,15 +45,11 @@ def mean_update(total: Integers, members: int, terms: Terms) -> Update:
     return Update(terms.round, terms.dimension, seed, values.astype(np.float32))
 
 
-def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine, parts: int) -> IntegerUpdate:
+def _answer(theta: Tensor, terms: Terms, engine: Engine, parts: int, agent: Agent) -> IntegerUpdate:
     plan, seed = _plan(terms), terms.mask_seed or bytes(SEED_BYTES)
     rounding, noise = (Stream(derive_key(agent.key, label)) for label in ("rounding", "noise"))
     total, zeroed = _sum(theta, terms, agent, seed, engine, parts)
-    if zeroed:
-        logger.warning(
-            "agent %d, round %d: %d of the examples had a gradient that was not finite and counted as zero",
-            *(agent.number, terms.round, zeroed),
-        )
+    agent.log_zeroed(terms, zeroed, "examples")
     return IntegerUpdate(terms.round, terms.dimension, seed, share(total, plan, rounding, noise))
 
 
@@ -84,12 +70,11 @@ def _sum(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine,
         with ThreadPoolExecutor(parts) as pool:  # whole numbers: the same sum, however it is split
             found = list(pool.map(of, torch.tensor_split(rows, parts)))
         return torch.stack([units for units, _ in found]).sum(0).numpy(), sum(zeroed for _, zeroed in found)
-    if not isinstance(engine, Gradients):
-        raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; use run.engine = 'generic'")
+    gradients = single_gradients(engine)
     places, forward = Places(agent.records, agent.room, "poisson", agent.key), Stream(derive_key(agent.key, "forward"))
-    together, everyone = isinstance(engine, Together), np.arange(places.count)
-    x, y, there = taken_up(agent.take, places, everyone, engine, theta.device, forward, together=together)
-    blocks, counted = example_rows(engine, theta, x, y, coordinates, there, one_by_one=agent.exact), Counted()
+    together, everyone = isinstance(gradients, Together), np.arange(places.count)
+    x, y, there = taken_up(agent.take, places, everyone, gradients, theta.device, forward, together=together)
+    blocks, counted = example_rows(gradients, theta, x, y, coordinates, there, one_by_one=agent.exact), Counted()
     total = summed((rows.rows() if isinstance(rows, Parts) else rows for rows in counted.watch(blocks)), plan)
     return total, counted.zeroed
 

@@ -3,10 +3,13 @@ answer travels."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import logging
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +28,8 @@ from fedspa.wire.payload import FLOAT32_MAX, Coding, Expected, Update, decode, e
 ServerStep = Literal["adam", "average", "momentum"]  # server/optimizers.py
 # Without clipping nothing bounds an update; a weight that moves this far in a round belongs to a diverged model.
 UNCLIPPED_BOUND = 1e4
+logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,25 @@ class Agent:
         """Copies of those of its records."""
         index = index if self.rows is None else self.rows[index]
         return Examples(taken(self.x, index), taken(self.y, index))
+
+    def log_zeroed(self, terms: Terms, zeroed: int, examples: str) -> None:
+        if zeroed:
+            logger.warning(
+                "agent %d, round %d: %d of the %s had a gradient that was not finite and counted as zero",
+                *(self.number, terms.round, zeroed, examples),
+            )
+
+
+def made_ahead(answer: Callable[[Agent], A], agents: Sequence[Agent], threads: int) -> Iterator[A]:
+    """The answers of all agents of a round, made ahead in so many threads: few are held at a time."""
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[Future[A]] = deque()
+        for agent in agents:
+            ahead.append(pool.submit(answer, agent))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 class Answer(Protocol):

@@ -11,20 +11,18 @@ secure aggregation the server gets no more than the sum of the integers, and the
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedspa.algorithms.base import Agent, Answer, Terms
-from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, seeded, whole_rows
+from fedspa.algorithms.base import Agent, Answer, Terms, made_ahead
+from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, seeded, single_gradients, whole_rows
 from fedspa.engine.places import Places
 from fedspa.engine.task import Engine
-from fedspa.errors import ConfigError, PrivacyError
+from fedspa.errors import PrivacyError
 from fedspa.examples import Tree, moved, tensors
 from fedspa.mechanisms.binomial.codec import IntegerUpdate, decode_integers, encode_integers
 from fedspa.mechanisms.binomial.grid import example_grid
@@ -34,23 +32,14 @@ from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Coding, Expected, Update
 
-logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says
-
 
 def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[IntegerUpdate]:
-    """The answers of all agents of a round, made ahead in as many threads as the engine has: few are held at a time."""
+    """The answers of all agents of a round, in as many threads as the engine has."""
     threads = engine.threads if isinstance(engine, ClippedSums) else 1
-    with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[IntegerUpdate]] = deque()
-        for agent in agents:
-            ahead.append(pool.submit(_answer, theta, terms, agent, engine))
-            if len(ahead) > threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+    return made_ahead(partial(_answer, theta, terms, engine), agents, threads)
 
 
-def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> IntegerUpdate:
+def _answer(theta: Tensor, terms: Terms, engine: Engine, agent: Agent) -> IntegerUpdate:
     plan, seed = _plan(terms), terms.mask_seed or agent.mask_seed
     if agent.records < plan.records:
         raise PrivacyError(f"an agent holds {agent.records} records; the plan's ε holds from {plan.records} on")
@@ -64,11 +53,7 @@ def _answer(theta: Tensor, terms: Terms, agent: Agent, engine: Engine) -> Intege
     if isinstance(engine, Gradients):
         x = seeded(x, engine, chosen, places.count, forward)
     total, zeroed = _sum(theta, plan, x, y, engine, agent.exact)
-    if zeroed:
-        logger.warning(
-            "agent %d, round %d: %d of the sampled examples had a gradient that was not finite and counted as zero",
-            *(agent.number, terms.round, zeroed),
-        )
+    agent.log_zeroed(terms, zeroed, "sampled examples")
     return IntegerUpdate(terms.round, terms.dimension, seed, noised(total, plan, seed, rounding, noise))
 
 
@@ -77,10 +62,8 @@ def _sum(theta: Tensor, plan: BinomialPlan, x: Tree, y: Tree, engine: Engine, ex
     if isinstance(engine, ClippedSums) and not exact:
         units, zeroed = engine.clipped_sum(theta, *tensors(x, y), plan.clip, plan.clip_value)
         return units.numpy() * (example_grid(plan).limit // CLIP_UNITS), zeroed
-    if not isinstance(engine, Gradients):
-        raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; use run.engine = 'generic'")
     counted = Counted()
-    total = summed(counted.watch(whole_rows(engine, theta, x, y, one_by_one=exact)), plan)
+    total = summed(counted.watch(whole_rows(single_gradients(engine), theta, x, y, one_by_one=exact)), plan)
     return total, counted.zeroed
 
 

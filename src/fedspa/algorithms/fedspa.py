@@ -14,7 +14,6 @@ are Poisson samples by default, and σ comes from a verified accountant instead 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -28,19 +27,13 @@ from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.wire.payload import Update
 
-logger = logging.getLogger("fedspa.agent")  # stays with the agent; nothing that travels may say what it says
-
 
 def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Update]:
     """The answers of all agents of a round, as one piece of work for the engine (lines 4–12)."""
     seeds = [terms.mask_seed or agent.mask_seed for agent in agents]
     tasks = [_task(theta, terms, agent, seed, engine) for agent, seed in zip(agents, seeds)]
     for agent, seed, result in zip(agents, seeds, engine.train(theta, tasks)):  # lines 6–10
-        if result.zeroed:
-            logger.warning(
-                "agent %d, round %d: %d of the sampled examples had a gradient that was not finite and counted as zero",
-                *(agent.number, terms.round, result.zeroed),
-            )
+        agent.log_zeroed(terms, result.zeroed, "sampled examples")
         yield Update(  # line 11
             round=terms.round,
             dimension=terms.dimension,

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedspa.cli.step_time import StepTime, step_time
+from fedspa.cli.suggest import sides_of
 from fedspa.data.dataset import Dataset
 from fedspa.data.given import from_arrays
 from fedspa.errors import ConfigError, MixingWarning, SeededNoiseWarning
@@ -17,7 +18,7 @@ from fedspa.examples import Examples, layout
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.sound import Problem, layer_problems
+from fedspa.learning.sound import Problem, Unsound, layer_problems
 from fedspa.learning.tasks import Task
 from fedspa.learning.trial import trial
 from fedspa.runs.config import Config, load
@@ -60,7 +61,7 @@ def examine_model(source: str, overrides: list[str], shape: str | None, classes:
     if shape is None and classes is not None:
         raise ConfigError(f"--classes is {classes} and there is no --shape: they are made up together")
     config = load(source if given else None, [*([] if given else [f"model.name={source}"]), *overrides])
-    data = records_of(config) if shape is None else _made_up(config, _sides(shape), classes or _CLASSES)
+    data = records_of(config) if shape is None else _made_up(config, sides_of(shape), classes or _CLASSES)
     task = task_of(config, data)
     like = with_targets(data, task).like
     own_shape = given or shape is not None or any(override.startswith("data.") for override in overrides)
@@ -99,10 +100,15 @@ def _numbers(module: nn.Module, *, trained: bool) -> int:
 
 
 def _tried(finding: Finding, config: Config, data: Dataset) -> Finding:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MixingWarning)  # it is among the problems
-        warnings.simplefilter("ignore", SeededNoiseWarning)
-        job = prepare(config, data)
+    """By the engine of a run, which tries more of a model than is known without it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MixingWarning)  # it is among the problems
+            warnings.simplefilter("ignore", SeededNoiseWarning)
+            job = prepare(config, data)
+        step = step_time(job)
+    except Unsound as refused:
+        return replace(finding, problems=[*finding.problems, refused.problem])
     choice = job.choice
     return replace(
         finding,
@@ -110,7 +116,7 @@ def _tried(finding: Finding, config: Config, data: Dataset) -> Finding:
         why=choice.why,
         passed={name: obstacle.why for name, obstacle in choice.passed.items()},
         hints=choice.hints,
-        step=step_time(job),
+        step=step,
     )
 
 
@@ -119,10 +125,3 @@ def _made_up(config: Config, sides: tuple[int, ...], classes: int) -> Dataset:
     x = torch.rand(config.federation.agents * each, *sides, generator=torch.Generator().manual_seed(0))
     y = torch.arange(len(x)) % classes
     return from_arrays(x, y, x[:classes], y[:classes], name="made up", classes=classes)
-
-
-def _sides(shape: str) -> tuple[int, ...]:
-    sides = tuple(int(side) if side.strip().isdecimal() else 0 for side in shape.split(","))
-    if not all(sides):
-        raise ConfigError(f"--shape is {shape!r}; give the sides of one record, as in 1,28,28 or 30")
-    return sides

@@ -7,24 +7,23 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedspa.errors import ConfigError
+from fedspa.privacy.event import Event, Neighbours
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedspa.agent.ledger.summary import AgentSummary, LedgerSummary
-    from fedspa.privacy.event import Event
     from fedspa.runs.sections import Privacy
 
 app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(help="The ledger, an SQLite file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Relation = Literal["add-remove", "replace-one"]
 MOST_AGENTS = 50  # listed where nobody asks for all: those that spent most
 MOST_RUNS = 10  # of an agent that is alone on the screen: the newest
 
@@ -36,7 +35,7 @@ def show(
         float | None, typer.Option(help="δ at which ε is stated (that of the run in the ledger's folder, else 1e-3).")
     ] = None,
     neighbours: Annotated[
-        Relation | None, typer.Option(help="Neighbouring relation of ε (that of the same run, else add-remove).")
+        Neighbours | None, typer.Option(help="Neighbouring relation of ε (that of the same run, else add-remove).")
     ] = None,
     cap: Annotated[float | None, typer.Option(help="ε cap: also print what is left of it.")] = None,
     policy: Annotated[Path | None, typer.Option(help="Take δ, relation and cap from this policy.")] = None,

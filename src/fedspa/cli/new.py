@@ -17,11 +17,12 @@ from fedspa.errors import ConfigError
 FILES = {name: name for name in ("config.toml", "my_data.py", "my_model.py", "README.md")}
 FLOWER = {"flower.toml": "pyproject.toml", "my_data.py": "my_data.py", "my_model.py": "my_model.py"}
 FLOWER |= {"flower.md": "README.md"}
+NewFolder = Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")]
 _SIMULATE = "flwr run . --stream --federation-config 'num-supernodes=8 client-resources-num-cpus=1'"
 
 
 def new(
-    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")],
+    folder: NewFolder,
     flower: Annotated[
         bool, typer.Option("--flower", help="Make a Flower app, for sites apart from each other.")
     ] = False,

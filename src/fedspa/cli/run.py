@@ -24,23 +24,24 @@ Source = Annotated[
     str | None,
     typer.Argument(help="TOML config, or one of ours by name (mnist-best); without one, scikit-learn's digits."),
 ]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
+]
+Out = Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")]
 
 
 def run(
     config: Source = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")] = None,
+    overrides: Overrides = None,
+    out: Out = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Go on with the interrupted run in this folder.")
     ] = None,
     track: Annotated[
         str | None, typer.Option(help="Also log for tensorboard, or to mlflow (extras of these names).")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a federation in this process, under a stated privacy guarantee.
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedspa.cli.new import fill
-from fedspa.cli.site import AsJson, Format, Out, given, require_flower, told
+from fedspa.cli.ledger import AsJson
+from fedspa.cli.new import NewFolder, fill
+from fedspa.cli.site import Format, Out, ended, given, require_flower, told
 from fedspa.errors import ConfigError, worded
 
 app = typer.Typer(help="The server: make its folder, check it, run it, train with it.", no_args_is_help=True)
@@ -18,7 +19,7 @@ Folder = Annotated[Path, typer.Argument(help="The server's folder, which `fedspa
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")],
+    folder: NewFolder,
     name: Annotated[str, typer.Option(metavar="HOST", help="By which sites reach it: the certificate names it.")],
     port: Annotated[int, typer.Option(help="Where it listens.")] = 8443,
     host: Annotated[str, typer.Option(help="On which address it listens.")] = "0.0.0.0",
@@ -114,10 +115,7 @@ def train(
     from fedspa.flower.operate import runs
     from fedspa.flower.operate.folders import read_server
 
-    completed, line = runs.train(read_server(folder), application, config, name)
-    print(line)
-    if not completed:
-        raise typer.Exit(1)
+    ended(*runs.train(read_server(folder), application, config, name))
 
 
 @app.command()
@@ -129,10 +127,7 @@ def health(folder: Folder) -> None:
     from fedspa.flower.operate.folders import read_server
     from fedspa.flower.operate.health import of_server
 
-    well, line = of_server(read_server(folder))
-    print(line)
-    if not well:
-        raise typer.Exit(1)
+    ended(*of_server(read_server(folder)))
 
 
 @app.command()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedspa.cli.new import fill
+from fedspa.cli.ledger import AsJson
+from fedspa.cli.new import NewFolder, fill
 from fedspa.errors import ConfigError, printable, quoted, worded
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="A site: make its folder, check it, run its node, see what it spent.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="The site's folder, which `fedspa site new` made.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Format = Annotated[
     Literal["text", "json"],
     typer.Option("--log-format", envvar="FEDSPA_LOG_FORMAT", help="As JSON, a line tells nothing of records."),
@@ -30,7 +30,7 @@ Out = Annotated[Path | None, typer.Option(help="Write them to this file, whole o
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")],
+    folder: NewFolder,
     agent: Annotated[
         str | None, typer.Option(help="The site's name in its ledger: it never changes (the folder's name).")
     ] = None,
@@ -201,10 +201,7 @@ def health(folder: Folder) -> None:
     from fedspa.flower.operate.folders import read_site
     from fedspa.flower.operate.health import of_site
 
-    well, line = of_site(read_site(folder))
-    print(line)
-    if not well:
-        raise typer.Exit(1)
+    ended(*of_site(read_site(folder)))
 
 
 @app.command()
@@ -219,6 +216,13 @@ def metrics(folder: Folder, out: Out = None) -> None:
     from fedspa.flower.operate.metrics import of_site
 
     given(of_site(read_site(folder)), out)
+
+
+def ended(well: bool, line: str) -> None:
+    """What came of it; exit code 1 where that is not well."""
+    print(line)
+    if not well:
+        raise typer.Exit(1)
 
 
 def given(text: str, out: Path | None) -> None:

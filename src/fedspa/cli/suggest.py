@@ -76,11 +76,13 @@ def _parameters(model: str, shape: str | None, classes: int) -> int:
             f"--shape is missing: {model} has as many parameters as a record asks for; give it, as in --shape 30 or "
             "--shape 1,28,28, or --parameters"
         )
-    try:
-        sides = tuple(int(side) for side in shape.split(","))
-    except ValueError:
-        sides = ()
-    if not sides or min(sides) < 1:
-        raise ConfigError(f"--shape is {shape!r}; it must be whole numbers with commas between, as in 1,28,28")
-    module: Any = models.build(model, sides, classes, 0)
+    module: Any = models.build(model, sides_of(shape), classes, 0)
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def sides_of(shape: str) -> tuple[int, ...]:
+    """What `--shape` says."""
+    sides = tuple(int(side) if side.strip().isdecimal() else 0 for side in shape.split(","))
+    if not all(sides):
+        raise ConfigError(f"--shape is {shape!r}; give the sides of one record, as in 1,28,28 or 30")
+    return sides

@@ -49,16 +49,12 @@ def tune(
         Path | None,
         typer.Option("--from", metavar="STUDY", help="An earlier tuning run's folder: its settings are tried first."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")] = None,
+    overrides: running.Overrides = None,
+    out: running.Out = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Go on with the interrupted tuning run in this folder.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")
-    ] = False,
+    as_json: running.AsJson = False,
 ) -> None:
     """Find rate, clip and averaging, then train with them; search and training together cost the ε that is printed.
 

@@ -168,9 +168,7 @@ class Category(_Used):
 
     def constant(self) -> float:
         if self.missing not in self.categories:
-            raise ValueError(
-                f"missing is {quoted(self.missing)}; it must be 'refuse', 'indicator' or one of categories"
-            )
+            raise ValueError(f"missing is {quoted(self.missing)}; {_RULE} or one of categories")
         return float(self.categories.index(str(self.missing)))
 
     def reader(self) -> Reader:

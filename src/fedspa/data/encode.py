@@ -42,7 +42,6 @@ class Table:
     owners: NDArray[np.int64] | None
     persons: NDArray[np.int64] | None
     test: NDArray[np.bool_] | None
-    names: tuple[str, ...]
     bad: tuple[int, ...]
     target_scale: tuple[float, ...] | None
     target_offset: tuple[float, ...] | None
@@ -201,7 +200,6 @@ class Encoder:
             owners=None if self._owner is None else self._owners.array(),
             persons=None if self._person is None else self._persons.array(),
             test=None if self._split is None else np.frombuffer(bytes(self._test), dtype=np.bool_).copy(),
-            names=schema.features,
             bad=tuple(bad.tolist()),
             target_scale=tuple(column.scale for column in numbers) or None,
             target_offset=tuple(column.offset for column in numbers) or None,

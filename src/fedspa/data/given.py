@@ -42,7 +42,8 @@ def from_arrays(
         test_x: The same of records that are held out for testing.
         test_y: Their targets.
         name: What the run's files call the data.
-        classes: How many classes there are, which is public; without it, from 0 to the largest that there is.
+        classes: How many classes there are. The model's size tells it to everybody, so it should be a number that is
+            public anyway. Without it, it is read off the labels, from 0 to the largest, and no ε counts that.
         owners: By an id, a whole number or a text, which agent holds each training record. Without, records are dealt
             out.
         persons: By an id, whose each training record is: each person is then protected, and not each record.

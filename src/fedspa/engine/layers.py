@@ -5,7 +5,6 @@ Offsets are positions in θ, laid out as in `FlatModel`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,10 +51,6 @@ class Weighted:
         return self.out[0] * self.out[1]
 
     @property
-    def inputs(self) -> int:
-        return self.channels * self.height * self.width
-
-    @property
     def one_pixel(self) -> bool:
         """Whether a product with the weight is all there is."""
         return self.height * self.width * self.kernel[0] * self.kernel[1] == 1 and self.padding == (0, 0)
@@ -85,10 +80,6 @@ class Pool:
     @property
     def out(self) -> Pair:
         return after(self.image[1:], self.kernel, self.stride, self.padding)
-
-    @property
-    def inputs(self) -> int:
-        return math.prod(self.image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +113,6 @@ class Embedding:
     width: int
     tokens: int
     weight: int
-
-    @property
-    def inputs(self) -> int:
-        return self.tokens
 
     @property
     def size(self) -> int:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.engine.places import Places
-from fedspa.engine.task import LocalResult, LocalTask
-from fedspa.errors import DataError, one_line
+from fedspa.engine.task import Engine, LocalResult, LocalTask
+from fedspa.errors import ConfigError, DataError, one_line
 from fedspa.examples import Examples, Tree, count, each_alone, leaves, mapped, moved
 from fedspa.mechanisms.base import CLIP_UNITS as CLIP_UNITS
 from fedspa.mechanisms.base import Clipping
@@ -49,6 +49,13 @@ class Gradients(Protocol):
     def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         """Gradient of the mean loss, all d coordinates (FedAvg)."""
         ...
+
+
+def single_gradients(engine: Engine) -> Gradients:
+    """The engine, which must give gradients of single examples."""
+    if not isinstance(engine, Gradients):
+        raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; use run.engine = 'generic'")
+    return engine
 
 
 @runtime_checkable

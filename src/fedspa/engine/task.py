@@ -8,7 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedspa.errors import ConfigError, DataError
+from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.examples import Examples, Tree, count, leaves, taken, tensors
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -62,6 +62,13 @@ class LocalTask:
         """Those of its records."""
         index = index if self.rows is None else self.rows[index]
         return Examples(*(taken(tree, index.to(next(leaves(tree)).device)) for tree in (self.x, self.y)))
+
+    def require_active(self, dimension: int) -> int:
+        """How many of so many coordinates are trained; a PrivacyError where that is not the plan's number."""
+        active = dimension if self.coordinates is None else self.coordinates.numel()
+        if self.plan is not None and self.plan.active != active:
+            raise PrivacyError(f"the plan has k = {self.plan.active}, the mask {active} coordinates; they must agree")
+        return active
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, one_line
 from fedspa.examples import Examples, Tree, count
 from fedspa.learning import forward
 from fedspa.learning.fix import fix
-from fedspa.learning.sound import Problem, layer_problems
+from fedspa.learning.sound import Problem, layer_problems, require_module
 from fedspa.learning.tasks import Own
 from fedspa.learning.traces.watch import tensors
-from fedspa.learning.trial import trial
+from fedspa.learning.trial import failures, trial
 
 
 def check(module: nn.Module, example: object = None) -> list[Problem]:
@@ -27,7 +27,8 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
         example: A batch as the module takes it: a tensor for `module(x)`, a tuple for `module(*x)`, a dict for
             `module(**x)`. Use made-up numbers or public records. The module is then also run, on a copy, with the
             example and with others made like it: that finds what is kept from one example to the next, whatever keeps
-            it. Without an example only kinds and modes of layers are looked at.
+            it, and what is left behind by one that raises an error (which engines that do not call the module allow).
+            Without an example only kinds and modes of layers are looked at.
 
     Returns:
         A `Problem` for each; none where the module can be trained as it is.
@@ -38,20 +39,29 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
         >>> [(problem.layer, problem.kind) for problem in fedspa.check(module, torch.rand(2, 4))]
         [('1', 'BatchNorm1d')]
     """
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
+    require_module(module)
     problems = list(layer_problems(module))
     if example is None:
         return problems
     # With what is known already out of the way, the rest can be found as well.
-    rest, _ = fix(module)
+    try:
+        rest, _ = fix(module)
+    except Exception as error:  # torch cannot copy all that a module may hold
+        why = f"cannot be copied, and only copies are tried ({one_line(error)})"
+        mend = "keep what cannot be copied, such as open files and locks, outside of it"
+        return problems or [Problem("", type(module).__name__, why, mend)]
+    layers = dict(rest.named_modules())
     for problem in layer_problems(rest):
-        rest.get_submodule(problem.layer or "").training = False
+        layers[problem.layer or ""].training = False
     if any(layer_problems(rest)):
         return problems
     x = _tree(example)
     like = Examples(x, torch.zeros(count(x)))
-    return problems + trial(rest, like, Own(_any_loss)).problems
+    task = Own(_any_loss)
+    found = trial(rest, like, task).problems
+    if not any(problem.unsound for problem in found):
+        found = found + failures(rest, like, task)
+    return problems + found
 
 
 def _tree(example: object) -> Tree:

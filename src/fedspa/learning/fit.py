@@ -18,6 +18,11 @@ def require_fit(model: FlatModel, like: Examples, what: str) -> None:
     """Three blank examples, made as the one that is given, through the module. A ConfigError begins with `what`."""
     device = next(model.module.parameters()).device
     x, y = (moved(blanks(tree, 3), device) for tree in like)
+    try:
+        with evaluating(model.module):
+            pass
+    except Exception as cause:  # what torch.export made has no other modes
+        raise ConfigError(f"{what} cannot be switched to eval mode and back ({plugin.one_line(cause)})") from cause
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
         try:
             model.task.require_fit(model.module, x, y)

@@ -104,8 +104,6 @@ class FlatModel:
                 loss = self.task.loss(module, one, target)
                 parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 torch.cat([part.reshape(-1) for part in parts], out=row)
-            except MemoryError:
-                raise
             except (Exception, SystemExit):  # whatever a record makes the model raise must not be told by a refusal
                 row.fill_(torch.nan)
             finally:

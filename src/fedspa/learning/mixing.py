@@ -15,6 +15,7 @@ from fedspa.examples import Examples, Tree, in_float64, joined
 from fedspa.learning import forward
 from fedspa.learning.flat import copied
 from fedspa.learning.sound import Problem
+from fedspa.learning.traces.state import close
 from fedspa.learning.traces.watch import Call, first_difference, watched
 
 _TOGETHER, _PLACE = 4, 1  # in the midst: some modules mix only with those before, or after
@@ -71,10 +72,7 @@ def _same_row(alone: Tensor, together: Tensor, tolerance: float) -> bool | None:
     if alone.ndim == 0 or alone.shape[1:] != together.shape[1:] or len(alone) not in (1, len(together)):
         return None
     row = together if len(alone) == len(together) else together[_PLACE : _PLACE + 1]
-    if not alone.is_floating_point():
-        return torch.equal(alone, row)
-    scale = float(alone.abs().nan_to_num(0, 0, 0).max()) if alone.numel() else 0.0
-    return torch.allclose(alone, row, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    return close(alone, row, tolerance)
 
 
 def _silence(module: nn.Module) -> None:

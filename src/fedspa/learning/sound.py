@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -49,6 +49,27 @@ class Problem:
         return f"{where} ({self.kind}) {self.why}; {self.mend}"
 
 
+class Unsound(ConfigError):
+    """A module that may not be trained, for this problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def require_module(module: object) -> None:
+    """Raise a ConfigError for what is no module that could be called."""
+    if isinstance(module, nn.Module):
+        return
+    what, mend = f"a {type(module).__name__}", "it must be a torch.nn.Module, built and ready"
+    if isinstance(module, type):
+        what = f"the class {module.__name__}"
+        mend = f"give what it makes, as {module.__name__}()" if issubclass(module, nn.Module) else mend
+    elif isinstance(module, list | tuple) and all(isinstance(part, nn.Module) for part in module):
+        mend = "`torch.nn.Sequential(*module)` runs one after the other"
+    raise ConfigError(f"module is {what}; {mend}")
+
+
 def refuse(module: nn.Module) -> None:
     """Raise a ConfigError for a module with a layer that is known to be unsound."""
     problems = list(layer_problems(module))
@@ -59,6 +80,11 @@ def refuse(module: nn.Module) -> None:
 
 def layer_problems(module: nn.Module) -> Iterator[Problem]:
     """What is wrong with a module, layer by layer, without running it."""
+    root = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        why = "is TorchScript as a whole, to which torch gives no other parameters"
+        yield Problem("", root, why, "give the module that it was made of, or `torch.nn.Sequential(module)`")
+        return
     for name, layer in module.named_modules():
         # A parametrization is a layer below the one that the user knows.
         head, below, _ = f".{name}".partition(".parametrizations.")
@@ -68,12 +94,9 @@ def layer_problems(module: nn.Module) -> Iterator[Problem]:
             yield Problem(known, kind, why, mend)
     lazy = any(is_lazy(values) for values in (*module.parameters(), *module.buffers()))
     if not lazy and not any(parameter.requires_grad for parameter in module.parameters()):
-        yield Problem(
-            "",
-            type(module).__name__,
-            "has no trainable parameters, and federated training needs at least one",
-            "`module.requires_grad_(True)` trains all of them",
-        )
+        why = "has no trainable parameters, and federated training needs at least one"
+        some = next(module.parameters(), None) is not None
+        yield Problem("", root, why, "`module.requires_grad_(True)` trains all of them" if some else "add a layer")
 
 
 def mixes_batch(layer: nn.Module) -> bool:
@@ -115,17 +138,41 @@ def may_draw(layer: nn.Module) -> bool:
     return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
 
 
+def _extra_state(layer: nn.Module) -> list[object]:
+    """Of the layer alone."""
+    own = type(layer).get_extra_state is not nn.Module.get_extra_state
+    return [layer.get_extra_state()] if own else []
+
+
 def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:
     """Why it is unsound, and what mends it."""
     this = f"module.get_submodule('{name}')" if name else "module"
     own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
+    compiled = "which keeps what it compiled for later examples"
     if "_orig_mod" in layer._modules:  # torch's OptimizedModule, whose own file takes seconds to import
-        yield "was made by torch.compile, which keeps what it compiled for later examples", f"give `{this}._orig_mod`"
+        yield f"was made by torch.compile, {compiled}", f"give `{this}._orig_mod`"
+    if layer._compiled_call_impl is not None:
+        yield f"was compiled in place, {compiled}", f"leave `{this}.compile()` out; `copy.deepcopy` of it is as it was"
+    if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        yield "spreads a batch over devices or processes, and examples are taken apart here", f"give `{this}.module`"
+    kinds = [base.__module__ for base in type(layer).__mro__]
+    if any(kind.startswith("torch.distributed.fsdp") for kind in kinds):
+        yield "has its parameters in pieces, on several processes (FSDP)", "give a module that was not sharded"
+    if any(kind.startswith("torch.ao.nn.") and ".quantized." in kind for kind in kinds):
+        mend = "train the module from before it was quantised, and quantise what comes of it"
+        yield "is quantised: it has no gradient, and scales a batch's examples together", mend
+    elif any(not isinstance(value, Tensor) for value in _extra_state(layer)):
+        mend = "keep it in an attribute, outside of `get_extra_state`"
+        yield "has something in its state_dict that is no tensor, and a model's file holds numbers only", mend
     if any(is_lazy(values) for values in own):
         yield "has no sizes yet", "`module(example)` gives it some: pass one example through it first"
         return
     if any(values.is_meta for values in own):
         yield "lies on torch's device 'meta' and has no values", "build the module on another device, as on 'cpu'"
+    if any(values.is_inference() for values in own):
+        yield "was built under torch.inference_mode, and nothing of it can be trained", "build the module outside of it"
+    if any(values.layout != torch.strided for values in own):
+        yield "has sparse weights, and θ is dense", "keep them dense (`weight.to_dense()`), with zeros in them"
     trained = {parameter.dtype for parameter in layer.parameters(recurse=False) if parameter.requires_grad}
     for kind in sorted(trained - {torch.float32, torch.float64}, key=str):
         named = str(kind).removeprefix("torch.")

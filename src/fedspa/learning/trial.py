@@ -19,7 +19,7 @@ from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.forward import evaluating
 from fedspa.learning.made_up import made_up
 from fedspa.learning.mixing import mixing
-from fedspa.learning.sound import Problem, may_draw
+from fedspa.learning.sound import Problem, Unsound, may_draw
 from fedspa.learning.tasks import Own, PerPerson, Task
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.threads import Switches, one_example_a_time
@@ -56,31 +56,36 @@ def try_gradients(module: nn.Module, like: Examples, task: Task | None = None) -
     found = trial(module, like, task)
     for problem in found.problems:
         if problem.unsound:
-            raise ConfigError(str(problem))
+            raise Unsound(problem)
         warn(str(problem), MixingWarning)
     return found.draws
 
 
 def try_failures(module: nn.Module, like: Examples, task: Task | None = None) -> None:
-    """Refuse a module of which something is left behind where it raises an error half-way, as for a word that it does
-    not know: the next example would find it. For engines that call the module; of a trial of gradients there must have
-    been no complaint."""
-    _refuse(_Trying(module, task), like, failures=True)
+    """Refuse a module that leaves something behind where it raises an error. For engines that call the module."""
+    for problem in failures(module, like, task):
+        raise Unsound(problem)
+
+
+def failures(module: nn.Module, like: Examples, task: Task | None = None) -> list[Problem]:
+    """What is left behind of a module that raises an error half-way, as for a word that it does not know: the next
+    example would find it. Of a trial of gradients there must have been no complaint."""
+    return _found(_Trying(module, task), like, failures=True)
 
 
 def try_scores(module: nn.Module, like: Examples, task: Task | None = None) -> None:
     """Refuse a module that keeps state, or draws from elsewhere, where agents score with it. A trial of gradients does
     not look there: in eval mode a forward pass may be another one. The examples are records."""
     trying = _Scoring(module, task)
-    _refuse(trying, like, "in eval mode, in which agents score, ")
-    _refuse(trying, like, "in eval mode, in which agents score, ", failures=True)
+    for failing in (False, True):
+        for problem in _found(trying, like, failures=failing):
+            raise ConfigError(f"in eval mode, in which agents score, {problem}")
 
 
-def _refuse(trying: _Trying, like: Examples, where: str = "", *, failures: bool = False) -> None:
+def _found(trying: _Trying, like: Examples, *, failures: bool) -> list[Problem]:
     with generators_kept(), one_example_a_time():
         try:
-            for problem in trying.left_by_failures(made_up(like)) if failures else trying.problems(made_up(like)):
-                raise ConfigError(f"{where}{problem}")
+            return trying.left_by_failures(made_up(like)) if failures else trying.problems(made_up(like))
         finally:
             trying.outside.restore()
 

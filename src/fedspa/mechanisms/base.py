@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, Self
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Event, Neighbours, Sampling, Unit, check_cohort
+from fedspa.privacy.event import Event, Neighbours, Sampling, Unit, check_cohort, check_word
 
 Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile", "median"]
@@ -23,8 +23,7 @@ CLIP_UNITS = 1 << 24
 
 
 def check_clip(clip: Clipping, clip_value: float) -> None:
-    if clip not in get_args(Clipping):
-        raise PrivacyError(f"clip is {clip!r}; allowed: {', '.join(get_args(Clipping))}")
+    check_word("clip", clip, Clipping)
     if not SMALLEST_CLIP <= clip_value <= LARGEST_CLIP:
         raise PrivacyError(f"clip value is {clip_value}; it must lie between {SMALLEST_CLIP:g} and {LARGEST_CLIP:g}")
 
@@ -223,6 +222,13 @@ class Asked:
     unit: Unit = "record"
     cohort: Cohort | None = None
 
+    @property
+    def target(self) -> float:
+        """The ε that noise is to be found for, where none was given."""
+        if self.epsilon is None:
+            raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
+        return self.epsilon
+
 
 @dataclass(frozen=True, slots=True)
 class Caveat:
@@ -278,6 +284,14 @@ class Mechanism:
     published_by: str = ""
     published_note: str | None = None
     upload: Callable[[Mapping[str, Any]], str] = upload
+
+
+def check_one_given(config: Mapping[str, Any]) -> None:
+    """Of ε and the noise, by which a config asks for a plan."""
+    epsilon, noise = config["privacy.epsilon"], config["privacy.noise_multiplier"]
+    if (epsilon is None) == (noise is None):
+        both = "neither" if epsilon is None else "both"
+        raise ValueError(f"privacy.epsilon and privacy.noise_multiplier: {both} given; exactly one must be")
 
 
 def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:

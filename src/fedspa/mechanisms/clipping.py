@@ -14,8 +14,8 @@ from torch import Tensor
 from fedspa.mechanisms.base import Clipping
 
 # What a clipped row stays below the bound by, relatively: more than what rounding a factor and its products to float32
-# (2⁻²⁴ each) can add, and what one row can change in the rounding of a float64 sum of B rows (2·B²·2⁻⁵³, 1.8·10⁻⁶ at
-# B = 90,000). The other back ends have the same, the native one too, whose sums are exact: all clip alike.
+# (2⁻²⁴ each) can add, and what one row can change in the rounding of a float64 sum of all (`sums.py`). The other back
+# ends have the same, the native one too, whose sums are exact: all clip alike.
 CLIP_MARGIN = 2e-6
 
 

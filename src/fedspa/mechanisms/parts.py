@@ -6,7 +6,7 @@ column that it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,25 +38,37 @@ class Parts:
         bad = ~self._counted()
         return int((bad if self._present is None else bad & self._present).sum())
 
-    def clipped_sum(self, clip: Clipping, value: float) -> Tensor:
-        """Σ of the clipped rows, in float64. Takes the values with it: they are not to be used again."""
-        counted, total = self._counted(), self._readable.new_zeros(self._width + 1, dtype=torch.float64)
+    def __len__(self) -> int:
+        """Rows, with those of the places that have no example."""
+        return len(self._readable)
+
+    def clipped(self, clip: Clipping, value: float) -> Callable[[slice], Tensor]:
+        """What gives Σ of some of the clipped rows, in float64. Takes the values with it: they are not to be used
+        again."""
+        counted = self._counted()
         counted = counted if self._present is None else counted & self._present
         factors = factors_below(self._norms(), value, torch.float32) if clip == "l2" else None
         bound = bound_below(value, torch.float32)
         whole = bool(counted.all())
-        for values, columns in self._parts:
+        parts, self._parts = self._parts, []
+        for number, (values, columns) in enumerate(parts):
             values = values if whole else torch.where(counted.unsqueeze(1), values, torch.zeros_like(values[:1, :1]))
             values = values.clamp_(-bound, bound) if factors is None else values.mul_(factors.unsqueeze(1))
+            parts[number] = Part(values, columns)
+        return lambda rows: self._sum(parts, rows)
+
+    def _sum(self, clipped: Sequence[Part], rows: slice) -> Tensor:
+        total = self._readable.new_zeros(self._width + 1, dtype=torch.float64)
+        for values, columns in clipped:
+            values = values[rows]
             if isinstance(columns, int):
                 total[columns : columns + values.shape[1]] += values.sum(0, dtype=torch.float64)
             else:
-                total.index_add_(0, columns.flatten(), values.flatten().double())
-        self._parts = []
+                total.index_add_(0, columns[rows].flatten(), values.flatten().double())
         return total[:-1]
 
     def share_below(self, clip: Clipping, value: float) -> Tensor:
-        """As `clipping.share_below`, of the examples that are present; to be asked before `clipped_sum`."""
+        """As `clipping.share_below`, of the examples that are present; to be asked before `clipped`."""
         counted = self._counted()
         if clip == "l2":
             shares = (self._norms() <= value).double()

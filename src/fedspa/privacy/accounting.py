@@ -18,7 +18,7 @@ from typing import get_args
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy import composition
-from fedspa.privacy.event import MOST, Accountant, Event, Neighbours, Step, require_one_unit, told
+from fedspa.privacy.event import MOST, Accountant, Event, Neighbours, Step, check_word, require_one_unit, told
 
 # Orders are walked upwards until the bound has risen for good, then refined around the best.
 _ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
@@ -36,10 +36,8 @@ def epsilon(
     """
     if not 0 < delta < 1:
         raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")
-    if neighbours not in get_args(Neighbours):
-        raise PrivacyError(f"neighbours is {neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
-    if accountant not in get_args(Accountant):
-        raise PrivacyError(f"accountant is {accountant!r}; allowed: {', '.join(get_args(Accountant))}")
+    check_word("neighbours", neighbours, Neighbours)
+    check_word("accountant", accountant, Accountant)
     require_one_unit(events)
     parts: dict[str, set[tuple[Event, int]]] = {}
     for event, count in events.items():

@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Event, Neighbours, as_server_saw, require_one_unit
+from fedspa.privacy.event import Event, Neighbours, as_server_saw, check_word, require_one_unit
 
 # What showed a total, for its reader.
 BY_FILTER = "rdp filter (plans chosen after releases)"
@@ -52,10 +52,7 @@ class Cap:
                 raise PrivacyError(f"the cap's {name} is {value}; it must be positive and finite")
         if not 0 < self.delta < 1:
             raise PrivacyError(f"the cap's delta is {self.delta}; it must lie between 0 and 1")
-        if self.neighbours not in get_args(Neighbours):
-            raise PrivacyError(
-                f"the cap's neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}"
-            )
+        check_word("the cap's neighbours", self.neighbours, Neighbours)
 
     def sees(self, event: Event) -> Event:
         """The event as the cap's ε counts it: as its own adversary saw it where the cap trusts that, else its floor."""

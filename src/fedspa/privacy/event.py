@@ -162,10 +162,9 @@ class Event(ABC):
             )
         if not 1 <= self.steps <= MOST:
             raise PrivacyError(f"steps is {told(self.steps)}; it must lie between 1 and {MOST:g}")
-        if self.noise is not None and self.noise not in get_args(NoiseMode):
-            raise PrivacyError(f"noise is {self.noise!r}; allowed: {', '.join(get_args(NoiseMode))}")
-        if self.unit not in get_args(Unit):
-            raise PrivacyError(f"unit is {self.unit!r}; allowed: {', '.join(get_args(Unit))}")
+        if self.noise is not None:
+            check_word("noise", self.noise, NoiseMode)
+        check_word("unit", self.unit, Unit)
 
     @property
     def _shown_unit(self) -> str:
@@ -192,6 +191,12 @@ def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
     for event, count in events.items():
         seen[event.as_server_saw()] += count
     return seen
+
+
+def check_word(name: str, value: object, allowed: Any) -> None:
+    """Raise where it is none of the words of a Literal."""
+    if value not in get_args(allowed):
+        raise PrivacyError(f"{name} is {value!r}; allowed: {', '.join(get_args(allowed))}")
 
 
 def check_cohort(members: int, colluders: int) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 MaskMode = Literal["per-agent", "shared", "fixed"]
 
 
@@ -18,10 +15,3 @@ def scale(mode: MaskMode, dimension: int, active: int) -> float:
     those moves as far as it would without a mask.
     """
     return dimension / active if mode == "per-agent" else 1.0
-
-
-def sparsify(x: Tensor, coordinates: Tensor, factor: float) -> Tensor:
-    """S(x) as a dense vector: `factor`·x on the given coordinates, exactly 0 elsewhere."""
-    kept = torch.zeros_like(x)
-    kept[coordinates] = factor * x[coordinates]
-    return kept

@@ -54,7 +54,8 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
     event = job.plan.event.with_noise(job.config.privacy.noise)
     if settings.ledger is None or not Path(settings.ledger).exists():
         if policy is not None:
-            _refuse_first_plan(FirstPlan(event, job.plan.participations), policy.cap)
+            plan = FirstPlan(event, job.plan.participations)
+            _refuse({event: plan.participations}, policy.cap, plan)
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
         agents = map(agent_name, range(job.config.federation.agents))
@@ -66,33 +67,20 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
             if left > 0:
                 ledger.require(agent_name(number), event, policy.cap, participations=left)
         if earlier := ledger.largest(but=run):
-            _refuse_beside(earlier, _first_plan(ledger), FirstPlan(event, job.plan.participations), policy.cap)
+            events = Counter(earlier) + Counter({event: job.plan.participations})
+            whose = " for a record that each of them deals to its busiest agent"
+            _refuse(events, policy.cap, _first_plan(ledger), "with the earlier runs in the ledger ", whose)
 
 
-def _refuse_first_plan(plan: FirstPlan, cap: Cap) -> None:
-    """Raise where agents that have spent nothing yet have no room for the whole run."""
-    events = {plan.event: plan.participations}
-    limit = passed(events, cap, plan)
-    if limit is not None:
-        cost, by = limit.total(events, plan)
-        by = "; ".join(filter(None, (by, limit.words, seeded_words(noise_modes(events)))))
-        raise BudgetError(
-            f"the run costs ε = {shown(cost)} ({by}), above the policy's {limit.epsilon:.4g} (δ = {cap.delta:g}, "
-            f"{cap.neighbours}); take more noise or fewer rounds"
-        )
-
-
-def _refuse_beside(earlier: Mapping[Event, int], first: FirstPlan | None, plan: FirstPlan, cap: Cap) -> None:
-    """Raise where a record has no room for the whole run that was with the busiest agent of each earlier one."""
-    events = Counter(earlier) + Counter({plan.event: plan.participations})
+def _refuse(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None, beside: str = "", whose: str = "") -> None:
+    """Raise where the cap has no room for the whole run; `beside` and `whose` say what else is among the events."""
     limit = passed(events, cap, first)
     if limit is not None:
         cost, by = limit.total(events, first)
         by = "; ".join(filter(None, (by, limit.words, seeded_words(noise_modes(events)))))
         raise BudgetError(
-            f"with the earlier runs in the ledger the run costs ε = {shown(cost)} ({by}) for a record that each of "
-            f"them deals to its busiest agent, above the policy's {limit.epsilon:.4g} (δ = {cap.delta:g}, "
-            f"{cap.neighbours}); take more noise or fewer rounds"
+            f"{beside}the run costs ε = {shown(cost)} ({by}){whose}, above the policy's {limit.epsilon:.4g} "
+            f"(δ = {cap.delta:g}, {cap.neighbours}); take more noise or fewer rounds"
         )
 
 

@@ -105,21 +105,13 @@ def not_private_because(plan: Plan | None, noise: str) -> str | None:
 
 def promised(plan: Plan | None, guarantee: Guarantee | None, noise: str) -> dict[str, Any]:
     """What a summary says of privacy; `noise` is where it came from. None throughout where nothing is promised."""
-    keys = (
-        "unit",
-        "epsilon",
-        "epsilon_floor",
-        "epsilon_replace_one",
-        "epsilon_published",
-        "delta",
-        "neighbours",
-        "sampling",
-        "accountant",
-    )
     if plan is None or guarantee is None:
-        others = ("noise_multiplier", "participations_max", "noise", "adversary", "members", "colluders")
-        why = not_private_because(None, noise)
-        return {**dict.fromkeys((*keys, *others, "bits", "trials")), "private": False, "not_private_because": why}
+        keys = (
+            *("unit", "epsilon", "epsilon_floor", "epsilon_replace_one", "epsilon_published", "delta", "neighbours"),
+            *("sampling", "accountant", "noise_multiplier", "participations_max", "noise", "adversary", "members"),
+            *("colluders", "bits", "trials"),
+        )
+        return {**dict.fromkeys(keys), "private": False, "not_private_because": not_private_because(None, noise)}
     why = not_private_because(plan, noise)
     summed = plan.aggregation
     return {

@@ -105,13 +105,9 @@ class Halving:
         rungs = _rungs(self.candidates)
         return self.each * sum(rungs) + self.scoring * len(rungs)
 
-    def trial(self, scores: Sequence[Score], name: str) -> int:
-        """Whose turn it is after rounds with these scores, called `name`; the winner's, once the search is over."""
-        return self.turn(scores, name).trial
-
     def turn(self, scores: Sequence[Score], name: str) -> Turn:
-        """What the round is for that comes after rounds with these scores. Those of the server are called `name`;
-        those of agents are the larger the better."""
+        """What the round is for that comes after rounds with these scores: once the search is over, the winner's. Those
+        of the server are called `name`; those of agents are the larger the better."""
         left, done = list(range(self.candidates)), 0
         for rung in range(len(_rungs(self.candidates))):
             ends = {trial: done + (place + 1) * self.each for place, trial in enumerate(left)}

@@ -41,12 +41,16 @@ def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, A
 
 
 def require_its_own(module: nn.Module, folder: Path) -> None:
-    """Raise where the module has other parameters than the run left: its card would vouch for them."""
+    """Raise where the module has other parameters than the run left, or more: its card would vouch for them."""
     from safetensors.torch import load_file
 
     kept = load_file(folder / "model.safetensors")
     now = module.state_dict()
-    if any(name not in now or not torch.equal(now[name].cpu(), values) for name, values in kept.items()):
+    changed = any(name not in now or not torch.equal(now[name].cpu(), values) for name, values in kept.items())
+    # The file has values that go by several names under one of them.
+    places = {now[name].untyped_storage().data_ptr() for name in kept if name in now}
+    added = [value for name, value in now.items() if name not in kept]
+    if changed or any(value.numel() and value.untyped_storage().data_ptr() not in places for value in added):
         raise ConfigError(
             f"the module has other parameters than the run in {folder} left, and the model card is of those; export "
             f"fedspa.RunResult.load({str(folder)!r}), or write the changed module without a card by torch.onnx.export"

@@ -16,9 +16,11 @@ from fedspa.data import columns as tables
 from fedspa.data.columns import ColumnName, Columns, Schema, Word
 from fedspa.data.partition import ALPHA_RANGE
 from fedspa.engine.names import EngineName
-from fedspa.learning.options import Options
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.learning.options import Error, Options
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping, ClipRule
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
+from fedspa.privacy.event import Neighbours, NoiseMode, Sampling
+from fedspa.randomness.sparsify import MaskMode
 from fedspa.runs.section import Address, Many, Name, Section, Share, StepSize, Times
 
 
@@ -141,9 +143,7 @@ class Task(Section):
         )
     )
     label_smoothing: Share = Field(0.0, description="For `classification`: this share of a label goes to all classes.")
-    loss: Literal["mse", "mae", "huber"] = Field(
-        "mse", description="For `regression`: squared, absolute or Huber's error."
-    )
+    loss: Error = Field("mse", description="For `regression`: squared, absolute or Huber's error.")
     huber: StepSize = Field(1.0, description="For the loss `huber`: squared up to this error, and absolute beyond.")
     ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
         -100, description="For `next-token` and `token-classification`: the label of tokens that do not count."
@@ -173,7 +173,7 @@ class Algorithm(Section):
         description="p = k/d, the share of coordinates that an agent trains and uploads in a round. For `cpsgd` "
         "p = log2(m + 2^b)/32: below 1 it decides the trials m.",
     )
-    mask: Literal["per-agent", "shared", "fixed"] = Field(
+    mask: MaskMode = Field(
         "per-agent",
         description="Who shares a mask: nobody (`per-agent`, the paper), a round's agents (`shared`), or everyone for "
         "the whole run (`fixed`).",
@@ -230,19 +230,19 @@ class Privacy(Section):
         1e-3,
         description="δ, below 1 over the records of an agent; where persons are protected, below 1 over all persons.",
     )
-    neighbours: Literal["add-remove", "replace-one"] | None = Field(
+    neighbours: Neighbours | None = Field(
         None,
         description="Which data are neighbours: with a record or without it (`add-remove`, for `poisson`), or with "
         "another in its place (`replace-one`). Unset, what fits `sampling`.",
     )
-    sampling: Literal["poisson", "fixed"] = Field(
+    sampling: Sampling = Field(
         "poisson",
         description="How a batch is drawn, afresh each step: each record by its own coin, or a fixed number.",
     )
     accountant: Literal["pld", "rdp", "theorem-1"] = Field(
         "pld", description="What turns noise into ε. `theorem-1` is the paper's, is not sound, and is flagged."
     )
-    clip: Literal["coordinate", "l2"] = Field(
+    clip: Clipping = Field(
         "l2",
         description="`l2` scales an example's gradient to the norm `clip_value`; `coordinate` (the paper) cuts each "
         "coordinate to ± it.",
@@ -250,12 +250,12 @@ class Privacy(Section):
     clip_value: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
         1.0, description="C for `l2`, c for `coordinate`; the start, under `quantile`."
     )
-    clip_rule: Literal["given", "quantile", "median"] = Field(
+    clip_rule: ClipRule = Field(
         "given",
         description="`given`; `quantile` follows a private quantile; `median` reads it off the data and is not "
         "private.",
     )
-    noise: Literal["secure", "exact", "seeded"] = Field(
+    noise: NoiseMode = Field(
         "secure",
         description="`secure` (keyed by the operating system), `exact` (integers, with a proof), `seeded` (from "
         "run.seed: for simulations that are to be repeated to the bit; nothing that comes of it is private).",
@@ -263,7 +263,7 @@ class Privacy(Section):
     trials: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
         None, description="m, for `cpsgd`: Binomial(m, 1/2) noise in each value. This, `epsilon` or `compression`."
     )
-    adversary: Literal["local", "secure-aggregation"] = Field(
+    adversary: Adversary = Field(
         "local",
         description="Against whom ε holds: everyone outside the agent (`local`), or a server that sees no more than "
         "sums over a round's agents, with up to `colluders` of them (`secure-aggregation`, which is run). The agents "

@@ -28,6 +28,7 @@ from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.frozen import Features
 from fedspa.learning.initial import oriented
+from fedspa.learning.sound import require_module
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.own import Loss
@@ -160,7 +161,7 @@ def prepare(
         engine=server.engine,
         frozen=job.frozen,
         features=job.frozen.features(train.x, unit_of(config, data), config),
-        make_engine=_maker(config, job.frozen.trained, like, trained),
+        make_engine=partial(choose, *_asked(config, job.frozen.trained, like, trained)),
     )
 
 
@@ -182,8 +183,7 @@ def prepare_server(
         module = models.build(config.model.name, data.input_shape, learned.width, config.run.seed, config.run.code)
         if config.model.init == "oriented":
             oriented(module, config.run.seed)
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module, built and ready")
+    require_module(module)
     if any(values.is_meta for values in (*module.parameters(), *module.buffers())):
         raise ConfigError(
             "the module lies on torch's device 'meta' and has no values; build it on another, as on 'cpu'"
@@ -248,11 +248,6 @@ def prepare_server(
         engine_scores=frozen.engine_scores,
     )
     return Job(config, server, cap_of(config), data.name, choice, frozen, data.schema)
-
-
-def _maker(config: Config, module: nn.Module, like: Examples, task: Task) -> Callable[[], Engine]:
-    """What makes the engine of a run in a worker, as the run itself does."""
-    return partial(choose, *_asked(config, module, like, task))
 
 
 def _asked(config: Config, module: nn.Module, like: Examples, task: Task) -> tuple[Any, ...]:

@@ -11,23 +11,14 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, first_line
 from fedspa.runs.config import Config
+from fedspa.runs.folder import Follower
 from fedspa.runs.statement import statement
 
 log = logging.getLogger(__name__)
-
-
-class Tracker(Protocol):
-    """Made when the first round is done, by `Tracker(config, folder, first_round)`."""
-
-    def add_round(self, metrics: Mapping[str, Any]) -> None: ...
-
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Tracking:
@@ -37,7 +28,7 @@ class Tracking:
     def __init__(self, config: Config, folder: Path) -> None:
         self._config, self._folder = config, folder
         self._name: str | None = config.run.track
-        self._tracker: Tracker | None = None
+        self._tracker: Follower | None = None  # made when the first round is done
         if self._name is not None and find_spec(self._name) is None:
             raise ConfigError(
                 f"run.track is {self._name!r}, which is not installed; pip install 'fedspa[{self._name}]', or leave it "
@@ -71,8 +62,7 @@ class Tracking:
         self._tracker = None
 
     def _drop(self, error: Exception) -> None:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        log.warning("%s failed and is no longer logged to: %s", self._name, line)
+        log.warning("%s failed and is no longer logged to: %s", self._name, first_line(error))
         self._name = self._tracker = None
 
 

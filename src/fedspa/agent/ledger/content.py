@@ -37,10 +37,7 @@ class Reservation:
 
     sequence: int
     agent: str
-    run: str
-    message: str
     event: Event
-    reserved_at: str
     fresh: bool
     digest: str | None
 
@@ -66,15 +63,15 @@ def has_entries(path: Path) -> bool:
 def find(path: Path, connection: sqlite3.Connection, agent: str, run: str, message: str) -> Reservation | None:
     """The entry of this triple, if there is one."""
     row = connection.execute(
-        "SELECT sequence, event.text, reserved_at, release.digest FROM entry "
+        "SELECT sequence, event.text, release.digest FROM entry "
         "JOIN event ON event.id = entry.event LEFT JOIN release USING (sequence) "
         "WHERE agent = ? AND run = ? AND message = ?",
         (agent, run, message),
     ).fetchone()
     if row is None:
         return None
-    sequence, text, reserved_at, digest = row
-    return Reservation(sequence, agent, run, message, parsed(path, text), reserved_at, fresh=False, digest=digest)
+    sequence, text, digest = row
+    return Reservation(sequence, agent, parsed(path, text), fresh=False, digest=digest)
 
 
 def known(connection: sqlite3.Connection, agents: Iterable[str]) -> set[str]:

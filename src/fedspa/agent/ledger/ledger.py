@@ -151,7 +151,7 @@ class Ledger:
                 plans += [] if plan is None else [(agent, sequence, plan)]
                 link = entry_hash(link, sequence, agent, run, message, text, now, plan)
                 rows.append((sequence, agent, run, message, event_id, now, link))
-                found = Reservation(sequence, agent, run, message, event, now, fresh=True, digest=None)
+                found = Reservation(sequence, agent, event, fresh=True, digest=None)
             elif not same_event(found.event, event):
                 raise LedgerError(
                     f"agent {agent!r}, run {run!r}, message {message!r} is recorded with another event "

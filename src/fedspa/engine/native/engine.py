@@ -168,9 +168,7 @@ class NativeEngine:
             raise PrivacyError(f"{task.batch} of {task.records} cannot be drawn without replacement; lower the batch")
         x, y, numbers = _held(*task.tensors, task.rows)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
-        active = self._dimension if coordinates is None else coordinates.numel()
-        if plan is not None and plan.active != active:
-            raise PrivacyError(f"the plan has k = {plan.active}, the mask {active} coordinates; they must agree")
+        active = task.require_active(self._dimension)
         # Where noise goes to many coordinates, their order matters more than the rest of a step.
         net = self._net(tuple(x.shape[1:]), straight=plan is not None and 4 * active > self._dimension)
         delta = torch.empty(active, dtype=torch.float32)

@@ -34,7 +34,8 @@ class Batches:
 
 
 class Draws:
-    """Draws a participation's batches, a stretch of steps at a time, and keeps them."""
+    """Draws a participation's batches, a stretch of steps at a time, and keeps them: from the stream that `local_steps`
+    would use."""
 
     def __init__(self, task: LocalTask, places: int | None = None) -> None:
         """Among that many places; among the records, where it is not given."""
@@ -57,11 +58,6 @@ class Draws:
             np.concatenate([getattr(each, name) for each in self._stretches]) for name in ("records", "sizes")
         )
         return Batches(records, sizes)
-
-
-def draw_batches(task: LocalTask) -> Batches:
-    """Every step's batch, from the stream that `local_steps` would use."""
-    return Draws(task).whole()
 
 
 def likely_largest(task: LocalTask) -> int:

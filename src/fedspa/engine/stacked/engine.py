@@ -21,7 +21,7 @@ from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.layers import describe
 from fedspa.engine.stacked.layers.base import Layer
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_labels, strange_record
-from fedspa.errors import ConfigError, PrivacyError
+from fedspa.errors import ConfigError
 from fedspa.examples import Tree, tensors
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.threads import one_example_a_time
@@ -183,9 +183,7 @@ class StackedEngine:
         obstacle = device_obstacle(device, task.exact)
         if obstacle is not None:
             raise ConfigError(f"run.engine = 'stacked' is not possible here: {obstacle}; use 'auto' or 'generic'")
-        active = self._gradients.dimension if task.coordinates is None else task.coordinates.numel()
-        if task.plan is not None and task.plan.active != active:
-            raise PrivacyError(f"the plan has k = {task.plan.active}, the mask {active} coordinates; they must agree")
+        task.require_active(self._gradients.dimension)
         coordinates = None if task.coordinates is None else task.coordinates.to(device, torch.int64)
         x, y = task.tensors
         x, y = self._gradients.readable(_values(x, device), y.to(device, torch.int64))

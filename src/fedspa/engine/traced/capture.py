@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fedspa.engine.traced import ops
 from fedspa.engine.traced.recorder import record
+from fedspa.errors import first_line
 from fedspa.examples import Examples, Tree, blanks, mapped, moved
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import Modes, in_modes
@@ -160,5 +161,4 @@ def _quiet() -> Iterator[None]:
 def _first_sentence(error: Exception) -> str:
     if "data-dependent control flow" in str(error):
         return "it has data-dependent control flow (an `if` by a tensor's values, or `.item()`)"
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return first.split(". ")[0][:160]
+    return first_line(error).split(". ")[0][:160]

@@ -20,7 +20,7 @@ from fedspa.engine.traced.cuts import Cuts, as_made, take
 from fedspa.engine.traced.program import Program, trace, trace_mean
 from fedspa.engine.traced.repeatable import repeatable
 from fedspa.engine.traced.verify import require_agreement
-from fedspa.errors import PrivacyError, first_line
+from fedspa.errors import first_line
 from fedspa.examples import Examples, Tree, count, in_order, mapped, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import in_modes, modes
@@ -120,9 +120,7 @@ class TracedEngine:
 
     def _moved(self, task: LocalTask) -> LocalTask:
         """With its mask on the engine's device, checked."""
-        active = self._model.dimension if task.coordinates is None else len(task.coordinates)
-        if task.plan is not None and task.plan.active != active:
-            raise PrivacyError(f"the plan has k = {task.plan.active}, the mask {active} coordinates; they must agree")
+        task.require_active(self._model.dimension)
         if task.coordinates is None:
             return task
         _require_mask(task.coordinates, self._model.dimension)

@@ -22,6 +22,10 @@ from fedspa.engine.traced.gpu_steps import Steps
 from fedspa.engine.traced.program import Program
 from fedspa.examples import Examples, in_order, leaves
 from fedspa.mechanisms.clipping import CLIP_MARGIN
+from fedspa.mechanisms.sums import PLAIN, two_sum
+
+# Examples of a block in a step of more than `sums.PLAIN` places: 2·2⁻⁵³ of these by MOST_PLACES is within the margin.
+SPAN = 1024
 
 
 class Stack:
@@ -96,11 +100,18 @@ class Stack:
         chosen = held.index.index_select(0, held.step)[0, :, :places]
         counts = held.counts.index_select(0, held.step)[0]
         there = (torch.arange(places, device=self._device) < counts.unsqueeze(1)) & (chosen >= 0)
-        blocks = max(1, math.ceil(places / self._block))
+        spanned = places > PLAIN
+        blocks = max(1, math.ceil(places / (min(self._block, SPAN) if spanned else self._block)))
         size = math.ceil(places / blocks) if places else 0
+        total = lost = torch.zeros_like(self._sums) if spanned else self._sums
         for number, start in enumerate(range(0, places, size) if places else ()):
             part = slice(start, min(start + size, places))
-            self._add(chosen[:, part].clamp(min=0), there[:, part], start, more=number > 0)
+            self._add(chosen[:, part].clamp(min=0), there[:, part], start, more=number > 0 and not spanned)
+            if spanned:
+                total, rounded = two_sum(total, self._sums)
+                lost = lost + rounded
+        if spanned:
+            self._sums.copy_(total + lost)
         if not places:
             self._sums.zero_()
         self._steps.step()

@@ -20,9 +20,8 @@ import traceback
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
-LogFormat = Literal["text", "json"]
 _FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # what child processes are told
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server. Both pad the level

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -128,7 +128,7 @@ class _Cutting:
 
     def work(self) -> tuple[int, float]:
         """Of the body, and its share."""
-        values, body = self._alone[0].of, _ancestors(self.features, frozenset())
+        values, body = self._alone[0].of, _ancestors(self.features)
         each = {node: work(node, values, self._root) for node in self._graph.nodes}
         saved = sum(each[node] for node in body)
         return saved, saved / max(1, sum(each.values()))
@@ -136,7 +136,7 @@ class _Cutting:
     def body(self) -> fx.Graph:
         made = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
-        needed = _ancestors(self.features, frozenset())
+        needed = _ancestors(self.features)
         for node in self._graph.nodes:
             if node.op == "placeholder" or node in needed:
                 copies[node] = made.node_copy(node, copies.__getitem__)
@@ -193,6 +193,7 @@ _ENLARGING = {
     *("__and__", "__or__", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_not"),
     *("eq", "ne", "lt", "gt", "le", "ge", "where", "masked_fill", "rsub", "sub", "mul"),
 }
+_OF_SHAPE = {"size", "dim", "numel", "sym_size", "sym_numel"}
 
 
 def _enlarges(node: fx.Node) -> bool:
@@ -203,13 +204,7 @@ def _reads_shape(node: fx.Node) -> bool:
     """Whether what it gives is the same for all records of one layout."""
     if node.target is getattr:
         return node.args[1] in ("shape", "ndim", "dtype", "device")
-    return node.op in ("call_function", "call_method") and _name(node) in (
-        "size",
-        "dim",
-        "numel",
-        "sym_size",
-        "sym_numel",
-    )
+    return node.op in ("call_function", "call_method") and _name(node) in _OF_SHAPE
 
 
 def _name(node: fx.Node) -> str:
@@ -217,13 +212,13 @@ def _name(node: fx.Node) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", "")).partition(".")[0]
 
 
-def _ancestors(nodes: Iterable[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:
-    """With the nodes themselves, and nothing that only those left out are made of."""
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """With the nodes themselves."""
     found: set[fx.Node] = set()
     left = list(nodes)
     while left:
         node = left.pop()
-        if node not in found and node not in without:
+        if node not in found:
             found.add(node)
             left += node.all_input_nodes
     return found

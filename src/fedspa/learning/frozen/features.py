@@ -114,17 +114,16 @@ class Features:
             try:
                 self._keep(rows, self._split.features(moved(taken(self._x, padded), self._device)))
                 return
-            except MemoryError:
-                raise
-            except Exception:  # one of them, but which?
+            except (Exception, SystemExit):  # one of them, but which?
                 pass
         for row in rows.tolist():
             one = slice(row, row + 1)
             try:
                 self._keep(torch.tensor([row]), self._split.features(moved(taken(self._x, one), self._device)))
-            except MemoryError:
-                raise
-            except Exception as error:  # whatever a record makes the body raise must not be told by a refusal
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # must not be told by a refusal
                 if self._strict:
                     raise DataError(f"the model fails on these records ({one_line(error)})") from error
                 for leaf in leaves(self._kept):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,11 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.frozen.cut import random_states
 from fedspa.learning.frozen.traced import Untraced
 from fedspa.learning.tasks import Task
+from fedspa.learning.traces.state import close
 
 _TOLERANCE = 1e-3  # of the largest number: float32, and on a GPU other sums
 _SEED = 2023
+_close = partial(close, tolerance=_TOLERANCE)
 
 Body = Callable[[Tree], Tree]
 
@@ -64,13 +67,6 @@ def require_apart(body: Body, alone: list[Tree], several: Tree) -> None:
                 raise Untraced("the frozen part gives a record something else each time")
             if not _close(one, many[place : place + 1]):
                 raise Untraced("the frozen part mixes records")
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or not one.is_floating_point():
-        return torch.equal(one, other)
-    scale = float(one.nan_to_num(0, 0, 0).abs().max()) if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -110,6 +110,14 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return alike and torch.equal(_bits(one), _bits(other))
 
 
+def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Within that share of the largest number; NaN is near NaN."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    scale = float(one.nan_to_num(0, 0, 0).abs().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
 def _bits(values: Tensor) -> Tensor:
     return values.detach().contiguous().reshape(-1).view(torch.uint8)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Adversary, Aggregation, Caveat, Clipping, ClipRule, check_clip
@@ -18,7 +18,7 @@ from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
 from fedspa.mechanisms.binomial.event import MOST_TRIALS, BinomialEvent
 from fedspa.mechanisms.binomial.grid import reach
 from fedspa.privacy import accounting
-from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, check_word, told
 
 # Of the first editions, which stated ε for an aggregation that nobody ran.
 NOT_AGGREGATED = Caveat(
@@ -62,8 +62,7 @@ class BinomialPlan:
         check_clip(self.clip, self.clip_value)
         if self.clip == "l2" and not self.rotation:
             raise PrivacyError("clip is 'l2'; without rotation the levels span one coordinate: it must be 'coordinate'")
-        if self.adversary not in get_args(Adversary):
-            raise PrivacyError(f"adversary is {self.adversary!r}; allowed: {', '.join(get_args(Adversary))}")
+        check_word("adversary", self.adversary, Adversary)
         if not (1 <= self.agents <= MOST and 1 <= self.participations <= MOST):
             raise PrivacyError(
                 f"agents is {told(self.agents)}, participations {told(self.participations)}; both must lie between 1 "
@@ -180,13 +179,7 @@ class BinomialPlan:
         return self.event if self.has_guarantee else None
 
     @property
-    def is_private(self) -> bool:
-        """False without a guarantee, and where it needs a secure aggregation that is not run."""
-        return self.breach is None and self.has_guarantee
-
-    @property
     def flaw(self) -> str | None:
-        """Why `is_private` is False, in a sentence for the reader of ε."""
         if not self.has_guarantee:
             enough = least_trials(self)
             way_out = (

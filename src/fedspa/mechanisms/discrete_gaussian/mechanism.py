@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Asked, Mechanism, relation
+from fedspa.mechanisms.base import Asked, Mechanism, check_one_given, relation
 from fedspa.mechanisms.discrete_gaussian.event import FINE, KIND, MOST_BOUND, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.privacy import accounting
@@ -47,10 +47,7 @@ def check(config: Mapping[str, Any]) -> None:
             "algorithm.mask is 'per-agent'; under secure aggregation it must be 'shared' or 'fixed': sums are over the "
             "same coordinates"
         )
-    epsilon, noise = config["privacy.epsilon"], config["privacy.noise_multiplier"]
-    if (epsilon is None) == (noise is None):
-        both = "neither" if epsilon is None else "both"
-        raise ValueError(f"privacy.epsilon and privacy.noise_multiplier: {both} given; exactly one must be")
+    check_one_given(config)
 
 
 def calibrated(asked: Asked) -> DiscreteGaussianPlan:
@@ -79,9 +76,7 @@ def _bound(noise: float) -> int:
 
 def _with_most(event: DiscreteGaussianEvent, asked: Asked) -> DiscreteGaussianEvent:
     """The event with the largest bound, hence the least noise, at which all participations cost at most ε."""
-    target = asked.epsilon
-    if target is None:
-        raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
+    target = asked.target
 
     def fits(bound: int) -> bool:
         events: dict[Event, int] = {replace(event, bound=bound): asked.participations}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import CLIP_UNITS, Adversary, Aggregation, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
-from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, check_word, told
 
 # A coordinate of an agent's sum is held within a part of what it would be if all records pulled it with all their
 # weight. Of many coordinates, gradients agree in none (docs/shares.md has the largest sums seen). Of few, none
@@ -52,8 +52,7 @@ class DiscreteGaussianPlan:
                 f"k is {told(self.active)}; it must lie between 1 and d = {told(self.dimension)}, at most {MOST:g}"
             )
         check_clip("l2", self.clip_value)
-        if self.neighbours not in get_args(Neighbours):
-            raise PrivacyError(f"neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
+        check_word("neighbours", self.neighbours, Neighbours)
         if not 1 <= self.participations <= MOST:
             raise PrivacyError(f"participations is {told(self.participations)}; it must lie between 1 and {MOST:g}")
         if self.members < 2:

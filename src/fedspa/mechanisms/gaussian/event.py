@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.tail import told_apart
-from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit
+from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, check_word
 
 if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
@@ -60,8 +60,7 @@ class GaussianEvent(Event):
             object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))  # equal events, equal text
         except (TypeError, ValueError, OverflowError) as error:
             raise PrivacyError(f"an event takes whole numbers and a noise multiplier: {error}") from None
-        if self.sampling not in get_args(Sampling):
-            raise PrivacyError(f"sampling is {self.sampling!r}; allowed: {', '.join(get_args(Sampling))}")
+        check_word("sampling", self.sampling, Sampling)
         self._check_sampled()
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Asked, Mechanism, relation
+from fedspa.mechanisms.base import Asked, Mechanism, check_one_given, relation
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import CLIP_FROM_DATA, KIND, GaussianEvent
 from fedspa.mechanisms.gaussian.plan import CLIP_READ, GaussianPlan
@@ -30,12 +30,9 @@ _STEPS = ("dimension", "active", "sampling", "batch", "local_steps")
 
 
 def check(config: Mapping[str, Any]) -> None:
-    epsilon, noise = config["privacy.epsilon"], config["privacy.noise_multiplier"]
+    check_one_given(config)
     sampling, neighbours = config["privacy.sampling"], config["privacy.neighbours"]
     accountant = config["privacy.accountant"]
-    if (epsilon is None) == (noise is None):
-        both = "neither" if epsilon is None else "both"
-        raise ValueError(f"privacy.epsilon and privacy.noise_multiplier: {both} given; exactly one must be")
     if sampling == "fixed" and neighbours == "add-remove":
         raise ValueError(
             "privacy.neighbours is 'add-remove'; privacy.sampling 'fixed' has a sound accountant under "
@@ -92,14 +89,12 @@ def of_record(values: Mapping[str, Any]) -> GaussianPlan:
 
 
 def _least_noise(asked: Asked) -> float:
-    if asked.epsilon is None:
-        raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
     sizes = {"batch": asked.batch, "records": asked.records, "steps": asked.local_steps}
     sizes["participations"] = asked.participations
     if asked.accountant == "theorem-1":
-        return published_noise(asked.epsilon, asked.delta, corrected=False, **sizes)
+        return published_noise(asked.target, asked.delta, corrected=False, **sizes)
     return noise_multiplier(
-        asked.epsilon,
+        asked.target,
         asked.delta,
         sampling=asked.sampling,
         neighbours=relation(asked.neighbours, asked.sampling),

@@ -17,14 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Aggregation, Caveat, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.published import published_epsilon
-from fedspa.privacy.event import MOST, Event, Neighbours, Sampling, Unit, told
+from fedspa.privacy.event import MOST, Event, Neighbours, Sampling, Unit, check_word, told
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
 # clipped examples fits into the same accounted release.
@@ -91,10 +91,8 @@ class GaussianPlan:
                 f"k is {told(self.active)}; it must lie between 1 and d = {told(self.dimension)}, at most {MOST:g}"
             )
         check_clip(self.clip, self.clip_value)
-        if self.clip_rule not in get_args(ClipRule):
-            raise PrivacyError(f"clip rule is {self.clip_rule!r}; allowed: {', '.join(get_args(ClipRule))}")
-        if self.neighbours not in get_args(Neighbours):
-            raise PrivacyError(f"neighbours is {self.neighbours!r}; allowed: {', '.join(get_args(Neighbours))}")
+        check_word("clip rule", self.clip_rule, ClipRule)
+        check_word("neighbours", self.neighbours, Neighbours)
         if self.sampling == "fixed" and self.neighbours != "replace-one":
             raise PrivacyError("sampling 'fixed' has a sound accountant under neighbours 'replace-one' only")
         if not 1 <= self.participations <= MOST:

@@ -7,7 +7,7 @@ stacked engine have their own, and the audit attacks whichever a run takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.grid import make_grid
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, GaussianPlan
 from fedspa.mechanisms.parts import Parts
+from fedspa.mechanisms.sums import RowSum
 from fedspa.randomness.streams import Stream
 
 
@@ -45,7 +46,7 @@ def noisy_mean(
             )
             shares.add((below - 0.5).unsqueeze(1))
         if isinstance(rows, Parts):
-            gradients.add_sum(rows.clipped_sum(plan.clip, plan.clip_value))
+            gradients.add_sums(len(rows), rows.clipped(plan.clip, plan.clip_value))
         else:
             gradients.add(clip_rows(rows, plan.clip, plan.clip_value))
     mean = gradients.release(noise) / plan.batch
@@ -64,23 +65,23 @@ class _NoisySum:
         norm = math.sqrt(active) * clip_value if clip == "coordinate" else clip_value
         self._sigma = multiplier * norm
         self._grid = make_grid(clip, clip_value, active, multiplier) if on_grid else None
-        self._total = torch.zeros(active, dtype=torch.int64 if on_grid else torch.float64)
+        self._whole, self._sum = torch.zeros(active if on_grid else 0, dtype=torch.int64), RowSum(active)
 
     def add(self, clipped: Tensor) -> None:
         if self._grid is None:
-            self._total += clipped.sum(dim=0, dtype=torch.float64).cpu()
+            self._sum.add(len(clipped), lambda rows: clipped[rows].sum(dim=0, dtype=torch.float64))
         else:
-            self._total += exact.integer_sum(clipped, self._grid).cpu()
+            self._whole += exact.integer_sum(clipped, self._grid).cpu()
 
-    def add_sum(self, total: Tensor) -> None:
-        """Of clipped rows, in float64."""
+    def add_sums(self, rows: int, sum_of: Callable[[slice], Tensor]) -> None:
+        """A block of clipped rows, of which `sum_of` gives float64 sums."""
         assert self._grid is None
-        self._total += total.cpu()
+        self._sum.add(rows, sum_of)
 
     def release(self, noise: Stream) -> Tensor:
         if self._grid is None:
-            return add_noise(self._total, self._sigma, noise)
-        return exact.release(self._total, self._grid, noise)
+            return add_noise(self._sum.total, self._sigma, noise)
+        return exact.release(self._whole, self._grid, noise)
 
 
 def add_noise(total: Tensor, sigma_sum: float, stream: Stream) -> Tensor:
