@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from fedspa.paper.cells import half_interval, shown_spread
+from fedspa.privacy.cap import shown
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 # Config → what it is.
@@ -60,11 +60,10 @@ def reached(kept: dict[str, Any]) -> str:
 
 def line(name: str, about: str, kept: dict[str, Any]) -> str:
     run = kept["summaries"][0]
-    epsilon = math.ceil(kept["epsilon"] * 1000) / 1000
     return (
-        f"| {about} | `{name}` | {run['compression']:.2g} | {run['dimension']:,} | ({epsilon:.3f}, {run['delta']:g}), "
-        f"{run['neighbours']} | {kept['payload_bytes']:,.0f} | {reached(kept)} "
-        f"| {len(kept['summaries'])} |"
+        f"| {about} | `{name}` | {run['compression']:.2g} | {run['dimension']:,} "
+        f"| ({shown(kept['epsilon'])}, {run['delta']:g}), {run['neighbours']} | {kept['payload_bytes']:,.0f} "
+        f"| {reached(kept)} | {len(kept['summaries'])} |"
     )
 
 
@@ -86,12 +85,9 @@ def sums() -> str:
     for name, about in SUMS.items():
         kept = kept_result(name)
         run = kept["summaries"][0]
-        epsilon, floor = (
-            math.ceil(max(each[key] for each in kept["summaries"]) * 1000) / 1000
-            for key in ("epsilon", "epsilon_floor")
-        )
+        epsilon, floor = (shown(max(each[key] for each in kept["summaries"])) for key in ("epsilon", "epsilon_floor"))
         lines.append(
-            f"| {about} | `{name}` | {run['members']}, {run['colluders']} | {epsilon:.3f} | {floor:.3f} "
+            f"| {about} | `{name}` | {run['members']}, {run['colluders']} | {epsilon} | {floor} "
             f"| {run['participations_max']} | {run['dimension']:,} | {kept['payload_bytes']:,.0f} "
             f"| {reached(kept)} | {len(kept['summaries'])} |"
         )
@@ -133,12 +129,11 @@ def central() -> str:
     lines = ["| | (ε, δ) | accuracy, % | seeds | printed for the central model, % |", "|---|---|---|---|---|"]
     for name, (about, printed) in CENTRAL.items():
         kept = kept_result(name)
-        epsilon = math.ceil(kept["epsilon"] * 1000) / 1000
         run = kept["summaries"][0]
-        guarantee = f"({epsilon:.3f}, {run['delta']:g})"
+        guarantee = f"({shown(kept['epsilon'])}, {run['delta']:g})"
         if run["members"]:
-            floor = math.ceil(max(each["epsilon_floor"] for each in kept["summaries"]) * 1000) / 1000
-            guarantee += f", floor {floor:.3f}; {run['members']} members, {run['colluders']} colluding"
+            floor = shown(max(each["epsilon_floor"] for each in kept["summaries"]))
+            guarantee += f", floor {floor}; {run['members']} members, {run['colluders']} colluding"
         lines.append(f"| {about} | {guarantee} | {reached(kept)} | {len(kept['summaries'])} | {printed} |")
     return "\n".join(lines)
 
@@ -163,10 +158,10 @@ def others() -> str:
             for arm, each in row["arms"].items()
         }
         score = "accuracy, %" if row["score"] == "accuracy" else row["score"]
-        epsilon = math.ceil(row["epsilon"] * 1000) / 1000
-        unit = "" if row["unit"] == "record" else f", each {row['unit']}"
+        guarantee = f"({shown(row['epsilon'])}, {row['delta']:g})"
+        guarantee += "" if row["unit"] == "record" else f", each {row['unit']}"
         lines.append(
-            f"| {about} | {score} | {shown_spread(scores['private'])} | ({epsilon:.3f}, {row['delta']:g}){unit} "
+            f"| {about} | {score} | {shown_spread(scores['private'])} | {guarantee} "
             f"| {shown_spread(scores['not private'])} | {scale * row['baseline']['mean']:.1f} "
             f"| {len(row['arms']['private']['values'])} |"
         )

@@ -23,8 +23,9 @@ from typing import Any
 import fedspa
 from ending import ends_with_children
 from fedspa.paper import shipped
-from fedspa.paper.cells import half_interval
+from fedspa.paper.cells import half_interval, largest
 from fedspa.paper.provenance import hardware
+from fedspa.privacy.cap import shown_digits
 from fedspa.runs.config import load
 from provenance import commit
 
@@ -37,8 +38,16 @@ def of_trials(log: str) -> set[int]:
     lines = re.findall(r"^\*\*Seeds of trials\*\*: (.+)$", log, re.MULTILINE)
     if len(lines) != 1:
         raise SystemExit(f"{LOG.name} has {len(lines)} lines «**Seeds of trials**: …»; it must have one")
-    ranges = re.findall(r"(\d+)(?: to (\d+))?", lines[0])
-    return {seed for first, last in ranges for seed in range(int(first), int(last or first) + 1)}
+    found: set[int] = set()
+    number = "(0|[1-9][0-9]*)"
+    for part in lines[0].split(","):
+        # Strictly: of a range in other words than «a to b» only the ends would count as used.
+        match = re.fullmatch(rf" *{number}(?: to {number})? *", part)
+        first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
+        if last < first:
+            raise SystemExit(f"{LOG.name}: «Seeds of trials» has {part.strip()!r}; it must read as «0 to 99, 914»")
+        found.update(range(first, last + 1))
+    return found
 
 
 def fresh(first: int, seeds: int) -> range:
@@ -77,12 +86,6 @@ def over_seeds(config: Path, seeds: Sequence[int], overrides: Sequence[str], job
     }
 
 
-def largest(epsilons: Sequence[float | None]) -> float | None:
-    """None where a run has none: no ε is not an ε of 0."""
-    known = [epsilon for epsilon in epsilons if epsilon is not None]
-    return max(known) if len(known) == len(epsilons) else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="as for fedspa run")
@@ -103,7 +106,7 @@ def main() -> None:
     before = commit()
     found = over_seeds(shipped.config(arguments.config), seeds, overrides, arguments.jobs)
     half = found["accuracy_interval"]
-    epsilon = "no ε" if found["epsilon"] is None else f"ε = {found['epsilon']:.4f}"
+    epsilon = "no ε" if found["epsilon"] is None else f"ε = {shown_digits(found['epsilon'])}"
     print(f"{found['accuracy']:.2f}{'' if half is None else f' ± {half:.2f}'} %, {epsilon}")
     if arguments.json is not None:
         sets = "".join(f" --set {text}" for text in arguments.set)

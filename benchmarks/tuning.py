@@ -39,6 +39,7 @@ from fedspa.data.dataset import Dataset
 from fedspa.paper import shipped
 from fedspa.tuning.suggest import first_settings
 from provenance import commit, stamp
+from seeds import fresh
 
 Job = tuple[str, str, int]  # data set, arm, seed
 Accuracies = dict[str, dict[str, dict[str, float]]]  # data set → arm → seed → percent
@@ -177,7 +178,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    seeds = fresh(options.first_seed, options.seeds)
     found = kept(options.out)
     wanted = jobs(options.names, options.arms, seeds, found)
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of the processes that are begun here

@@ -144,9 +144,8 @@ def main() -> None:
         task="next-token",
         on_round=lambda metrics: print(f"round {metrics.round + 1}: loss {metrics.loss:.4f}"),
     )
-    summary, scores = result.summary, result.metrics[-1].scores
-    print(f"{summary['dimension']} of {sum(p.numel() for p in net.parameters())} parameters were trained")
-    print(f"perplexity {scores['perplexity']:.2f} at ε = {summary['epsilon']:.2f}, δ = {summary['delta']}")
+    print(f"{result.summary['dimension']} of {sum(p.numel() for p in net.parameters())} parameters were trained")
+    print(result)
     print("report:", result.folder / "report.html")
 
 

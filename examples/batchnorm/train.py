@@ -57,8 +57,7 @@ def main() -> None:
         module=net,
         on_round=lambda metrics: print(f"round {metrics.round + 1}: accuracy {metrics.accuracy:.1%}"),
     )
-    summary = result.summary
-    print(f"accuracy {summary['accuracy_last']:.1%} at ε = {summary['epsilon']:.2f}, δ = {summary['delta']}")
+    print(result)
     print("report:", result.folder / "report.html")
 
 

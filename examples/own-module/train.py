@@ -49,7 +49,7 @@ def main() -> None:
     )
     summary = result.summary
     print(f"{summary['dimension']} parameters on the {summary['engine']} engine ({summary['engine_reason']})")
-    print(f"accuracy {summary['accuracy_last']:.1%} at ε = {summary['epsilon']:.2f}, δ = {summary['delta']}")
+    print(result)
 
     image = torch.zeros(1, 1, 8, 8)
     print("the trained module is yours:", tuple(result.module(image).shape), "saved in", result.folder)

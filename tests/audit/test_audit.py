@@ -1,5 +1,6 @@
 """The audit as a whole: holds on production, catches every plant, and cries wolf no oftener than it says."""
 
+import hashlib
 import itertools
 from collections import Counter
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from fedspa.algorithms.fedspa import respond
 from fedspa.audit.gaussian import GAUSSIAN, canaries, engine, release
 from fedspa.audit.gaussian.target import broken, synthetic
 from fedspa.audit.setting import FALSE_ALARM, Setting
@@ -16,8 +18,8 @@ from fedspa.errors import ConfigError
 from fedspa.mechanisms.gaussian.release import noisy_mean
 
 SEEDED = Setting("seeded")
-# What a question of the default audit is given: 13 and 3 for each relation rest on chance.
-ALPHA = FALSE_ALARM / 19
+# What a question of the default audit is given: 15 and 3 for each relation rest on chance.
+ALPHA = FALSE_ALARM / 21
 
 
 @pytest.mark.slow
@@ -37,7 +39,7 @@ def test_production_holds(clip, sampling, mode):
     assert report.holds, [check for check in report.checks if not check.holds]
     chance = [check for check in report.checks if check.confidence < 1]
     exact_sizes = 2 if sampling == "fixed" else 0  # a fixed size leaves nothing to chance
-    assert len(chance) == 13 - exact_sizes + 3 * len(target.relations)
+    assert len(chance) == 15 - exact_sizes + 3 * len(target.relations)
     assert sum(1 - check.confidence for check in chance) == pytest.approx(FALSE_ALARM)
 
 
@@ -55,17 +57,27 @@ def batches(setting, target):
     return [*release.direct_sampler_questions(setting, target), *engine.update_sampler_questions(setting, target)]
 
 
+def masks(setting, target):
+    return [engine.mask_question(setting, target)]
+
+
 # The questions that are there for each mistake, and which of them must see it, in the mechanism and in a run's engine.
 CAUGHT_BY = {
     "sensitivity": (pairs, {"pair, replace-one", "engine: pair, replace-one"}),
     "noise": (noise, {"noise: law", "engine: noise"}),
-    "noise-missing": (noise, {"noise: law", "engine: noise"}),
+    "noise-missing": (noise, {"noise: law", "engine: noise", "engine: law"}),
+    "noise-shared": (noise, {"noise: coordinates", "engine: coordinates"}),
+    "noise-repeated": (noise, {"engine: noise"}),
+    "noise-empty": (noise, {"noise: size", "engine: noise", "engine: law"}),
     "clip": (pairs, {"pair, add-remove", "engine: pair, add-remove"}),
     "mean": (pairs, {"pair, add-remove", "pair, replace-one"}),
     "seed": (noise, {"engine: keys"}),
     "seed-reused": (noise, {"engine: keys"}),
     "sampling": (batches, {"sampler: steps", "engine: steps"}),
     "sampling-fixed": (batches, {"sampler: batch sizes", "engine: batch sizes"}),
+    "sampling-rate": (batches, {"sampler: batch sizes", "sampler: steps", "engine: batch sizes", "engine: steps"}),
+    "sampling-twice": (batches, {"sampler: twice", "engine: twice"}),
+    "mask": (masks, {"engine: mask"}),
 }
 
 
@@ -75,6 +87,23 @@ def test_every_plant_is_caught(name, clip):
     questions, wanted = CAUGHT_BY[name]
     asked = questions(replace(SEEDED, draws=200), GAUSSIAN.planted(name, synthetic(clip=clip)))
     assert {question.name for question in asked if not question.answer(ALPHA).holds} >= wanted
+
+
+def test_a_mask_whose_seed_the_records_choose_is_seen():
+    """Though values and places fit together: the seed itself tells of the records."""
+
+    def of_records(theta, terms, agents, made):
+        seeds = [hashlib.blake2b(agent.x.numpy().tobytes(), digest_size=16).digest() for agent in agents]
+        return respond(theta, terms, [replace(agent, mask_seed=seed) for agent, seed in zip(agents, seeds)], made)
+
+    question = engine.mask_question(SEEDED, replace(synthetic(), respond=of_records))
+    assert not question.answer(0.0).holds
+
+
+@pytest.mark.parametrize("name", ["sampling-fixed", "sampling-rate"])
+def test_a_plant_of_poisson_samples_is_refused_elsewhere(name):
+    with pytest.raises(ConfigError, match="use --plant sampling"):
+        GAUSSIAN.planted(name, synthetic(sampling="fixed"))
 
 
 def test_an_unknown_plant_is_an_error():
@@ -119,6 +148,7 @@ def release_questions(setting, target):
 
 def engine_questions(setting, target):
     yield from (engine.mu_question(setting, target, plan) for plan in target.plans())
+    yield engine.mask_question(setting, target)
     yield from engine.noise_questions(setting, target)
     yield from engine.update_sampler_questions(setting, target)
 

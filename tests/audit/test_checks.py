@@ -21,7 +21,15 @@ from fedspa.audit.gaussian.release import (
     worst_neighbours,
 )
 from fedspa.audit.gaussian.target import broken, synthetic
-from fedspa.audit.questions import columns, cosines, law_question, overlap_question, shares_question, sizes_question
+from fedspa.audit.questions import (
+    columns,
+    cosines,
+    law_question,
+    overlap_question,
+    sampler_questions,
+    shares_question,
+    sizes_question,
+)
 from fedspa.audit.setting import Setting
 from fedspa.engine import native
 from fedspa.mechanisms.gaussian.release import noisy_mean
@@ -129,6 +137,38 @@ class TestSampler:
         assert overlap_question("", plan, expected, 1000).answer(ALPHA).holds
         assert not overlap_question("", plan, round(0.9 * expected), 1000).answer(ALPHA).holds
         assert not overlap_question("", plan, round(1.1 * expected), 1000).answer(ALPHA).holds
+
+    @pytest.mark.parametrize(("records", "batch", "pairs"), [(32, 1, 150), (32, 2, 150), (16, 8, 200)])
+    def test_overlaps_of_fixed_batches_alarm_no_oftener_than_stated(self, records, batch, pairs):
+        """At the rate of a single question, by the exact law of the sum: a normal law in its place alarms on batches of
+        one 15 times too often."""
+        plan = replace(synthetic(sampling="fixed").plan, records=records, batch=batch)
+        one = stats.hypergeom(records, batch, batch).pmf(np.arange(batch + 1))
+        law = np.fft.irfft(np.fft.rfft(one, pairs * batch + 1) ** pairs, pairs * batch + 1)
+        alarming = [
+            not overlap_question("", plan, both, pairs).answer(ALPHA).holds for both in range(pairs * batch + 1)
+        ]
+        assert 0 < law[alarming].sum() <= ALPHA
+
+    @pytest.mark.parametrize(("records", "batch", "draws"), [(64, 2, 150), (60_000, 1, 100), (64, 32, 150)])
+    def test_sizes_of_poisson_batches_alarm_no_oftener_than_stated(self, records, batch, draws):
+        """χ² over cells of some ten expected batches alarmed up to three times as often as its law says."""
+        plan = replace(synthetic().plan, records=records, batch=batch, delta=1e-6)
+        rng, alpha, audits = np.random.default_rng(0), 1e-2, 400
+        drawn = rng.binomial(records, plan.event.rate, size=(audits, draws))
+        alarms = sum(not sizes_question("", plan, sizes, 1).answer(alpha).holds for sizes in drawn)
+        assert alarms <= stats.binom.isf(1e-6, audits, alpha)
+
+    @pytest.mark.parametrize("parts", [1, 2])
+    def test_a_record_that_is_twice_in_one_batch_is_seen(self, parts):
+        """Whatever the sizes: one of 100 pairs of steps is enough."""
+        drawn = np.zeros((parts, 100, 16), dtype=np.int64)
+        drawn[:, :, :4] = 2 // parts
+        (sound,) = (q for q in sampler_questions("", synthetic().plan, drawn) if q.name == ": twice")
+        assert sound.answer(0.0).holds
+        drawn[0, 7, 3] += 1
+        (twice,) = (q for q in sampler_questions("", synthetic().plan, drawn) if q.name == ": twice")
+        assert not twice.answer(0.0).holds
 
     def test_one_batch_of_another_size_breaks_fixed(self):
         plan = synthetic(sampling="fixed").plan

@@ -125,6 +125,17 @@ def test_one_member_that_keeps_its_noise_is_seen() -> None:
     assert failed(retry_questions(Setting(), answering(target, respond))) == {"retry: keys"}
 
 
+def test_a_share_that_an_empty_batch_lacks_is_seen() -> None:
+    """As where a member whose sample is empty has nothing to send, and sends zeros."""
+    target = summed("shares")
+
+    def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
+        for agent, answer in zip(agents, target.respond(theta, terms, agents, engine)):
+            yield answer if len(agent.x) else replace(answer, values=np.zeros_like(answer.values))
+
+    assert {"share: law", "sum: shares"} <= failed(noise_questions(SETTING, answering(target, respond)))
+
+
 def weaker(target: Summed, ratio: float) -> Summed:
     """Shares whose standard deviation is smaller than accounted by this ratio."""
     coins = np.random.default_rng(0)

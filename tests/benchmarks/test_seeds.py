@@ -26,6 +26,15 @@ def test_one_line_names_them_all(log: str) -> None:
         seeds.of_trials(log)
 
 
+@pytest.mark.parametrize(
+    "words", ["0–99", "0-99", "0 to99", "800 to 999.", "0 to 9 and 12", "1,000", "99 to 0", "0 to"]
+)
+def test_a_range_in_other_words_is_refused_and_not_read_as_its_ends(words: str) -> None:
+    text = f"**Seeds of trials**: {words}\n"
+    with pytest.raises(SystemExit, match=r"Seeds of trials.* must read as"):
+        seeds.of_trials(text)
+
+
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (914, 1), (790, 20)])
 def test_a_seed_of_a_trial_is_refused(first: int, count: int) -> None:
     with pytest.raises(SystemExit, match=r"experiments/log\.md"):

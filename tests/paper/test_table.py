@@ -11,7 +11,7 @@ import small_table
 from click import UsageError
 from typer.testing import CliRunner
 
-from fedspa.cli import app
+from fedspa.cli import app, sweeping
 from fedspa.errors import ConfigError, DataError
 from fedspa.paper import cells, rows, shipped, table
 from fedspa.paper.sweep import Outcome
@@ -110,6 +110,47 @@ def test_what_is_compared_runs_with_more_seeds(tmp_path: Path) -> None:
     assert counts(1, False) == dict(zip(names, (1, 3, 3, 1)))
     assert counts(5, False) == dict.fromkeys(names, 5)
     assert counts(1, True) == dict.fromkeys(names, 1)
+
+
+def outcome(**summary: Any) -> Outcome:
+    told = {"accuracy_best": 0.9, "accuracy_last": 0.8, "payload_bytes": 1, "uplink_bytes": 1, "seconds": 1}
+    told |= {"private": True, "epsilon": 1.0, "epsilon_replace_one": 2.0, "participations_max": 5}
+    return Outcome("done", "", {**told, **summary})
+
+
+def test_a_cell_states_what_the_worst_of_its_seeds_paid() -> None:
+    config = load({"privacy": {"epsilon": 1.0}})
+    paid = outcome(epsilon=1.5, epsilon_replace_one=2.5, epsilon_published=3.0, participations_max=6, private=False)
+    found = cells.cell(config, [outcome(epsilon_published=2.0), paid], 2)
+    assert (found["epsilon"], found["epsilon_replace_one"], found["epsilon_published"]) == (1.5, 2.5, 3.0)
+    assert (found["participations_max"], found["private"], found["sound"]) == (6, False, False)
+
+
+def test_a_cell_with_a_seed_that_has_no_epsilon_has_none() -> None:
+    """The largest of those that have one would be no bound of the other."""
+    config = load({"privacy": {"epsilon": 1.0}})
+    found = cells.cell(config, [outcome(), outcome(epsilon=None, epsilon_replace_one=None)], 2)
+    assert found["epsilon"] is None
+    assert found["epsilon_replace_one"] is None
+
+
+def test_other_settings_are_tried_with_seeds_that_no_result_has() -> None:
+    """A table with --set is a trial: were it on the seeds that are printed, these would have chosen the settings."""
+    log = (Path(__file__).parents[2] / "experiments" / "log.md").read_text("utf-8")
+    assert "800 to 999" in log
+    assert sweeping.first_seed(None) == rows.FIRST_SEED
+    assert sweeping.first_seed(["run.tf32=true", "data.dir=elsewhere"]) == rows.FIRST_SEED
+    for word in ("algorithm.server_lr=3", "privacy.epsilon=2", "data.features=aligned", " federation.rounds = 2"):
+        assert sweeping.first_seed(["run.threads=1", word]) == rows.TRIED_SEED
+    with pytest.raises(ConfigError, match="leave it out"):
+        sweeping.first_seed(["run.seed=7"])
+
+
+def test_a_tried_table_runs_with_those_seeds(small: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    words = ["--rows", "fedavg", "--set", "algorithm.server_lr=0.5", "--out", str(tmp_path), "--json"]
+    (row,) = json.loads(call(str(small[0]), *words))["rows"]
+    assert row["published"]["first_seed"] == rows.TRIED_SEED
+    assert small[2]["rows"][2]["published"]["first_seed"] == rows.FIRST_SEED
 
 
 def test_quick_is_quick_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,11 @@ def test_every_point_is_there_and_keeps_its_budget(small: tuple[Path, dict[str, 
     with (folder / "out" / "tradeoff.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["accuracy_last"]) for row in rows] == [p["accuracy_last"]["mean"] for p in found["points"]]
+    terms = {"delta": "0.001", "neighbours": "add-remove", "sampling": "poisson", "unit": "record"}
+    for row in rows:
+        assert terms | {"adversary": "local", "sound": "True", "noise": "seeded"} == {
+            key: row[key] for key in [*row][-7:]
+        }
 
 
 def test_points_carry_the_ratio_that_was_asked_for(tmp_path: Path) -> None:

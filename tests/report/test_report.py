@@ -242,6 +242,8 @@ def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     assert any("summary.json says epsilon_floor" in line for line in problems_of(tmp_path / "sum"))
     (tmp_path / "sum/summary.json").write_text(json.dumps({**summary, "adversary": "local"}))
     assert any("is not a run's summary" in line for line in problems_of(tmp_path / "sum"))
+    (tmp_path / "sum/summary.json").unlink()
+    assert f"Guarantee so far for each record ε = {shown(summary['epsilon'])}" in page(tmp_path / "sum").text
     text = page(tmp_path / "few").text
     assert "Guarantee none" in text
     assert "No accountant bounds the noise of these settings" in text

@@ -94,6 +94,31 @@ def test_an_earlier_study_is_looked_up_and_a_damaged_one_made_anew(
     assert runs
 
 
+def test_a_module_that_was_given_stays_as_it_was(tmp_path: Path) -> None:
+    """It is trained in place by the run itself, which must not begin where a rehearsal ended."""
+    job, records = job_of(tmp_path)
+    assert job.plan is not None
+    module = torch.nn.Linear(6, 2)
+    before = {name: values.clone() for name, values in module.state_dict().items()}
+    rehearsal = Rehearsal(job.config, job.plan, records, module=module)
+    assert rehearsal.curves({}) == rehearsal.curves({})
+    assert all(torch.equal(values, before[name]) for name, values in module.state_dict().items())
+
+
+def test_another_start_is_another_study(tmp_path: Path) -> None:
+    """Scores are looked up by all that decides them: a module's first values do, and a digest of its code has none."""
+    job, records = job_of(tmp_path)
+    assert job.plan is not None
+    first, other = torch.nn.Linear(6, 2), torch.nn.Linear(6, 2)
+    again = torch.nn.Linear(6, 2)
+    again.load_state_dict(first.state_dict())
+    made, alike, apart = (
+        Rehearsal(job.config, job.plan, records, module=module, studies=tmp_path)._path(job.config)
+        for module in (first, again, other)
+    )
+    assert made == alike != apart
+
+
 def test_what_has_no_gaussian_noise_is_told_what_is_left(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "federation": {"agents": 4, "per_round": 4, "rounds": 4},

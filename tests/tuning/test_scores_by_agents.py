@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from fedspa.agent.participate import Invitation, payloads
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
+from fedspa.algorithms.fedspa import respond
 from fedspa.algorithms.scores import deviation, score_plan, score_terms, share
 from fedspa.audit.scores import SCORES, Target
 from fedspa.audit.setting import Setting
@@ -23,6 +26,7 @@ from fedspa.learning.tasks.regression import Regression
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import derive_key
 from fedspa.server.intake import Intake
+from fedspa.wire.payload import Update
 
 SEED = bytes(16)
 
@@ -195,6 +199,17 @@ def test_a_sensitivity_that_forgets_the_other_models_is_caught() -> None:
 
 def test_weak_noise_is_caught() -> None:
     assert "scores: noise" in failed(SCORES.planted("noise", SCORES.synthetic(neighbours="add-remove")))
+
+
+def test_models_that_share_their_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has noise of the right size, and their difference none. (The true counts of these models are the same.)"""
+
+    def shared(*given: Any) -> Iterator[Update]:
+        for answer in respond(*given):
+            yield replace(answer, values=np.full_like(answer.values, answer.values[0]))
+
+    monkeypatch.setattr("fedspa.audit.scores.respond", shared)
+    assert "scores: coordinates" in failed(SCORES.synthetic(neighbours="add-remove"))
 
 
 def test_an_engine_that_counts_tenfold_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:

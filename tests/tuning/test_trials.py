@@ -20,6 +20,8 @@ import fedspa
 from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError
+from fedspa.privacy.accounting import epsilon as priced
+from fedspa.running import Stopped
 from fedspa.runs.halving import SEARCHED, Halving
 from fedspa.server.coordinator import Diverged
 from fedspa.server.optimizers import ServerOptimizer, ServerState
@@ -108,6 +110,34 @@ def test_a_trial_that_crashes_stays_paid_and_drawn_anew_is_paid_again(
     assert max(by_agent.values()) <= 5
     assert recomputed(tmp_path / "run") <= EPSILON
     assert result.summary["epsilon"] <= EPSILON
+
+
+def test_another_grid_is_another_run_and_is_not_resumed(tmp_path: Path) -> None:
+    """Whose turn a round is follows from the candidates: with others, scores of some would choose among them."""
+    stops = iter([False, True])
+    with pytest.raises(Stopped):
+        fedspa.run(searching(tmp_path / "run"), stop=lambda: next(stops))
+    before = len(entries(tmp_path / "run"))
+    for tuning in ({"candidates": [*CANDIDATES[1:], CANDIDATES[0]]}, {"candidates": CANDIDATES[:2]}, {"rounds": 8}):
+        other = searching(tmp_path / "run", tuning=tuning)
+        with pytest.raises(fedspa.FedspaError, match=r"belongs to another run: tuning\.(candidates|rounds) was"):
+            fedspa.run(other, resume=tmp_path / "run")
+    assert len(entries(tmp_path / "run")) == before
+
+
+def test_a_second_search_on_the_same_records_adds_up_in_their_ledger(tmp_path: Path) -> None:
+    """And no study, cache or folder makes it free: the whole cost is above what either run states for itself."""
+    shared = {"ledger": str(tmp_path / "ledger.sqlite")}
+    first, second = (fedspa.run(searching(tmp_path / name, run=shared)).summary for name in ("first", "second"))
+    assert first["epsilon_total"] == pytest.approx(first["epsilon"])
+    assert second["epsilon"] == first["epsilon"]
+    both = Counter(entry["agent"] for entry in export(tmp_path / "ledger.sqlite")["entries"])
+    assert max(both.values()) == 2 * first["participations_max"]
+    # Twice the participations, chosen after releases: never less than as many that were fixed beforehand, by PLD.
+    with Ledger.open(tmp_path / "ledger.sqlite", create=False) as ledger:
+        busiest = max(both, key=lambda agent: both[agent])
+        events = ledger.spent(busiest)
+    assert second["epsilon_total"] > priced(events, first["delta"], neighbours="add-remove") > 1.2 * first["epsilon"]
 
 
 def test_a_trial_that_diverges_does_not_end_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from test_rehearse import made_up
 from test_trials import recomputed
 from tiny_files import mnist
 from typer.testing import CliRunner
 
 import fedspa
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.export import export, lines
 from fedspa.cli import app
+from fedspa.cli.tune import show
 from fedspa.errors import ConfigError
 from fedspa.running import Stopped
 from fedspa.runs.ending import Stopping
+from fedspa.runs.statement import statement
+from fedspa.tuning.study import Study
 
 
 def config(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -139,19 +147,56 @@ def test_a_server_without_records_has_its_agents_score(tmp_path: Path) -> None:
     assert tuning["scoring"]["deviation"][-1] == pytest.approx(noise)
 
 
+@pytest.mark.parametrize(("relation", "apart"), [("add-remove", 1), ("replace-one", 2)])
+def test_what_is_printed_for_both_is_a_closed_form_where_there_is_one(
+    relation: str, apart: int, tmp_path: Path
+) -> None:
+    """Where every record is in every step, n participations of trials, scores and training are one Gaussian release of
+    μ = √n/z (Dong, Roth & Su 2022): no accountant of ours is in this, and the count is of the ledger's lines."""
+    privacy = {"neighbours": relation}
+    asked = config(tmp_path / "run", data={"holdout": 0.0}, algorithm={"batch": 83}, privacy=privacy)
+    summary = fedspa.tune(asked, epsilon=2.0, share=0.5, public="none", data=made_up()).summary
+    assert summary["tuning"]["scoring"]["rounds"]
+    counts = Counter(line[1] for line in lines(tmp_path / "run" / "ledger.sqlite")[1])
+    mu = apart * math.sqrt(max(counts.values())) / summary["noise_multiplier"]
+    epsilon, tail = summary["epsilon"], NormalDist().cdf
+    delta = tail(mu / 2 - epsilon / mu) - math.exp(epsilon) * tail(-mu / 2 - epsilon / mu)
+    assert delta == pytest.approx(summary["delta"], rel=1e-4)
+    assert delta <= summary["delta"] * (1 + 1e-6)
+
+
 def test_what_a_search_found_is_the_first_to_try_in_the_next(tmp_path: Path) -> None:
     first = fedspa.tune(config(tmp_path / "first"), epsilon=2.0, share=0.2, public="none", data=made_up())
     found = first.summary["tuning"]["trials"][first.summary["tuning"]["choice"]]["settings"]
     study = json.loads((tmp_path / "first" / "study.json").read_text("utf-8"))
     assert study["settings"] == found
-    assert study["epsilon"] == first.summary["epsilon"]
+    assert study["guarantee"] == statement(first.summary)
+    assert study["guarantee"].startswith("NOT PRIVATE: THE NOISE WAS SEEDED")
     longer = config(tmp_path / "second", federation={"rounds": 24}, algorithm={"local_lr": 0.2})
     options: dict[str, Any] = {"share": 0.2, "public": "none", "data": made_up(), "study": tmp_path / "first"}
     second = fedspa.tune(longer, epsilon=2.0, **options).summary["tuning"]
     taken = second["trials"][0]["settings"]
     # Twice the rounds, and steps of agents that are twice as long: as far by a quarter of the rate.
     assert taken == {**found, "algorithm.server_lr": pytest.approx(found["algorithm.server_lr"] / 4, rel=0.01)}
-    assert second["rehearsal"]["study"]["epsilon"] == first.summary["epsilon"]
+    assert second["rehearsal"]["study"]["guarantee"] == study["guarantee"]
+
+
+def test_a_study_of_the_first_edition_says_that_its_cost_is_not_known(tmp_path: Path) -> None:
+    kept = {"settings": {"algorithm.ema": 0.5}, "reach": 3.0, "about": {"data": "wards"}, "epsilon": 1.0}
+    (tmp_path / "study.json").write_text(json.dumps(kept), "utf-8")
+    assert Study.read(tmp_path).guarantee == "not recorded"
+
+
+def test_a_study_does_not_write_to_the_terminal_by_itself(tmp_path: Path) -> None:
+    """Its words come from a file that anyone may have sent."""
+    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.0, public="none", data=made_up())
+    study = {"about": {"data": "\x1b[2J[bold]wards"}, "guarantee": "\x1b]0;title\x07"}
+    tuning = {**result.summary["tuning"], "rehearsal": {"study": study, "public": "\x1b[1m", "found": [{}]}}
+    screen = Console(record=True, width=200)
+    show(replace(result, summary={**result.summary, "tuning": tuning}), screen)
+    told = screen.export_text()
+    assert "\x1b" not in told
+    assert "\\x1b[2J[bold]wards" in told
 
 
 def test_with_no_share_the_rehearsals_decide_and_no_round_is_tried(tmp_path: Path) -> None:
@@ -209,9 +254,9 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "Trials: 3 of 10 rounds",
         "Agents' score",
         "by the agents, in 1 of these rounds",
-        "paid for there with ε",
+        "the guarantee there: NOT PRIVATE: THE NOISE WAS SEEDED",
     ):
-        assert part in done.output
+        assert part in " ".join(done.output.split())
     for bad, word in (
         (["tune", "--space", "algorithm.ema"], "--space algorithm.ema: it must read"),
         (["tune", "--resume", "run", "--out", "other"], "--resume goes on with the run as it began"),

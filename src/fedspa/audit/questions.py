@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from fedspa.audit.bounds import cosine_limit, variance_limits
 from fedspa.audit.result import UNBOUNDED, Finding, Question, Unit, certain
@@ -108,13 +108,16 @@ def noise_size(name: str, claimed: float, groups: Sequence[Floats], detail: str)
 
 
 def sampler_questions(prefix: str, plan: Plan, drawn: Integers, last: str = "steps") -> list[Question]:
-    """Whether batches are of the right size, each record is drawn as often as others, and steps start afresh.
+    """Whether batches are of the right size, each record is drawn as often as others, at most once in a step, and steps
+    start afresh.
 
-    Of pairs of successive steps: `drawn` is [2, pairs, records], 1 where the record was drawn in that step, or
+    Of pairs of successive steps: `drawn` is [2, pairs, records], how often the record was drawn in that step, or
     [1, pairs, records], how often it was drawn in the two.
     """
     parts, pairs, _ = drawn.shape
+    twice = int((drawn > 2 // parts).sum())
     return [
+        certain(f"{prefix}: twice", "count", 0.0, float(twice), "records that were drawn more than once in one step"),
         sizes_question(f"{prefix}: batch sizes", plan, drawn.sum(axis=2).ravel(), 2 // parts),
         shares_question(f"{prefix}: records", plan, drawn.sum(axis=(0, 1)), 2 * pairs),
         overlap_question(f"{prefix}: {last}", plan, int((drawn.sum(axis=0) == 2).sum()), pairs),
@@ -122,21 +125,12 @@ def sampler_questions(prefix: str, plan: Plan, drawn: Integers, last: str = "ste
 
 
 def sizes_question(name: str, plan: Plan, sizes: Integers, steps: int) -> Question:
-    """Sizes (each a total over `steps` steps): Binomial(m, q) by χ² for Poisson; exactly B for fixed."""
+    """Sizes (each a total over `steps` steps): Binomial(m, q) for Poisson; exactly B for fixed."""
     if plan.sampling == "fixed":
         off = int((sizes != steps * plan.batch).sum())
         return certain(name, "count", 0.0, float(off), f"batches of another size than B, of {len(sizes)}")
-    law = stats.binom(steps * plan.records, plan.event.rate)
-    # Cells of about equal mass, at least ten expected in each.
-    cells = max(2, min(20, len(sizes) // 10))
-    edges = np.unique(law.ppf(np.arange(1, cells) / cells))
-    expected = len(sizes) * np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]]))
-    observed = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1)
-    keep = expected > 0
-    statistic = float(((observed - expected)[keep] ** 2 / expected[keep]).sum())
-    freedom = max(1, int(keep.sum()) - 1)
-    detail = f"χ² against Binomial(m, q); mean size {sizes.mean() / steps:.3g}, variance {sizes.var() / steps:.3g}"
-    return Question(name, "deviation", lambda alpha: Finding(float(stats.chi2.isf(alpha, freedom)), statistic, detail))
+    detail = f"distance from Binomial(m, q); mean size {sizes.mean() / steps:.3g}, variance {sizes.var() / steps:.3g}"
+    return law_question(name, stats.binom(steps * plan.records, plan.event.rate), [sizes], detail)
 
 
 def shares_question(name: str, plan: Plan, counts: Integers, steps: int) -> Question:
@@ -154,10 +148,16 @@ def overlap_question(name: str, plan: Plan, both: int, pairs: int) -> Question:
         law = stats.binom(pairs * m, q * q)
         chance = 2 * min(float(law.cdf(both)), float(law.sf(both - 1)))
     else:
-        # A pair's overlap is hypergeometric; over many pairs the sum is normal.
-        deviation = math.sqrt(pairs * float(stats.hypergeom(m, plan.batch, plan.batch).var()))
-        chance = 2 * float(stats.norm.sf(abs(both - expected) / deviation)) if deviation > 0 else 1.0
+        # A pair's overlap is hypergeometric, whose moments those of a binomial bound (Hoeffding 1963). So Chernoff's
+        # bound holds whatever the number of pairs, which a normal law in its place does not.
+        draws = pairs * plan.batch
+        chance = 2 * math.exp(-draws * _divergence(both / draws, q))
     return _surprise(name, chance, f"drawn twice in a row: {both}, expected {expected:.0f}")
+
+
+def _divergence(one: float, other: float) -> float:
+    """Kullback–Leibler, of two coins with these chances of heads."""
+    return float(special.rel_entr(one, other) + special.rel_entr(1 - one, 1 - other))
 
 
 def _surprise(name: str, chance: float, detail: str) -> Question:

@@ -22,7 +22,7 @@ from fedspa.algorithms.scores import score_plan
 from fedspa.audit.bounds import mu_lower
 from fedspa.audit.gaussian import target as gaussian
 from fedspa.audit.probe import SEED
-from fedspa.audit.questions import Floats, noise_size, threshold_attack
+from fedspa.audit.questions import Floats, columns, noise_size, threshold_attack
 from fedspa.audit.result import Question, certain
 from fedspa.audit.run import Audited
 from fedspa.audit.setting import Setting
@@ -115,11 +115,16 @@ def mu_question(setting: Setting, target: Target, plan: GaussianPlan) -> Questio
     return threshold_attack(f"scores: μ, {plan.neighbours}", "mu", claimed, sides, middle, mu_lower, detail)
 
 
-def noise_question(setting: Setting, target: Target, plan: GaussianPlan) -> Question:
-    """Whether the noise has the size that a plan of training has on a vector of this norm."""
+def noise_questions(setting: Setting, target: Target, plan: GaussianPlan) -> list[Question]:
+    """Whether the noise has the size that a plan of training has on a vector of this norm, and each model its own: the
+    difference of two counts with the same noise is bare."""
     keys = [setting.key("scores noise", i) for i in range(min(setting.draws, MOST_DRAWS))]
     noise = (_answers(setting, target, plan, "right", keys) - 1 / plan.batch) / _sigma(plan)
-    return noise_size("scores: noise", _claimed(plan), [noise.ravel()], f"{len(keys)} answers on {MODELS} models")
+    detail = f"{len(keys)} answers on {MODELS} models"
+    return [
+        noise_size("scores: noise", _claimed(plan), [noise, *noise.T], detail),
+        columns("scores: coordinates", noise),
+    ]
 
 
 def questions(setting: Setting, target: Target) -> Iterator[Question]:
@@ -127,7 +132,7 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
     for plan in plans:
         yield pair_question(setting, target, plan)
         yield mu_question(setting, target, plan)
-    yield noise_question(setting, target, plans[0])
+    yield from noise_questions(setting, target, plans[0])
 
 
 def _forgetful(plan: GaussianPlan, models: int) -> GaussianPlan:

@@ -25,8 +25,21 @@ DataFolder = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 Jobs = Annotated[int, typer.Option(min=1, max=1024, help="Runs at once, each in its own process.")]
-Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Runs of each setting, with run.seed 2000, 2001 …")]
+Seeds = Annotated[
+    int, typer.Option(min=1, max=1000, help="Runs of each setting, with run.seed 2000, 2001 …; with --set 900, 901 …")
+]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every run.")]
+
+
+def first_seed(overrides: Sequence[str] | None) -> int:
+    """Of the runs' seeds. What is printed counts from one on that no setting was tried with. Whoever sets a key that
+    decides a result tries another setting, with seeds that are for trials."""
+    from fedspa.paper.rows import FIRST_SEED, TRIED_SEED
+
+    keys = [word.partition("=")[0].strip() for word in overrides or ()]
+    if "run.seed" in keys:
+        raise ConfigError("--set run.seed: every setting runs with its own seeds, --seeds of them; leave it out")
+    return TRIED_SEED if any(key.partition(".")[0] != "run" and key != "data.dir" for key in keys) else FIRST_SEED
 
 
 def refuse_foreign(out: Path, files: Sequence[str]) -> None:

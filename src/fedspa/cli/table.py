@@ -53,7 +53,7 @@ def table(
         *sweeping.machine_overrides(device, jobs),
         *(overrides or ()),
     ]
-    planned = tables.plan(path, spec, chosen, seeds, out, quick, settings)
+    planned = tables.plan(path, spec, chosen, seeds, out, quick, settings, sweeping.first_seed(overrides))
     runs = [run for cell in planned.values() for run in cell]
     words = ["table", name, "--seeds", str(seeds), *(["--rows", rows] if rows is not None else [])]
     command = sweeping.command(words, quick, overrides)

@@ -54,7 +54,7 @@ def tradeoff(
         *sweeping.machine_overrides(device, jobs),
         *(overrides or ()),
     ]
-    planned = tradeoff.plan(config, compressions, epsilons, seeds, out, settings)
+    planned = tradeoff.plan(config, compressions, epsilons, seeds, out, settings, sweeping.first_seed(overrides))
     runs = [run for point in planned.values() for run in point]
     words = ["tradeoff", source, "--epsilon", epsilon, "--compression", compression, "--seeds", str(seeds)]
     command = sweeping.command(words, quick, overrides)

@@ -13,7 +13,7 @@ import typer
 
 from fedspa.cli import interrupt
 from fedspa.cli import run as running
-from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning
+from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -142,7 +142,6 @@ def show(result: RunResult, screen: Console) -> None:
     from rich.table import Table
 
     from fedspa.runs.metrics import AGENTS_SCORE, heading, shown_score
-    from fedspa.runs.statement import shown
 
     running.show(result, screen)
     tuning, name = result.summary["tuning"], result.summary["score"]
@@ -162,13 +161,13 @@ def show(result: RunResult, screen: Console) -> None:
             highlight=False,
         )
     if tuning["rehearsal"] is not None and (earlier := tuning["rehearsal"].get("study")) is not None:
-        cost = "" if earlier["epsilon"] is None else f", paid for there with ε = {shown(earlier['epsilon'])}"
-        words = f"Study       settings found on {earlier['about']['data']}{cost}; free here"
-        screen.print(words, highlight=False, markup=False)
+        found = f"settings found on {earlier['about']['data']}; the guarantee there: {earlier['guarantee']}"
+        screen.print(f"Study       {printable(found)}", highlight=False, markup=False)
     if tuning["rehearsal"] is not None and tuning["rehearsal"]["found"]:
         source = tuning["rehearsal"]["public"]
-        where = "the server's held-out records" if source == "holdout" else source
-        screen.print(f"Rehearsals  {len(tuning['rehearsal']['found'])} on {where}, for nothing", highlight=False)
+        where = "the server's held-out records" if source == "holdout" else f"{printable(source)}, called public here"
+        words = f"Rehearsals  {len(tuning['rehearsal']['found'])} on {where}, for nothing"
+        screen.print(words, highlight=False, markup=False)
     if tuning["test"] is not None:
         screen.print(
             f"Test        {heading(name)} [bold]{shown_score(name, tuning['test'].get(name))}[/bold] on the test "

@@ -13,10 +13,11 @@ from fedspa.runs.guarantee import SEEDED
 
 # Taken over from the summaries as they are: the same for every seed, or of the first where they may differ a little.
 _SAME = (
-    *("epsilon", "epsilon_replace_one", "epsilon_published", "delta", "neighbours", "sampling", "accountant"),
-    *("unit", "private", "noise", "noise_multiplier", "participations_max", "coding", "compression", "dimension"),
-    *("rounds", "agents", "engine", "tf32", "adversary", "members", "colluders"),
+    *("delta", "neighbours", "sampling", "accountant", "unit", "noise", "noise_multiplier", "coding", "compression"),
+    *("dimension", "rounds", "agents", "engine", "tf32", "adversary", "members", "colluders"),
 )
+# What may differ from seed to seed, and is stated as it was for the one that paid most.
+_LARGEST = ("epsilon", "epsilon_replace_one", "epsilon_published", "participations_max")
 
 
 # Of a cell none of whose runs is over.
@@ -45,8 +46,8 @@ def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, A
         "accuracy_best": spread([100 * run["accuracy_best"] for run in done]),
         "accuracy_last": spread([100 * run["accuracy_last"] for run in done]),
         **{key: done[0].get(key) for key in _SAME},
-        **{key: _largest([run[key] for run in done]) for key in ("epsilon", "epsilon_replace_one")},
-        "epsilon_floor": _floor([run.get("epsilon_floor") for run in done]),
+        **{key: largest([run.get(key) for run in done]) for key in (*_LARGEST, "epsilon_floor")},
+        "private": all(run["private"] for run in done),
         "payload_bytes": statistics.mean(run["payload_bytes"] for run in done),
         "uplink_bytes": statistics.mean(run["uplink_bytes"] for run in done),
         "per_round": config.federation.per_round,
@@ -92,12 +93,7 @@ def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *lines))
 
 
-def _largest(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
-
-
-def _floor(values: Sequence[float | None]) -> float | None:
-    """Of sums None is infinite, and elsewhere there is no floor."""
+def largest(values: Sequence[float | None]) -> float | None:
+    """None where a run has none: no ε is not an ε of 0, and of sums a floor of None is infinite."""
     known = [value for value in values if value is not None]
     return max(known) if len(known) == len(values) else None

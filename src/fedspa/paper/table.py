@@ -16,7 +16,14 @@ from fedspa.runs.statement import shown
 
 
 def plan(
-    path: Path, spec: TableSpec, chosen: Sequence[Row], seeds: int, out: Path, quick: bool, overrides: Sequence[str]
+    path: Path,
+    spec: TableSpec,
+    chosen: Sequence[Row],
+    seeds: int,
+    out: Path,
+    quick: bool,
+    overrides: Sequence[str],
+    first_seed: int = rows.FIRST_SEED,
 ) -> dict[str, list[Planned]]:
     """Cell → its runs, one per seed. Rows change slowest, so that a table that is cut off has whole rows."""
     planned: dict[str, list[Planned]] = {}
@@ -25,7 +32,7 @@ def plan(
             small = [] if not quick else spec.quick if trial.quick is None else trial.quick
             key = row.cell(setting)
             count = seeds if quick else max(seeds, trial.seeds)
-            for seed in range(rows.FIRST_SEED, rows.FIRST_SEED + count):
+            for seed in range(first_seed, first_seed + count):
                 name = f"{key}-seed-{seed}"
                 own = [f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
                 run = Planned(name, rows.trial_config(path, trial, [*small, *overrides, *own]))

@@ -22,6 +22,8 @@ from fedspa.runs.config import Config, load
 
 Point = tuple[float, float]  # p, ε
 
+# No ε without what it is relative to, in no file.
+_TERMS = ("delta", "neighbours", "sampling", "unit", "adversary", "sound", "noise")
 CSV_COLUMNS = (
     "compression",
     "epsilon",
@@ -30,7 +32,7 @@ CSV_COLUMNS = (
     "accuracy_best",
     "accuracy_best_std",
     "seeds",
-    "noise",
+    *_TERMS,
 )
 
 
@@ -41,6 +43,7 @@ def plan(
     seeds: int,
     out: Path,
     overrides: Sequence[str],
+    first_seed: int = FIRST_SEED,
 ) -> dict[Point, list[Planned]]:
     """(p, ε) → its runs, one per seed; ε changes slowest, so that a sweep that is cut off has whole comparisons."""
     base = load(config, overrides)
@@ -49,7 +52,7 @@ def plan(
     planned: dict[Point, list[Planned]] = {}
     for epsilon in epsilons:
         for p in compressions:
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+            for seed in range(first_seed, first_seed + seeds):
                 name = f"epsilon-{epsilon:g}-p-{p:g}-seed-{seed}"
                 own = [*_at(base, p, epsilon), f"run.seed={seed}", f"run.out={json.dumps(str(out / 'runs' / name))}"]
                 run = Planned(name, load(config, [*overrides, *own]))
@@ -87,7 +90,8 @@ def as_csv(curves: Mapping[str, Any]) -> str:
         if "accuracy_last" in point:
             last, best = point["accuracy_last"], point["accuracy_best"]
             spreads = [last["mean"], last["std"], best["mean"], best["std"]]
-            writer.writerow([point["compression"], point["epsilon_target"], *spreads, point["seeds"], point["noise"]])
+            told = [point["compression"], point["epsilon_target"], *spreads, point["seeds"]]
+            writer.writerow([*told, *(point[term] for term in _TERMS)])
     return text.getvalue()
 
 

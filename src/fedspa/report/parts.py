@@ -205,7 +205,9 @@ def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
         return Card("Guarantee", "none: a simulation", detail, True)
     if not facts["private"]:
         return Card("Guarantee", "not private", f"not a guarantee: ε = {shown(facts['epsilon'])}, {terms}", True)
-    return Card(f"Guarantee for each {protected(facts)}", f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
+    so_far = "" if run.finished else " so far"
+    told = f"Guarantee{so_far} for each {protected(facts)}"
+    return Card(told, f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
 
 
 def _kept_together(text: str) -> str:

@@ -88,9 +88,19 @@ class RunRecord:
 
     @property
     def best(self) -> int | None:
-        """The round with the best of them."""
-        known = [value for value in self.scores if value is not None]
-        return self.scores.index(better(self.headline)(known)) if known else None
+        """The round with the best of them, of those that made the model: trials that were dropped did not."""
+        known = {t: value for t, value in enumerate(self.scores) if value is not None and t not in self._dropped}
+        wanted = better(self.headline)(known.values()) if known else None
+        return next((t for t, value in known.items() if value == wanted), None)
+
+    @property
+    def _dropped(self) -> set[int]:
+        tuning = None if self.summary is None else self.summary.get("tuning")
+        if not isinstance(tuning, dict) or not isinstance(tuning.get("trials"), list):
+            return set()
+        others = [trial for number, trial in enumerate(tuning["trials"]) if number != tuning.get("choice")]
+        told = [of.get("rounds") for of in (*others, tuning.get("scoring")) if isinstance(of, dict)]
+        return {t for rounds in told if isinstance(rounds, list) for t in rounds if isinstance(t, int)}
 
     @property
     def sent(self) -> tuple[int, int, float]:

@@ -66,7 +66,7 @@ def search(run: RunRecord) -> Search | None:
         ["", "Settings", "Rounds", f"{heading(AGENTS_SCORE if asked else name)} after each", "Uploads"],
         rows + scored,
         _spent(run, taken + sum(row[2].count(",") + 1 for row in scored)),
-        *_rehearsed(found.get("rehearsal"), name),
+        *_free(found.get("rehearsal"), name),
         _test(found.get("test"), name),
     )
 
@@ -93,11 +93,26 @@ def _spent(run: RunRecord, taken: int) -> str:
     words = f"The search took {taken} of {len(run.metrics)} rounds."
     after, end = (run.metrics[t].epsilon if taken else None for t in (taken - 1, -1))
     if after is not None and end is not None:
+        flaw = "" if run.metrics[-1].private else " (no guarantee: see the top)"
         words += (
-            f" After it the agent that spent most stood at ε = {shown(after)}, and at the end at {shown(end)}, trials "
-            "included: each was in the ledger before it ran."
+            f" After it the agent that spent most stood at ε = {shown(after)}, and at the end at {shown(end)}{flaw}, "
+            "trials included: each was in the ledger before it ran."
         )
     return words + " The model that was chosen trained on from where its trial had brought it."
+
+
+def _free(found: object, name: str) -> tuple[list[list[str]], str]:
+    """What was rehearsed, and where settings came from that nobody paid for in this run."""
+    rows, words = _rehearsed(found, name)
+    study = found.get("study") if isinstance(found, dict) else None
+    if not isinstance(study, dict):
+        return rows, words
+    about = study.get("about")
+    where = about.get("data") if isinstance(about, dict) else None
+    return rows, (
+        f"{words} Settings of an earlier search on {where or 'data without a name'} were tried first. This run's ε "
+        f"does not count what that search cost, which was: {study.get('guarantee', 'not recorded')}."
+    )
 
 
 def _rehearsed(found: object, name: str) -> tuple[list[list[str]], str]:
@@ -108,10 +123,12 @@ def _rehearsed(found: object, name: str) -> tuple[list[list[str]], str]:
     known = [(float(score), settings) for score, settings in rows if isinstance(score, int | float)]
     known.sort(reverse=name not in LOWER)
     source = found.get("public")
-    where = "the server's own held-out records" if source == "holdout" else f"the public records {source}"
+    where = "the server's own held-out records, which are no agent's"
+    if source != "holdout":
+        where = f"the records {source}, which whoever ran this called public"
     free = (
-        f"{len(rows)} settings were rehearsed on {where}, under the noise of this run: no agent's record is in that, "
-        f"and it cost nothing. {len(rows) - len(known)} diverged."
+        f"{len(rows)} settings were rehearsed on {where}, under the noise of this run, and that is in no ledger. "
+        f"{len(rows) - len(known)} diverged."
     )
     return [[settings, shown_score(name, score)] for score, settings in known[:_MOST]], free
 

@@ -16,7 +16,7 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import provenance, with_commits
 from fedspa.runs.resume import refuse_other_scores, saved
 from fedspa.runs.setup import Job
-from fedspa.runs.summary import summarise
+from fedspa.runs.summary import reached, summarise
 from fedspa.runs.trials import Trials
 from fedspa.server.coordinator import Coordinator
 
@@ -84,5 +84,6 @@ class Course:
         # What is said of the result is said of the settings that made it.
         job = self.job if self._trials is None else self._trials.chosen(self.job)
         summary = summarise(job, self.history, guarantee, self.seconds, self.server.closing(), total)
-        summary |= {} if self._trials is None else {"tuning": self._trials.told()}
+        if self._trials is not None:
+            summary |= {**reached(job.server.model.task, self._trials.own), "tuning": self._trials.told()}
         return {**summary, "provenance": provenance(job.config, self._facts, summary["engine"])}

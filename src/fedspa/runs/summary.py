@@ -85,7 +85,7 @@ def summarise(
     return {
         "algorithm": config.algorithm.name,
         "task": task.name,
-        **_reached(task, history),
+        **reached(task, history),
         "accuracy_by_class": closing.by_class,
         "baseline": None if baseline is None else baseline.score,
         "baseline_answer": None if baseline is None else baseline.answer,
@@ -116,8 +116,8 @@ def summarise(
     }
 
 
-def _reached(task: Task, history: Sequence[RoundMetrics]) -> dict[str, Any]:
-    """The score that the task is judged by, and accuracy under its own name."""
+def reached(task: Task, history: Sequence[RoundMetrics]) -> dict[str, Any]:
+    """The score that the task is judged by after these rounds, and accuracy under its own name."""
     found = [metrics.score for metrics in history]
     known = [value for value in found if not math.isnan(value)]
     best, last = better(task.headline)(known) if known else None, None if math.isnan(found[-1]) else found[-1]

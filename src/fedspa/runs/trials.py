@@ -102,6 +102,13 @@ class Trials(Coordinator):
         """The candidate of the round that the run is in: the winner, once the search is over."""
         return self.turn(self._round).trial
 
+    @property
+    def own(self) -> list[RoundMetrics]:
+        """The rounds that made the model of the choice: what a dropped one scored is no score of the run's result."""
+        turns = [self.turn(t) for t in range(min(len(self.history), self.halving.rounds))]
+        dropped = {t for t, turn in enumerate(turns) if turn.scoring or turn.trial != self.choice}
+        return [metrics for t, metrics in enumerate(self.history) if t not in dropped]
+
     def chosen(self, job: _Job) -> _Job:
         """The job with the settings of the candidate that was chosen."""
         return replace(job, config=settled(job.config, self.candidates[self.choice]), server=self._jobs[self.choice])

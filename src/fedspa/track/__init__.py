@@ -5,6 +5,7 @@ What is logged is what metrics.jsonl and summary.json hold: the server's side, n
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from importlib import import_module
@@ -15,6 +16,7 @@ from typing import Any
 from fedspa.errors import ConfigError, first_line
 from fedspa.runs.config import Config
 from fedspa.runs.folder import Follower
+from fedspa.runs.statement import statement
 
 log = logging.getLogger(__name__)
 
@@ -73,3 +75,12 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
         for key, value in {**metrics.get("scores", {}), **metrics}.items()
         if key != "round" and isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def words(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What is to be read beside the numbers. Where settings were searched, a config has only those that it began with:
+    which of them trained the model is said, too."""
+    found = {"guarantee": statement(summary), "warnings": "\n".join(summary["warnings"])}
+    if (tuning := summary.get("tuning")) is not None:
+        found["chosen"] = json.dumps(tuning["trials"][tuning["choice"]]["settings"])
+    return found

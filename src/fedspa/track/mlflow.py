@@ -13,8 +13,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 from mlflow.tracking import MlflowClient
 
 from fedspa.runs.config import Config
-from fedspa.runs.statement import statement
-from fedspa.track import figures
+from fedspa.track import figures, words
 
 EXPERIMENT = "fedspa"
 _TAG = "fedspa.folder"
@@ -44,8 +43,8 @@ class MLflow:
             self._client.log_metric(self._id, key, value, step=metrics["round"] + 1)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._client.set_tag(self._id, "fedspa.guarantee", statement(summary))
-        self._client.set_tag(self._id, "fedspa.warnings", "; ".join(summary["warnings"]))
+        for name, text in words(summary).items():
+            self._client.set_tag(self._id, f"fedspa.{name}", text)
         self._client.set_terminated(self._id, "FINISHED")
 
     def close(self) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from fedspa.runs.config import Config, to_toml
-from fedspa.runs.statement import statement
-from fedspa.track import figures
+from fedspa.track import figures, words
 
 
 class TensorBoard:
@@ -25,8 +24,8 @@ class TensorBoard:
             self._writer.add_scalar(key, value, metrics["round"] + 1)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._text("guarantee", statement(summary))
-        self._text("warnings", "\n".join(summary["warnings"]))
+        for name, text in words(summary).items():
+            self._text(name, text)
 
     def close(self) -> None:
         self._writer.close()

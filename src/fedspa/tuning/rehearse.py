@@ -1,6 +1,6 @@
 """The run rehearsed on records that are not the agents': those that the server holds out for scoring, or a public
-data set. Nothing of an agent is in it, so it is in no ledger and costs nothing. A data set that holds the agents' own
-is refused.
+data set. Nothing of an agent is to be in it, so it is in no ledger and costs nothing. A data set that holds more than a
+few of the agents' records is refused; beyond that, who calls it public answers for that.
 
 A rehearsal has the round of the real run: as many agents, the same masks, the same sampling rate, steps and clip, and
 noise of the same size on the mean gradient. Only the records are others, and fewer. So what it finds out about rates,
@@ -106,10 +106,15 @@ class Rehearsal:
             [
                 __version__,
                 [digests_of(part) for part in self._parts],
-                None if module is None else digest.of_module(module),
-                None if task is None else digest.of_function(task),
+                *self._learned(),
             ]
         )
+
+    def _learned(self) -> list[str]:
+        """What learns, whoever brings it: its code, which a name in the config does not tell, and its first values."""
+        module, task, metrics = self._given
+        model = prepare(self._config, self._parts[0], module, task, metrics).server.model
+        return [digest.of_module(model.module), digest.of_function(model.task), digest.of_tensors([model.flatten()])]
 
     def curves(self, settings: Settings) -> Curves:
         config = settled(self._config, settings)

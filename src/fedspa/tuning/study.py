@@ -29,15 +29,16 @@ NAME = "study.json"
 @dataclass(frozen=True, slots=True)
 class Study:
     """`settings` won. `reach` is how far they let θ get in the whole run, which stays the same where a run is longer.
-    `about` says what they were found on, and `epsilon` what search and training cost there."""
+    `about` says what they were found on, and `guarantee` what search and training promised there, in full: an ε alone
+    does not tell whether its noise was seeded."""
 
     settings: dict[str, bool | int | float | str]
     reach: float
     about: dict[str, str | int | float]
-    epsilon: float | None
+    guarantee: str = "not recorded"  # as by the first edition
 
     @staticmethod
-    def of(config: Config, settings: Settings, plan: Plan, epsilon: float | None) -> Study:
+    def of(config: Config, settings: Settings, plan: Plan, guarantee: str) -> Study:
         """Of a search that is over; `config` is the run's with the winner's settings in it."""
         federation = config.federation
         about: dict[str, str | int | float] = {
@@ -49,7 +50,7 @@ class Study:
             "records": plan.records,
             "rounds": federation.rounds,
         }
-        return Study(dict(settings), _reach(config, plan), about, epsilon)
+        return Study(dict(settings), _reach(config, plan), about, guarantee)
 
     @staticmethod
     def read(path: Path) -> Study:

@@ -37,6 +37,7 @@ from fedspa.runs.halving import Halving, Settings, refuse_other_keys, settled
 from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import Job, Simulated, prepare, with_targets
+from fedspa.runs.statement import statement
 from fedspa.runs.trials import scoring_rounds
 from fedspa.runs.tuning_section import ScoredBy, Tuning
 from fedspa.server.evaluation import Evaluation
@@ -139,7 +140,7 @@ def tune(
     def started(job: Simulated, folder: Path) -> None:
         told = {
             "public": public,
-            "study": None if earlier is None else {"about": earlier.about, "epsilon": earlier.epsilon},
+            "study": None if earlier is None else {"about": earlier.about, "guarantee": earlier.guarantee},
             "found": [{"settings": dict(r.settings), "score": r.score} for r in rehearsed],
         }
         durable.replace_text(folder / "rehearsal.json", json.dumps(told, ensure_ascii=False, allow_nan=False) + "\n")
@@ -289,7 +290,7 @@ def _judged(
     tuning["test"] = _test_scores(job, result, data, module)
     settings = tuning["trials"][tuning["choice"]]["settings"]
     assert job.plan is not None  # a run without one has no trials
-    Study.of(settled(config, settings), settings, job.plan, result.summary["epsilon"]).write(result.folder)
+    Study.of(settled(config, settings), settings, job.plan, statement(result.summary)).write(result.folder)
     kept = result.folder / "rehearsal.json"
     tuning["rehearsal"] = json.loads(kept.read_text("utf-8")) if kept.exists() else None
     summary = {**result.summary, "tuning": tuning}

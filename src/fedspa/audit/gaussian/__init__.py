@@ -25,6 +25,7 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
     for plan in target.plans():
         yield engine.pair_question(setting, target, plan)
         yield engine.mu_question(setting, target, plan)
+    yield engine.mask_question(setting, target)
     yield from engine.noise_questions(setting, target)
     yield from engine.update_sampler_questions(setting, target)
     yield from canaries.run_questions(setting, target)

@@ -12,13 +12,22 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from fedspa.audit.bounds import mu_lower
 from fedspa.audit.gaussian.release import q_one
 from fedspa.audit.gaussian.target import FAINT, Target
 from fedspa.audit.probe import DIMENSION, INPUTS, SEED, WEIGHTS, answers, certain_model, replayed_keys
-from fedspa.audit.questions import Floats, cosines, noise_size, sampler_questions, threshold_attack
+from fedspa.audit.questions import (
+    Floats,
+    columns,
+    cosines,
+    law_question,
+    noise_size,
+    sampler_questions,
+    threshold_attack,
+)
 from fedspa.audit.result import UNBOUNDED, Question, certain
 from fedspa.audit.setting import Setting
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -43,12 +52,19 @@ def _releases(
     t: int = 0,
 ) -> Floats:
     """The sum of the τ releases in each update, [keys, k] in gradient units: one agent for each key."""
+    return _of_agents(setting, target, plan, [(*records, key) for key in keys], t)[0]
+
+
+def _of_agents(
+    setting: Setting, target: Target, plan: GaussianPlan, agents: Sequence[tuple[Tensor, Tensor, bytes]], t: int = 0
+) -> tuple[Floats, list[bytes]]:
+    """The same of agents with these records x, y and keys, and the seed that each names as its mask's."""
     scale = plan.dimension / plan.active
     rate = 1e-6 / (scale * max(plan.sigma, plan.clip_norm / plan.batch))
     layers = LAYERS if plan.active < DIMENSION else None
-    agents = [(*records, key) for key in keys]
     updates = answers(setting, target, certain_model(), plan, agents, t, rate, layers)
-    return np.stack([update.values for update in updates]).astype(np.float64) / (-rate * scale)
+    values = np.stack([update.values for update in updates]).astype(np.float64) / (-rate * scale)
+    return values, [update.mask_seed for update in updates]
 
 
 def _probe_plan(plan: GaussianPlan) -> GaussianPlan:
@@ -111,20 +127,45 @@ def mu_question(setting: Setting, target: Target, plan: GaussianPlan) -> Questio
     return threshold_attack(f"engine: μ, {plan.neighbours}", "mu", claimed, sides, middle, mu_lower, detail)
 
 
+def mask_question(setting: Setting, target: Target) -> Question:
+    """Agents with one record each, which pulls at two weights: an update moves where its mask has these, and nowhere
+    else, and the mask is the one that was announced. One that the records choose tells of them without any noise."""
+    plan = _probe_plan(replace(target.plan, batch=1, records=1, clip_rule="given"))
+    key, one = setting.key("engine mask"), torch.ones(1, dtype=torch.int64)
+    pulls = 10 * plan.clip_norm * torch.eye(INPUTS)
+    agents = [(*_records(plan, None), key), *((pull[None], one, key) for pull in pulls)]
+    values, seeds = _of_agents(setting, target, plan, agents)
+    moved = np.abs(values[1:] - values[0]) > TOLERANCE * plan.clip_norm / plan.batch
+    wanted = layered_coordinates(SEED, LAYERS) % INPUTS == np.arange(INPUTS)[:, None]
+    wrong = int((moved != wanted).sum()) + sum(seed != SEED for seed in seeds)
+    detail = f"{_engine(setting, target)}: values off the mask's places, or masks of another seed, of {len(agents)}"
+    return certain("engine: mask", "count", 0.0, float(wrong), detail)
+
+
 def noise_questions(setting: Setting, target: Target) -> list[Question]:
     """Updates of null records, agent by agent and round by round, and once more with other private keys.
 
     Noise that is shared between agents or rounds would repeat within a turn; noise shared by the steps of one update
-    would make it √τ too large.
+    would make it √τ too large. Updates of a single step say more of its law; of two records one is expected in a batch,
+    so that a Poisson sample is empty once in four times, and has noise none the less.
     """
     # A private clip, and with it the noise, would move from step to step.
     plan = replace(_probe_plan(target.plan), local_steps=STEPS, clip_rule="given")
     nothing = _records(plan, None)
     turns = [_releases(setting, target, plan, nothing, keys, t) for t, keys in replayed_keys(setting)]
     values = np.concatenate(turns) / (plan.sigma * math.sqrt(STEPS))
-    detail = f"{_engine(setting, target)}: updates of {STEPS} steps, {values.size} values"
+    few = replace(plan, local_steps=1, batch=1, records=2)
+    keys = [setting.key("engine noise", i) for i in range(min(setting.draws, MOST_DRAWS))]
+    single = _releases(setting, target, few, _records(few, None), keys) / few.sigma
+    name = _engine(setting, target)
+    detail = f"{name}: {len(values)} updates of {STEPS} steps, {len(single)} of one on few records"
+    groups = [np.concatenate([values, single]), values, single, *single.T]
     return [
-        noise_size("engine: noise", target.claimed_mu(plan), [values], detail),
+        noise_size("engine: noise", target.claimed_mu(plan), groups, detail),
+        law_question(
+            "engine: law", stats.norm, [single], f"{name}: distance from the normal law, {single.size} values"
+        ),
+        columns("engine: coordinates", single),
         cosines("engine: keys", values, "pairs of updates over agents, rounds and a replay"),
     ]
 

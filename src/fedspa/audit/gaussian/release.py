@@ -216,5 +216,5 @@ def direct_sampler_questions(setting: Setting, target: Target) -> list[Question]
     pairs = max(50, min(setting.draws, MOST_VALUES // (2 * plan.records)))
     drawn = np.zeros((2 * pairs, plan.records), dtype=np.int64)
     for row, indices in zip(drawn, islice(target.batches(plan, setting.stream("batches")), 2 * pairs)):
-        row[indices] = 1
+        np.add.at(row, indices, 1)
     return sampler_questions("sampler", plan, drawn.reshape(pairs, 2, -1).swapaxes(0, 1))

@@ -142,6 +142,26 @@ def _missing_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, 
     return noisy, clip_value
 
 
+def _shared_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+    """One value of noise for two coordinates: σ and the law are right, and their difference has none."""
+    parts = list(chunks)
+    noisy, clip_value = noisy_mean(parts, plan, noise, on_grid=on_grid)
+    twin = slice(1, 2 * (plan.active // 2), 2)
+    clear = noisy_mean(parts, replace(plan, noise_multiplier=FAINT), noise, on_grid=on_grid)[0]
+    noisy[twin] = clear[twin] + (noisy - clear)[0 : 2 * (plan.active // 2) : 2]
+    return noisy, clip_value
+
+
+def _silent_when_empty(
+    chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool
+) -> tuple[Tensor, float]:
+    """No noise where nobody was drawn, as where a training loop skips an empty batch."""
+    parts = [part for part in chunks if len(part)]
+    if not parts:
+        return torch.zeros(plan.active, dtype=torch.float64), plan.clip_value
+    return noisy_mean(parts, plan, noise, on_grid=on_grid)
+
+
 def _clipped_mean(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
     """The batch's mean is clipped, not each example."""
     rows = torch.cat([torch.zeros(0, plan.active), *chunks]).nan_to_num()
@@ -170,17 +190,42 @@ def _fixed_size(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
         yield stream.choice_without_replacement(plan.records, plan.batch)
 
 
+def _twice(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
+    """The first record of a batch is in it twice."""
+    for batch in fresh_batches(plan, stream):
+        yield np.concatenate([batch[:1], batch])
+
+
+def _larger_rate(target: Target) -> Target:
+    """Records drawn with 1.25 times the rate that is accounted, in Poisson samples."""
+    if target.plan.sampling == "fixed":
+        raise ConfigError("--plant sampling-rate is of Poisson samples; use --plant sampling-twice or sampling")
+
+    def batches(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
+        while True:
+            yield draw_batch(plan.sampling, plan.batch, min(1.0, 1.25 * plan.rate), plan.records, stream)
+
+    return broken(target, batches=batches)
+
+
 def _fixed_for_poisson(target: Target) -> Target:
     if target.plan.sampling == "fixed":
         raise ConfigError("--plant sampling-fixed is no mistake under --sampling fixed; use --plant sampling")
     return broken(target, batches=_fixed_size)
 
 
-def broken(target: Target, batches: Batches = fresh_batches, release: Release = release) -> Target:
-    """`target` with that sampler and that release, in an engine that has them too."""
+def broken(
+    target: Target,
+    batches: Batches = fresh_batches,
+    release: Release = release,
+    *,
+    largest: bool = False,
+    stale: bool = False,
+) -> Target:
+    """`target` with that sampler and that release, in an engine that has them too, and mistakes of its own."""
 
     def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
-        return _BrokenEngine(GenericEngine(module), batches, release)
+        return _BrokenEngine(GenericEngine(module), batches, release, largest, stale)
 
     return replace(target, batches=batches, release=release, engine=make_engine)
 
@@ -189,22 +234,32 @@ PLANTS: dict[str, Callable[[Target], Target]] = {
     "sensitivity": _papers_sensitivity,
     "noise": lambda target: broken(target, release=_weak_noise),
     "noise-missing": lambda target: broken(target, release=_missing_noise),
+    "noise-shared": lambda target: broken(target, release=_shared_noise),
+    "noise-empty": lambda target: broken(target, release=_silent_when_empty),
+    "noise-repeated": lambda target: broken(target, stale=True),
     "clip": lambda target: broken(target, release=_clipped_mean),
     "mean": lambda target: broken(target, release=_realised_mean),
     "seed": lambda target: replace(target, respond=public_key(target.respond)),
     "seed-reused": lambda target: replace(target, respond=one_key(target.respond)),
     "sampling": lambda target: broken(target, batches=_epochs),
     "sampling-fixed": _fixed_for_poisson,
+    "sampling-rate": _larger_rate,
+    "sampling-twice": lambda target: broken(target, batches=_twice),
+    "mask": lambda target: broken(target, largest=True),
 }
 
 
 @dataclass(frozen=True)
 class _BrokenEngine:
-    """`engine.local.local_steps` once more, with a mistake in its sampling or its release."""
+    """`engine.local.local_steps` once more, with a mistake in its sampling or its release. With `largest` it trains on
+    the coordinates on which the records' gradients are largest, in place of those that the mask's seed names; with
+    `stale` every step has the noise of the first."""
 
     gradients: GenericEngine
     batches: Batches
     release: Release
+    largest: bool = False
+    stale: bool = False
     name: str = "planted"
     separates_records: bool = False
 
@@ -214,14 +269,18 @@ class _BrokenEngine:
     def _steps(self, theta: Tensor, task: LocalTask) -> LocalResult:
         if task.plan is None:
             raise ConfigError("a plant breaks a privacy plan; this algorithm has none: audit fedspa or dp-fed")
-        plan = task.plan
+        plan, coordinates = task.plan, task.coordinates
         batches = self.batches(plan, Stream(derive_key(task.key, "sampling")))
         noise = Stream(derive_key(task.key, "noise"))
-        active = slice(None) if task.coordinates is None else task.coordinates
+        if self.largest and coordinates is not None:
+            total = sum(rows.abs().sum(dim=0) for rows in self.gradients.rows(theta, task.x, task.y, None))
+            coordinates = torch.as_tensor(total).topk(len(coordinates)).indices.sort().values
+        active = slice(None) if coordinates is None else coordinates
         local = theta.clone()
         for _ in range(task.local_steps):
             index = torch.from_numpy(next(batches))
-            rows = self.gradients.rows(local, taken(task.x, index), taken(task.y, index), task.coordinates)
+            rows = self.gradients.rows(local, taken(task.x, index), taken(task.y, index), coordinates)
+            noise = Stream(derive_key(task.key, "noise")) if self.stale else noise
             step, _ = self.release(rows if len(index) else iter(()), plan, noise, task.exact)
             local[active] -= (task.local_lr * task.scale * step).to(local)
         return LocalResult((local - theta)[active], plan.clip_value)

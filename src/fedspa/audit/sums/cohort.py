@@ -118,8 +118,9 @@ class Cohort:
         # The server knows names and public keys, and these alone.
         self._secrets = played_keys(setting.key("members"), range(target.aggregation.members))
 
-    def heard(self, t: int, attempt: int = 1, first: float | None = None) -> Heard:
-        """The attempt at round t. The first member's first record is x = first·(1, …, 1) of label 1, or null."""
+    def heard(self, t: int, attempt: int = 1, first: float | None = None, *, empty: bool = False) -> Heard:
+        """The attempt at round t. The first member's first record is x = first·(1, …, 1) of label 1, or null; `empty`:
+        no member has any, and every batch is as a Poisson sample in which nobody was drawn."""
         setting, target = self._setting, self._target
         numbers: list[Integers] = []
         algorithm = replace(target.algorithm, respond=overheard(target.algorithm, numbers))
@@ -129,7 +130,7 @@ class Cohort:
         invitation = Invitation(self._run, algorithm, terms, theta, "int", setting.noise_mode, attempt, session)
         agents = {}
         for number, (name, secret) in enumerate(self._secrets.items()):
-            x, y = _records(target.plan.batch, first if number == 0 else None)
+            x, y = _records(0 if empty else target.plan.batch, first if number == 0 else None)
             key = agent_key(setting.key("cohort", self._run, attempt), t, number)
             agents[name] = Agent(number, x, y, SEED, key, setting.exact, secret=secret)
         return Heard(session, target.send(invitation, agents, self._engine), np.stack(numbers))

@@ -23,9 +23,10 @@ DELTA = 0.1
 
 
 def noise_questions(setting: Setting, target: Summed) -> list[Question]:
-    """Sums over members without a gradient: whether they are what was sent, and how many shares of noise they hold."""
-    cohort = Cohort(setting, target, "silent")
-    rounds = [cohort.heard(t) for t in range(min(setting.draws, SILENT))]
+    """Sums over members without a gradient: whether they are what was sent, and how many shares of noise they hold.
+    Where batches may be empty, those of every other round are."""
+    cohort, poisson = Cohort(setting, target, "silent"), target.plan.sampling == "poisson"
+    rounds = [cohort.heard(t, empty=poisson and t % 2 == 1) for t in range(min(setting.draws, SILENT))]
     members, honest, told = target.aggregation.members, target.aggregation.honest, target.colluders
     totals, views = (np.stack([heard.view(known) for heard in rounds]) for known in (0, told))
     own = np.stack([heard.numbers for heard in rounds])
