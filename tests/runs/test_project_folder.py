@@ -36,13 +36,14 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_one(tmp_path: Path
     config = load(small(tmp_path / "run"))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text(to_toml(config), "utf-8")
+    (tmp_path / "run" / "ledger.sqlite-half").touch()  # whatever it left half made
     assert simulate(resume=tmp_path / "run").summary["rounds"] == config.federation.rounds
-    project.refuse(tmp_path / "run")
-    (tmp_path / "notes.py").touch()
-    (tmp_path / "config.toml").touch()
-    for file in ("metrics.jsonl", "ended.json"):
-        with pytest.raises(ConfigError, match="no run yet"):
-            project.refuse(tmp_path)
-        (tmp_path / file).touch()
+
+
+def test_a_run_in_a_projects_own_folder_is_one(tmp_path: Path) -> None:
+    for name in ("config.toml", "my_model.py"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="no run yet"):
         project.refuse(tmp_path)
-        (tmp_path / file).unlink()
+    (tmp_path / "metrics.jsonl").touch()
+    project.refuse(tmp_path)
