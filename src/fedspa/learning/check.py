@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, count
 from fedspa.learning import forward
-from fedspa.learning.fix import fix
+from fedspa.learning.fix import fix, require_module
 from fedspa.learning.sound import Problem, layer_problems
 from fedspa.learning.tasks import Own
 from fedspa.learning.traces.watch import tensors
@@ -38,8 +38,7 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
         >>> [(problem.layer, problem.kind) for problem in fedspa.check(module, torch.rand(2, 4))]
         [('1', 'BatchNorm1d')]
     """
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
+    require_module(module)
     problems = list(layer_problems(module))
     if example is None:
         return problems

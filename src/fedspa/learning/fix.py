@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fedspa.errors import ConfigError
 from fedspa.learning.flat import copied
 from fedspa.learning.sound import iterates, keeps_statistics, mixes_batch, renormalises, replaceable
 
@@ -33,6 +34,7 @@ def fix(module: nn.Module) -> tuple[nn.Module, list[str]]:
         >>> changes
         ['1: BatchNorm2d(8) became GroupNorm(2, 8); weight and bias kept, running statistics dropped']
     """
+    require_module(module)
     fixed, done = copied(module), []
     instead: dict[nn.Module, nn.Module] = {}
     for name, layer in fixed.named_modules():
@@ -59,6 +61,11 @@ def fix(module: nn.Module) -> tuple[nn.Module, list[str]]:
             if child in instead:
                 parent._modules[name] = instead[child]
     return instead.get(fixed, fixed), done
+
+
+def require_module(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
 
 
 def group_norm(layer: _BatchNorm) -> nn.GroupNorm:
