@@ -54,8 +54,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     return said
 
 
-def on_screen(show: Callable[[Console], None]) -> str:
-    screen = Console(width=80, record=True, file=io.StringIO())
+def on_screen(show: Callable[[Console], None], width: int = 80) -> str:
+    screen = Console(width=width, record=True, file=io.StringIO())
     show(screen)
     return screen.export_text()
 
@@ -111,6 +111,26 @@ def test_ledgers(call: Call, finished: Path, tmp_path: Path) -> None:
     sound = call("ledger verify run/ledger.sqlite")
     assert sound.startswith("SOUND: run/ledger.sqlite\n- THE NOISE WAS SEEDED")
     fits(sound)
+
+
+def test_a_narrow_screen_leaves_nothing_out(
+    call: Call, finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A table that was squeezed to it would lose its last columns, which are ε and whether it holds."""
+    Path("run").symlink_to(finished)
+    setting = "--batch 600 --records 600 --local-steps 1 --participations 5 --delta 1e-3 --epsilon 1"
+    result = RunResult.load(finished)
+    for words in (
+        f"privacy {setting}",
+        f"privacy {setting} --members 10 --colluders 2",
+        "ledger show run/ledger.sqlite --cap 5",
+    ):
+        wide = call(words).split()
+        monkeypatch.setenv("COLUMNS", "40")
+        assert call(words).split() == wide
+        monkeypatch.setenv("COLUMNS", "80")
+    wide, narrow = (on_screen(partial(run.show, result), width).split() for width in (80, 40))
+    assert narrow == wide
 
 
 def test_a_table(call: Call) -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower import check, node_config
 from fedspa.flower.operate import folders, start
 from fedspa.flower.operate.credentials import make_certificate
@@ -358,6 +358,15 @@ def test_keys_are_copied_once(server, site, monkeypatch):
     public.write_text("another")
     with pytest.raises(ConfigError, match="is there with another key"):
         called("server", "register", server, public)
+
+
+def test_an_app_that_is_not_taken_is_one_line(server, monkeypatch):
+    from fedspa.flower.operate import runs
+
+    said = json.dumps({"success": False, "error-message": "\nFailed to load\nthe app."})
+    monkeypatch.setattr(runs, "flwr", lambda server, *words: said)
+    with pytest.raises(FedspaError, match=r"^the run was not taken: Failed to load the app\.; give the folder of"):
+        called("server", "train", server, server / "nothing")
 
 
 def test_seeded_rounds_are_said_to_be_so(site):

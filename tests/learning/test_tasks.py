@@ -409,6 +409,10 @@ def test_module_and_own_function_of_the_same_loss_agree() -> None:
             torch.zeros(4, 6, dtype=torch.int64),
             r"\(6,\) int64.* task='next-token', 'token-classification' or 'multi-label'$",
         ),
+        (
+            torch.zeros(4, 8, 8, dtype=torch.int64),
+            r"\(8, 8\) int64.* a loss of your own: task=lambda module, example: ",
+        ),
     ],
 )
 def test_targets_that_are_no_classes_have_another_task(y: Tensor, said: str) -> None:

@@ -120,6 +120,21 @@ def test_epsilon_must_make_sense(epsilon: float) -> None:
         noise_multiplier(epsilon, 1e-3, **POISSON_PLD, **MNIST)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"delta": delta} for delta in (0.0, -1.0, 1.0, 2.0, float("nan"), float("inf"))),
+        *({name: value} for name in ("batch", "records", "steps", "participations") for value in (0, -3)),
+    ],
+    ids=str,
+)
+def test_what_no_mechanism_has_is_refused_by_name(method: dict[str, Any], wrong: dict[str, float]) -> None:
+    name = "batch" if "records" in wrong else next(iter(wrong))
+    with pytest.raises(PrivacyError, match=f"^{name} is "):
+        noise_multiplier(1.0, **{"delta": 1e-3, **MNIST, **wrong}, **method)
+
+
 def test_unsound_methods_are_refused() -> None:
     with pytest.raises(PrivacyError, match="allowed"):
         noise_multiplier(1.0, 1e-3, sampling="fixed", neighbours="add-remove", **MNIST)

@@ -88,6 +88,8 @@ def _show(report: Report, plant: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedspa.cli.screen import show
+
     screen = Console(highlight=False)
     screen.print(_verdict(report, plant))
     worst = report.headline
@@ -104,7 +106,7 @@ def _show(report: Report, plant: str | None) -> None:
     for check in report.checks:
         holds = "[green]yes[/green]" if check.holds else "[red]NO[/red]"
         table.add_row(check.name, f"{check.claimed:.4g}", f"{check.lower_bound:.4g}", check.unit, holds)
-    screen.print(table)
+    show(table, screen)
     for check in report.checks:
         if not check.holds:
             screen.print(f"[red]{check.name}[/red]: {check.detail}")

@@ -240,6 +240,7 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
     from rich.table import Table
     from rich.text import Text
 
+    from fedspa.cli.screen import show as show_table
     from fedspa.privacy.cap import AGAINST_ALL
     from fedspa.runs.statement import shown
 
@@ -264,11 +265,11 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
             table.add_row(*map(Text, _cells(agent)))
         else:
             if listed == MOST_AGENTS:  # more than anyone looks at: lines as they come
-                screen.print(table)
+                show_table(table, screen)
             print(*_cells(agent), sep="  ")
         listed += 1
     if listed <= MOST_AGENTS:
-        screen.print(table)
+        show_table(table, screen)
     if summary.known_agents > listed:
         screen.print(
             f"… and {summary.known_agents - listed:,} more agents that spent less, ε from "

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, worded
 
 # What the files are called in the template, and in the project.
 FILES = {name: name for name in ("config.toml", "my_data.py", "my_model.py", "README.md")}
@@ -33,20 +34,31 @@ def new(
     """
     files = FLOWER if flower else FILES
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
-    made: list[Path] = []
-    try:
+    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"), whole(folder):
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty; name a new folder")
-        made += (one for one in (folder, *folder.parents) if not one.exists())
         folder.mkdir(parents=True, exist_ok=True)
         fill(folder, files, {"name": name})
-    except OSError as error:
-        for one in made:  # parents of what could not be made; with something in it, a folder stays
-            with suppress(OSError):
-                one.rmdir()
-        raise ConfigError(f"{folder}: {error.strerror or error}; name a folder that can be written") from None
     command = _SIMULATE if flower else "fedspa run config.toml"
     print(f"Made {', '.join(files.values())} in {folder}. Now:\n\n    cd {folder}\n    {command}\n")
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[None]:
+    """What is made within it is made whole. Where that fails, as on a full disk, a folder that was not there or empty
+    is so again: a half of it would be in the way of the next try."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    empty = bool(made) or (folder.is_dir() and not any(folder.iterdir()))
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for one in folder.iterdir() if empty else ():
+                shutil.rmtree(one) if one.is_dir() else one.unlink()
+        for one in made:  # with something in it, a folder stays
+            with suppress(OSError):
+                one.rmdir()
+        raise
 
 
 def fill(folder: Path, files: Mapping[str, str], values: Mapping[str, str]) -> None:

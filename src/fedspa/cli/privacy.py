@@ -70,6 +70,7 @@ def privacy(
 def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> None:
     from rich.console import Console
 
+    from fedspa.cli.screen import show
     from fedspa.mechanisms.gaussian import compare
     from fedspa.privacy.cap import shown_digits
 
@@ -84,9 +85,9 @@ def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> 
     screen.print(f"That is with {first.sampling} sampling, under {first.neighbours}, by accountant {first.accountant}.")
     screen.print("Noise is that on a step's sum, over the most that one record can weigh in it")
     screen.print("(σ in units of √p·G/B under a coordinate clip, of C/B under an l2 clip).")
-    screen.print(_table(sound))
+    show(_table(sound), screen)
     screen.print("\nFor comparison, the paper's Theorem 1. It is no guarantee where it says NO:")
-    screen.print(_table(claimed))
+    show(_table(claimed), screen)
     for warning in compare.warnings(rows, **setting):
         screen.print(f"[red]{warning}[/red]")
 
@@ -121,6 +122,7 @@ def _show_shares(
     from rich.console import Console
     from rich.table import Table
 
+    from fedspa.cli.screen import show
     from fedspa.privacy.cap import AGAINST_ALL, shown_digits
     from fedspa.runs.statement import observer, shown_floor
 
@@ -133,7 +135,7 @@ def _show_shares(
         noises = [shown_digits(row["noise"]), f"{row['noise_counted']:.4g}"]
         costs = [shown_floor(row[key]) for key in ("epsilon", "epsilon_floor")]
         table.add_row(row["neighbours"], row["accountant"], *noises, *costs)
-    screen.print(table)
+    show(table, screen)
     screen.print(
         f"noise: σ in units of C/B, of discrete Gaussian shares; δ = {setting['delta']:g}; ε against {whom}, the floor "
         f"{AGAINST_ALL}",

@@ -94,6 +94,7 @@ def show(result: RunResult, screen: Console) -> None:
     """The end of a run in a screenful."""
     from rich.table import Table
 
+    from fedspa.cli.screen import show as show_table
     from fedspa.progress import not_private
     from fedspa.runs.metrics import heading, label, shown_score
     from fedspa.runs.statement import shown, shown_bytes, shown_floor, statement
@@ -116,7 +117,7 @@ def show(result: RunResult, screen: Console) -> None:
             *[shown_floor(metrics.epsilon_floor) for _ in floors],
             shown_bytes(metrics.uplink_bytes),
         )
-    screen.print(table)
+    show_table(table, screen)
     summary = result.summary
     screen.print(
         f"{heading(name):<11} [bold]{shown_score(name, summary['score_last'])}[/bold] at the end, "

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedspa.cli.ledger import AsJson
-from fedspa.cli.new import NewFolder, fill
+from fedspa.cli.new import NewFolder, fill, whole
 from fedspa.cli.site import Format, Out, ended, given, require_flower, told
 from fedspa.errors import ConfigError, worded
 
@@ -37,8 +37,8 @@ def new(
             raise ConfigError(f"{option} is {value!r}; give the name or the address of a machine, as server.example")
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}; it must be a number from 1 to 65535")
-    folders.make(folder)
-    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"):
+    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"), whole(folder):
+        folders.make(folder)
         values = {"name": name, "host": host, "port": str(port)}
         fill(folder, {"server.toml": folders.SERVER, "server_README.md": "README.md"}, values)
         credentials.make_certificate(folder, name)

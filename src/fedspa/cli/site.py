@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedspa.cli.ledger import AsJson
-from fedspa.cli.new import NewFolder, fill
+from fedspa.cli.new import NewFolder, fill, whole
 from fedspa.errors import ConfigError, printable, quoted, worded
 
 if TYPE_CHECKING:
@@ -64,17 +64,17 @@ def new(
     folders.require_address("--superlink", superlink)
     if certificate is not None:
         credentials.read_certificate(certificate)
-    folders.make(folder)
     names = {"site.toml": folders.SITE, "site_policy.toml": "policy.toml", "site_README.md": "README.md"}
     values = {"agent": name, "data": data, "classes": str(classes), "superlink": superlink, "port": str(port)}
-    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"):
+    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"), whole(folder):
+        folders.make(folder)
         fill(folder, names, values)
         (folder / "apps.sha256").write_text("# The apps that were reviewed here: `fedspa site pin` adds a line.\n")
         credentials.make_node_key(folder / "node.key")
         (folder / "ledger").mkdir()
         if certificate is not None:
             shutil.copyfile(certificate, folder / "ca.crt")
-    Ledger.open(folder / "ledger" / "ledger.sqlite").close()
+        Ledger.open(folder / "ledger" / "ledger.sqlite").close()
     site = folders.read_site(folder)
     print(f"Made the site {site.agent} in {folder}. Its README.md says what comes next; then:\n")
     print(f"    fedspa site check {folder}\n")

@@ -141,6 +141,7 @@ def show(result: RunResult, screen: Console) -> None:
     """What a run shows, then the search within it."""
     from rich.table import Table
 
+    from fedspa.cli.screen import show as show_table
     from fedspa.runs.metrics import AGENTS_SCORE, heading, shown_score
 
     running.show(result, screen)
@@ -153,7 +154,7 @@ def show(result: RunResult, screen: Console) -> None:
         score = shown_score(judged, trial["scores"][-1]) if trial["scores"] else "–"
         chosen = "chosen" if number == tuning["choice"] else ""
         table.add_row(chosen, str(len(trial["rounds"])), score, _words(trial["settings"]))
-    screen.print(table)
+    show_table(table, screen)
     if scoring := tuning["scoring"]["rounds"]:
         noise = max((each for each in tuning["scoring"]["deviation"] if each is not None), default=0.0)
         screen.print(

@@ -30,6 +30,7 @@ from fedspa.engine.layers import (
 from fedspa.engine.obstacle import Obstacle, together
 from fedspa.learning.flat import copied
 from fedspa.learning.threads import TRACING
+from fedspa.learning.tracer import Forgotten, Tracer
 
 _NAMED = 3  # layers of a kind that are named; there may be hundreds
 
@@ -98,7 +99,10 @@ def _traced(module: nn.Module) -> tuple[fx.Graph, dict[fx.Node, nn.Module]]:
     """With the layers that it calls."""
     try:
         with TRACING:
-            graph = fx.Tracer().trace(copied(module))  # tracing leaves its marks on a module that sets attributes
+            graph = Tracer().trace(copied(module))  # tracing leaves its marks on a module that sets attributes
+    except Forgotten as why:
+        mend = "freeze that part instead (requires_grad_(False)), or leave the switch out"
+        raise Unsupported(f"{why}, which no chain of layers says", mend) from why
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause
     modules = dict(module.named_modules())

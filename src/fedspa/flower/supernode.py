@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,10 @@ def digest_of(app: Path) -> str:
 
     with worded(ConfigError, lambda why: f"{app}: {why}; name the folder of an app, or its .fab"):
         if app.is_file():
+            if not zipfile.is_zipfile(app):
+                raise ConfigError(
+                    f"{app} is no Flower app: not a bundle that `flwr build` made; name the folder, or its .fab"
+                )
             return hashlib.sha256(app.read_bytes()).hexdigest()
         try:
             load_and_validate(app.resolve() / "pyproject.toml")

@@ -56,7 +56,13 @@ def require_known(model: FlatModel, x: Tree, y: Tree, what: str) -> None:
     if not isinstance(model.task, OfOutputs):
         return
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
-        found = outputs(model.module, moved(blanks(x), next(model.module.parameters()).device))
+        try:
+            found = outputs(model.module, moved(blanks(x), next(model.module.parameters()).device))
+        except Exception as cause:  # the user's own code, which took several records
+            raise ConfigError(
+                f"the module cannot take one record by itself, of shape {layout(x)} ({plugin.one_line(cause)}), "
+                "and that is how records are trained: each as a batch of one"
+            ) from cause
     strange = model.task.strange(found.cpu(), y)
     if strange is not None and bool(strange.any()):
         raise DataError(

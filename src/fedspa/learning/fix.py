@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedspa.learning.flat import copied
-from fedspa.learning.sound import iterates, keeps_statistics, mixes_batch, renormalises, replaceable
+from fedspa.learning.sound import iterates, keeps_statistics, mixes_batch, renormalises, replaceable, require_module
 
 _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 4
 
@@ -33,6 +33,7 @@ def fix(module: nn.Module) -> tuple[nn.Module, list[str]]:
         >>> changes
         ['1: BatchNorm2d(8) became GroupNorm(2, 8); weight and bias kept, running statistics dropped']
     """
+    require_module(module)
     fixed, done = copied(module), []
     instead: dict[nn.Module, nn.Module] = {}
     for name, layer in fixed.named_modules():

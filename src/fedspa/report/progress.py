@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedspa.errors import ConfigError
 from fedspa.report.read import read_metrics
-from fedspa.runs import ending
+from fedspa.runs import ending, project
 from fedspa.runs.config import Config, load
 from fedspa.runs.metrics import RoundMetrics, better
 
@@ -58,6 +58,7 @@ def snapshot(folder: Path) -> Snapshot:
     path, log = folder / "config.toml", folder / "metrics.jsonl"
     if not path.is_file():
         raise ConfigError(f"{folder} holds no run (there is no config.toml in it); give the folder of one")
+    project.refuse(folder)
     problems: list[str] = []
     done = (folder / "summary.json").exists()  # before the metrics: once it is there, they are whole
     metrics = tuple(read_metrics(log, problems))

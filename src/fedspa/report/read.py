@@ -23,6 +23,7 @@ from fedspa.errors import ConfigError, FedspaError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.base import Adversary
 from fedspa.privacy.event import Event, Neighbours, Unit
+from fedspa.runs import project
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.metrics import RoundMetrics, better
@@ -117,6 +118,7 @@ def read(folder: Path) -> RunRecord:
     """The run in `folder`; a ConfigError where there is none."""
     if not any((folder / name).is_file() for name in ("config.toml", "metrics.jsonl")):
         raise ConfigError(f"{folder} holds no run (neither config.toml nor metrics.jsonl); give the folder of one")
+    project.refuse(folder)
     problems: list[str] = []
     config = _config(folder / "config.toml", problems)
     summary = _summary(folder / "summary.json", problems)

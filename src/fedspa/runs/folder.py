@@ -23,7 +23,7 @@ from torch import nn
 from fedspa import durable
 from fedspa.agent.ledger.content import has_entries
 from fedspa.errors import ConfigError, FedspaError, worded
-from fedspa.runs import checkpoint, ending
+from fedspa.runs import checkpoint, ending, project
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
 from fedspa.runs.journal import Journal
@@ -68,6 +68,7 @@ class RunFolder:
         self._name(path, config, follow)
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
+        project.refuse(path)
         with _starting(path):
             self._take_lock()
         return self

@@ -71,7 +71,11 @@ def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True, witnes
     `check=False` is for `verify`, which lists what is wrong instead; `witnessed=False` for who mends the witness.
     """
     if not path.is_file():
-        raise LedgerError(f"{path} is {'not a file' if path.exists() else 'missing'}; give the path of a ledger")
+        inside = path / "ledger.sqlite"  # a run's folder in place of its ledger
+        example = f", as {inside}" if inside.is_file() else ""
+        raise LedgerError(
+            f"{path} is {'not a file' if path.exists() else 'missing'}; give the path of a ledger{example}"
+        )
     if path.stat().st_size == 0:
         raise LedgerError(f"{path} is empty, which no ledger ever is; restore the ledger or give another path")
     # A reader asks the witness first, so that whatever it knows is in the view of the ledger that comes after.

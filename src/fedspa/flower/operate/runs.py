@@ -55,7 +55,10 @@ def train(server: ServerFolder, app: Path, config: str, name: str | None) -> tup
     words = f"{config} run.out={json.dumps(str(out))}".strip()
     answer = _answer(server, "run", str(app.resolve()), NAME, "-c", words)
     if not answer.get("success"):
-        raise FedspaError(f"the SuperLink did not take the run: {answer.get('error-message', answer)}")
+        why = " ".join(str(answer.get("error-message", answer)).split())
+        raise FedspaError(
+            f"the run was not taken: {why}; give the folder of a Flower app, and see `fedspa server health`"
+        )
     number = str(answer["run-id"])
     while not (status := _status(server, number)).startswith("finished"):
         time.sleep(_LOOK)

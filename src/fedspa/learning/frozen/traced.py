@@ -23,6 +23,7 @@ from fedspa.examples import Tree, leaves, mapped
 from fedspa.learning import forward
 from fedspa.learning.flat import copied
 from fedspa.learning.threads import TRACING
+from fedspa.learning.tracer import Tracer
 
 
 class Untraced(Exception):
@@ -54,7 +55,7 @@ class _Called(nn.Module):
         return forward.returned(self.module, (x,) if isinstance(self._x, Tensor) else x)
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Tracer):
     """Layers are not looked into, unless only some of their parameters are trained."""
 
     def __init__(self, inputs: int) -> None:

@@ -60,8 +60,12 @@ def _width(y: Tree) -> int:
 
 def _other(y: Tree) -> str:
     """A task, or some, that such targets may be for."""
-    rows = isinstance(y, Tensor) and y.ndim == 2 and y.shape[1] > 1 and not y.is_floating_point()
-    return "task='next-token', 'token-classification' or 'multi-label'" if rows else "task='regression'"
+    if isinstance(y, Tensor) and not y.is_floating_point():
+        if y.ndim == 2 and y.shape[1] > 1:
+            return "task='next-token', 'token-classification' or 'multi-label'"
+        if y.ndim > 2:  # a label for each pixel, and no task by name has a loss for it
+            return "a loss of your own: task=lambda module, example: cross_entropy(module(example[0]), example[1])"
+    return "task='regression'"
 
 
 def _why_none(y: Tree) -> str:

@@ -33,7 +33,8 @@ def noise_multiplier(
     accountant: Accountant = "pld",
 ) -> float:
     """The least noise multiplier, to four digits, at which `participations` cost at most `epsilon` at `delta`."""
-    _check_budget(epsilon)
+    _check_budget(epsilon, delta)
+    GaussianEvent(sampling, batch, records, steps, 1.0)  # which refuses sizes that the guess below cannot take
     if not 1 <= participations <= MOST:
         raise PrivacyError(f"participations is {told(participations)}; it must lie between 1 and {MOST:g}")
 
@@ -120,6 +121,8 @@ def _index(noise: float) -> int:
     return index
 
 
-def _check_budget(target: float) -> None:
-    if not (math.isfinite(target) and target > 0):
-        raise PrivacyError(f"epsilon is {target}; it must be positive and finite")
+def _check_budget(epsilon: float, delta: float) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise PrivacyError(f"epsilon is {epsilon}; it must be positive and finite")
+    if not 0 < delta < 1:
+        raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")
