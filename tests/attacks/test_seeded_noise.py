@@ -167,6 +167,7 @@ def test_curves_of_seeded_runs_say_so_wherever_an_epsilon_stands() -> None:
 
     point = {"compression": 0.1, "epsilon_target": 1.0, "seeds": 1, "sound": True, "delta": 1e-5}
     point |= {"neighbours": "add-remove", "sampling": "poisson", "noise": "seeded"}
+    point |= {"unit": "record", "adversary": "local"}
     point |= {key: {"mean": 90.0, "std": None} for key in ("accuracy_last", "accuracy_best")}
     assert "SEEDED NOISE" in plot.epsilon_label([point])
     assert tradeoff.as_csv({"points": [point]}).splitlines()[1].endswith(",seeded")

@@ -87,8 +87,8 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_real_thing_holds_in_every_variant() -> None:
     report = BINOMIAL.audit(SETTING, TARGET)
     assert report.holds
-    assert len(report.checks) == 3 * 12 + 4
-    # A fixed size leaves nothing to chance, and neither does Δ∞ or a distance of answers.
+    assert len(report.checks) == 3 * 12 + 5
+    # A fixed size leaves nothing to chance, nor a record twice in a batch, Δ∞ or a distance of answers.
     chance = [1 - check.confidence for check in report.checks if check.confidence < 1]
     assert len(chance) == 3 * 8 + 3
     assert sum(chance) == pytest.approx(FALSE_ALARM)

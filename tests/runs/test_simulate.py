@@ -282,7 +282,7 @@ def test_integers_on_the_wire_change_the_model_little(tmp_path: Path) -> None:
         ),
         ({"module": nn.Sequential(nn.Linear(5, 3))}, r"gave \(3, 3\)"),
         ({"module": nn.LSTM(5, 3)}, r"one score per class.* gave \(3, 3\)"),
-        ({"module": nn.Linear}, r"module is a type; it must be a torch\.nn\.Module"),
+        ({"module": nn.Linear}, r"module is the class Linear; give what it makes, as Linear\(\)"),
         ({"data": (1, 2, 3, 4)}, r"data is a tuple; make it by fedspa\.from_arrays"),
     ],
 )
