@@ -307,16 +307,22 @@ def answer_of(grid: LocalGrid, node: int, question: Message, **changes: Any) -> 
 def test_a_server_that_shows_two_cohorts_gets_no_sum(clinics, train, tmp_path, monkeypatch):
     """Two members are told of three, the two others of all four, each with a binding that fits: what they send cannot
     be added up, and no member pays for more than it was asked."""
-    from fedspa.flower.strategy import FedSpa
+    from fedspa.flower.announce import Announcer
+    from fedspa.flower.sums import Sums
 
-    original = FedSpa._record
+    original, session_of, sums = Announcer.record, Sums.session, []
+
+    def watched(self, *asked):
+        sums.append(self)
+        return session_of(self, *asked)
 
     def two_faced(self, terms, number, session, cohort=()):
         if session is not None and number < 2:
-            session = self._sums.session(terms, session.attempt, [0, 1, 2])
+            session = session_of(sums[-1], terms, session.attempt, [0, 1, 2])
         return original(self, terms, number, session, cohort)
 
-    monkeypatch.setattr(FedSpa, "_record", two_faced)
+    monkeypatch.setattr(Sums, "session", watched)
+    monkeypatch.setattr(Announcer, "record", two_faced)
     with pytest.raises(FedspaError, match="3 rounds in a row gave no sum"):
         train(clinics, federation__rounds=6, privacy__members=3)
     assert set(rounds(tmp_path)) == {0}

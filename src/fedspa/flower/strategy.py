@@ -29,13 +29,12 @@ from torch import Tensor
 from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError, PayloadError
+from fedspa.flower.announce import Announcer
 from fedspa.flower.asked import AskedRounds
 from fedspa.flower.members import Introductions, members_of
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.sums import Sums
-from fedspa.flower.terms import Announcement, to_record
-from fedspa.learning.constants import sketch
 from fedspa.runs.course import Course
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import label, shown_score
@@ -89,7 +88,7 @@ class FedSpa(Strategy):
         # send has other noise, and is another release.
         self._repeats = deployed or job.plan is None or job.config.privacy.noise == "seeded"
         self._sums: Sums | None = None
-        self._constants = sketch(job.server.model.module)
+        self._announcer = Announcer(self.run, job, self.coordinator)
         self.introductions: Introductions | None = None
         if members is not None:
             self._sums = Sums(members, self.coordinator, self.run, job.config.privacy.noise, self.quorum)
@@ -154,7 +153,7 @@ class FedSpa(Strategy):
         theta = self.initial_arrays() if models is None else _arrays(models)
         return [
             Message(
-                content=RecordDict({"theta": theta, "terms": self._record(terms, number, session)}),
+                content=RecordDict({"theta": theta, "terms": self._announcer.record(terms, number, session)}),
                 dst_node_id=node,
                 message_type="train",
                 ttl=self._settings.round_timeout,
@@ -267,31 +266,7 @@ class FedSpa(Strategy):
     def _offer(self) -> ConfigRecord:
         """What every node is told before it says who it is."""
         assert self._sums is not None
-        return self._record(self.coordinator.terms(), 0, None, self._sums.members.names)
-
-    def _record(self, terms: Terms, number: int, session: Session | None, cohort: tuple[str, ...] = ()) -> ConfigRecord:
-        config = self.job.config
-        return to_record(
-            Announcement(
-                run=self.run,
-                number=number,
-                algorithm=config.algorithm.name,
-                model=config.model.name,
-                model_seed=config.run.seed.to_bytes(8, "big"),
-                constants=self._constants,
-                task=config.task,
-                classes=self.job.server.model.task.width or 0,
-                features=config.data.features or "",
-                coding=self.job.server.coding,
-                mask_seed=self.coordinator.mask_seed(terms, number),
-                noise=None if terms.plan is None else config.privacy.noise,
-                terms=terms,
-                attempt=1 if session is None else session.attempt,
-                scored=0 if self.coordinator.models is None else len(self.coordinator.models),
-                cohort=cohort if session is None else tuple(session.members),
-                binding=b"" if session is None else session.binding,
-            )
-        )
+        return self._announcer.record(self.coordinator.terms(), 0, None, self._sums.members.names)
 
     def _take(self, reply: Message, number: int, terms: Terms, intake: Intake | MaskedIntake | None) -> str | None:
         """None where the reply's payload was added; else what it is counted as. Its text is never looked at."""
