@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 from collections.abc import Generator
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -37,7 +38,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow ones first: one that begins last has a core to itself while the other is idle."""
+    """Skip what needs a GPU where there is none. Run slow tests first, so that no core is idle at the end."""
+    if not (torch.cuda.is_available() and find_spec("triton")):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU and Triton"))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -269,7 +269,7 @@ def test_many_sizes_and_seeds(name: str, seed: int) -> None:
         bound_holds(engine, theta, x, y, "l2", list(range(1, RECORDS)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["linear", "mlp 20-200", "mlp 784-32", "mlp 64-512", "cnn", "GroupNorm", "Embedding"])
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 @pytest.mark.parametrize("tf32", [False, True])
@@ -284,7 +284,7 @@ def test_the_kernels_of_a_gpu_hold_the_bound(name: str, clip: Clipping, tf32: bo
     bound_holds(engine, theta.cuda(), x[order], y[order], clip, [3, 15, 16, 32])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["mlp 20-200", "cnn", "attention", "LSTM"])
 def test_the_generic_engine_on_a_gpu_promises_nothing_of_the_kind(name: str) -> None:
     net, theta, x, y = case(name)

@@ -1,14 +1,12 @@
 """The stacked engine's bounds against data and models made to break it: what one record adds to a step.
 
-The torch twins always run; the kernels where there is a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1).
+The torch twins always run; the kernels where there is a CUDA device.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,9 +23,7 @@ from fedspa.engine.task import LocalTask
 from fedspa.mechanisms.base import SMALLEST_CLIP, Clipping
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-KERNELS = find_spec("triton") is not None and (INTERPRETED or torch.cuda.is_available())
-RUNNERS = ["twins", *(["kernels"] if KERNELS else []), *(["kernels, tf32"] if KERNELS and not INTERPRETED else [])]
+RUNNERS = ["twins", *(pytest.param(runner, marks=pytest.mark.gpu) for runner in ("kernels", "kernels, tf32"))]
 
 
 def train(runner: str, module: nn.Module, theta: Tensor, task: LocalTask) -> Tensor:
@@ -35,7 +31,7 @@ def train(runner: str, module: nn.Module, theta: Tensor, task: LocalTask) -> Ten
         return StackedEngine(module, "cpu", tf32=False).train(theta, [task])[0].delta.double()
     from fedspa.engine.stacked.rounds import Rounds  # needs Triton
 
-    device = torch.device("cpu" if INTERPRETED else "cuda")
+    device = torch.device("cuda")
     omega = None if task.coordinates is None else task.coordinates.to(device)
     moved = LocalTask(task.x.to(device), task.y.to(device), omega, task.scale, task.local_lr, task.steps, task.key)
     rounds = Rounds(LayerGradients(module.to(device)), device, tf32="tf32" in runner)
@@ -74,7 +70,7 @@ def test_a_factor_too_small_for_float32_counts_as_zero(runner: str) -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@settings(max_examples=8 if KERNELS else 60, deadline=None)
+@settings(max_examples=8 if torch.cuda.is_available() else 60, deadline=None)
 @given(
     side=st.integers(2, 12),
     kernel=st.integers(1, 2),

@@ -1,11 +1,10 @@
 """The GPU half of the stacked back end: kernels against their torch twins, whole rounds against the reference.
 
-Needs Triton, and a CUDA device or Triton's interpreter (TRITON_INTERPRET=1, on a CPU, slow). Skipped without.
+Needs Triton and a CUDA device; skipped without.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("neither a CUDA device nor TRITON_INTERPRET=1", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 from plain import plain  # noqa: E402
 from test_stacked import WORDS, nets  # noqa: E402
@@ -42,7 +39,7 @@ from fedspa.mechanisms.gaussian.plan import (  # noqa: E402
 from fedspa.randomness.mask import active_coordinates  # noqa: E402
 from fedspa.randomness.streams import derive_key  # noqa: E402
 
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+DEVICE = torch.device("cuda")
 NETS: dict[str, tuple[tuple[int, ...], Any]] = {
     "mlp": ((6,), lambda: [nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)]),
     "no bias": ((6,), lambda: [nn.Linear(6, 70, bias=False), nn.Tanh(), nn.Linear(70, 3, bias=False)]),
@@ -189,7 +186,6 @@ def test_a_steps_sum_is_within_1e_5_of_the_clip_of_the_twins(
         assert off <= 1e-5 * value * max(1, Draws(task).whole().largest)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="TF32 is the matrix units' own")
 @pytest.mark.parametrize("clip", ["coordinate", "l2"])
 def test_tf32_changes_the_updates_a_little(clip: Any) -> None:
     net = make_net("fused")
@@ -206,7 +202,7 @@ def test_an_agents_bits_do_not_depend_on_its_company(clip: Any) -> None:
     net = make_net("fused")
     theta = FlatModel(net).flatten().to(DEVICE)
     tasks = make_tasks("fused", net, 4, clip, 40, "quantile")
-    rounds = Rounds(LayerGradients(net), DEVICE, tf32=not INTERPRETED)
+    rounds = Rounds(LayerGradients(net), DEVICE, tf32=True)
     together = rounds.train(theta, tasks)
     again = rounds.train(theta, tasks)
     backwards = rounds.train(theta, tasks[::-1])[::-1]

@@ -1,20 +1,18 @@
-"""What Triton makes of the sums' kernels for an H200 (sm_90), read as PTX: no GPU is needed to compile.
+"""What Triton makes of the sums' kernels for an H200 (sm_90), read as PTX.
 
 Compilers may contract a product and a sum into one fused multiply-add, with another rounding. Where the bound hangs on
-a clamped number, nothing but the clamped number may be added. Needs Triton; skipped without.
+a clamped number, nothing but the clamped number may be added. Needs Triton, which only machines with a GPU have.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
 import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: nothing to compile the kernels with")
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("TRITON_INTERPRET=1 replaces the compiler", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 from fedspa.engine.stacked import sum_kernels  # noqa: E402
 from fedspa.engine.stacked.layers import embedding_kernels, norm_kernels, weighted_kernels  # noqa: E402

@@ -7,7 +7,6 @@ NaN: one record would then cost others their gradients, which no clip bounds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,10 +17,9 @@ from fedspa.engine.traced.engine import TracedEngine
 from fedspa.engine.traced.repeatable import repeatable
 from fedspa.examples import Examples
 
-GPU = torch.cuda.is_available() and find_spec("triton") is not None
 DEVICES = [
     torch.device("cpu"),
-    pytest.param(torch.device("cuda"), marks=pytest.mark.skipif(not GPU, reason="no GPU with Triton")),
+    pytest.param(torch.device("cuda"), marks=pytest.mark.gpu),
 ]
 BATCH = 9
 # Without a rule of their own on a GPU, where the library's groups would be products with zeros between them.

@@ -6,7 +6,6 @@ Noise is so small here that a stack's, which is ChaCha20's, and `local_steps`' d
 from __future__ import annotations
 
 import dataclasses
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -24,10 +23,9 @@ from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
-GPU = torch.cuda.is_available() and find_spec("triton") is not None
 DEVICES = [
     torch.device("cpu"),
-    pytest.param(torch.device("cuda"), marks=pytest.mark.skipif(not GPU, reason="no GPU with Triton")),
+    pytest.param(torch.device("cuda"), marks=pytest.mark.gpu),
 ]
 RECORDS, BATCH, CLIP = 24, 6, 0.5
 
@@ -215,7 +213,7 @@ def test_noise_of_a_stack_is_the_stream_s() -> None:
     assert float(found[-1]) == stream.gaussian(1)[0]
 
 
-@pytest.mark.skipif(not GPU, reason="no GPU with Triton")
+@pytest.mark.gpu
 @pytest.mark.parametrize("clamp", [False, True])
 def test_kernels_and_twins_agree(clamp: bool) -> None:
     from fedspa.engine.traced import gpu_kernels

@@ -130,7 +130,7 @@ def test_frozen_parts_are_no_part_of_theta() -> None:
     same_gradients("frozen GRU", net, task, tokens(), torch.zeros(COUNT))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_a_recurrent_layer_in_eval_mode_has_gradients_on_a_gpu(kind: type[nn.RNNBase]) -> None:
     """cuDNN has none for it."""

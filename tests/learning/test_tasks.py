@@ -250,7 +250,7 @@ def test_a_target_outside_the_outputs_costs_its_example_the_gradient(name: str, 
         assert together.isfinite().all(dim=1).tolist() == [i != 2 for i in range(N)]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("module", "own")])
 def test_on_a_gpu_a_strange_target_costs_no_process(name: str) -> None:
     case = CASES[name]

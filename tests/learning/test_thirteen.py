@@ -233,7 +233,7 @@ def test_batchnorm_is_refused_in_one_line_and_mended_in_one_call(tmp_path: Path)
     learned(fedspa.run(config(tmp_path), data=images(), module=mended), trainable(net))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.gpu
 def test_a_residual_cnn_with_groupnorm_on_a_gpu(tmp_path: Path) -> None:
     net = Residual(nn.GroupNorm(2, 4))
     asked = config(tmp_path)

@@ -271,7 +271,7 @@ def test_generic_and_reference_agree_on_what_they_take(name: str) -> None:
     assert got.abs().max() > 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_a_cpu_takes_a_gpu_takes(name: str) -> None:
     """Sums in another order each time, and TF32, are no state."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
+
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import toy
 from flwr.app import ConfigRecord
 from small_runs import ledger_content, small

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,12 @@ from safetensors.torch import load_file
 
 import fedspa
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 BASE: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "rounds": 8, "per_round": 3},
     "algorithm": {"compression": 0.2, "local_steps": 3, "batch": 30, "local_lr": 0.5, "server": "average"},
-    "privacy": {"noise_multiplier": 0.01, "clip_value": 0.3, "noise": "seeded"},
+    "privacy": {"noise_multiplier": 0.2, "clip_value": 0.3, "noise": "seeded"},
 }
 FEDAVG: dict[str, dict[str, Any]] = {
     "algorithm": {"name": "fedavg", "compression": 1.0},
@@ -40,14 +44,19 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def run(folder: Path, device: str, engine: str, kind: str) -> tuple[Mapping[str, Any], torch.Tensor]:
+def sections(folder: Path, device: str, engine: str, kind: str) -> dict[str, dict[str, Any]]:
     changes = KINDS[kind]
     merged = {name: {**BASE.get(name, {}), **changes.get(name, {})} for name in {*BASE, *changes}}
     merged["run"] = {"device": device, "engine": engine, "out": str(folder)}
-    config = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in merged.items()}
-    summary = fedspa.run(config).summary
-    theta = torch.cat([value.flatten() for _, value in sorted(load_file(folder / "model.safetensors").items())])
-    return summary, theta
+    return {name: {key: value for key, value in keys.items() if value is not None} for name, keys in merged.items()}
+
+
+def parameters(folder: Path) -> torch.Tensor:
+    return torch.cat([value.flatten() for _, value in sorted(load_file(folder / "model.safetensors").items())])
+
+
+def run(folder: Path, device: str, engine: str, kind: str) -> tuple[Mapping[str, Any], torch.Tensor]:
+    return fedspa.run(sections(folder, device, engine, kind)).summary, parameters(folder)
 
 
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {"exact"}))
@@ -74,3 +83,22 @@ def test_auto_takes_stacked_and_for_exact_noise_traced(tmp_path: Path) -> None:
     found = run(tmp_path / "exact", "cuda", "auto", "exact")[0]
     assert found["engine"] == "traced"
     assert found["accuracy_last"] > 0.3
+
+
+KILLED = """
+import json, os, signal, sys
+import fedspa
+config = json.loads(sys.argv[1])
+fedspa.run(config, on_round=lambda metrics: metrics.round == 3 and os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+@pytest.mark.parametrize("engine", ["stacked", "traced"])
+def test_killed_and_resumed_to_the_same_bits(tmp_path: Path, engine: str) -> None:
+    """In a process of its own: one that is forked cannot use a GPU."""
+    config = sections(tmp_path / "killed", "cuda", engine, "fedspa")
+    child = subprocess.run([sys.executable, "-c", KILLED, json.dumps(config)], check=False, capture_output=True)
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    fedspa.run(resume=tmp_path / "killed")
+    _, whole = run(tmp_path / "whole", "cuda", engine, "fedspa")
+    assert torch.equal(parameters(tmp_path / "killed"), whole)

@@ -221,7 +221,7 @@ def test_the_reference_computes_all_in_float64(tmp_path: Path) -> None:
     assert "the frozen body" not in made.summary["engine_reason"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("noise", ["seeded", "exact"])
 @pytest.mark.parametrize("make", [chain, lambda: Residual(0.3)], ids=["chain", "dropout behind the body"])
 def test_on_a_gpu(tmp_path: Path, make: Callable[[], nn.Module], noise: str, monkeypatch: pytest.MonkeyPatch) -> None:
