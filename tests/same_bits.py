@@ -7,6 +7,7 @@ Each run leaves digests of its parameters, its metrics and its ledger, whose ent
 The operating system's entropy is replaced by a counter, so that `secure` and `exact` noise repeat themselves too.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
@@ -24,15 +25,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("runs", "learning")]  # own data and models
+
+from small_runs import ALGORITHMS, ledger_content, outcome, small
+from small_sums import SUMS
+
 import fedspa
 from fedspa.flower import server_app
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import read_config
 from fedspa.running import Stopped
 from flower.local_grid import SIMULATION, LocalGrid
-from runs.small_runs import ALGORITHMS, ledger_content, outcome, small
 
 Sections = dict[str, dict[str, Any]]
+
+
+TASKS = (
+    ("binary", "parity", "logistic"),
+    ("multi-label", "bits", "mlp"),
+    ("regression", "parity", "logistic"),
+    ("next-token", "tokens", "small_records:Tagger"),
+    ("token-classification", "tokens", "small_records:Tagger"),
+    ("module", "tokens", "small_records:Tagger"),
+    ("small_records:own_loss", "visits", "mlp"),
+)
 
 
 def settings() -> Iterator[tuple[str, Sections]]:
@@ -61,6 +77,23 @@ def settings() -> Iterator[tuple[str, Sections]]:
     yield "calibrated", merged(seeded, {"privacy": {"noise_multiplier": None, "epsilon": 4.0}})
     for rotation in (True, False):
         yield f"cpsgd-rotation-{rotation}", merged(ALGORITHMS["cpsgd"], seeded, {"algorithm": {"rotation": rotation}})
+    for name, noise in itertools.product(SUMS, ("seeded", "secure")):
+        yield f"sums-{name}-{noise}", merged(SUMS[name], {"privacy": {"noise": noise}})
+    for name, data, model in TASKS:
+        task = {"task": {"name": name}, "data": {"name": f"small_records:{data}"}, "model": {"name": model}}
+        yield f"task-{name}", merged(seeded, task, {"run": {"engine": "auto"}})
+    visits = {"data": {"name": "small_records:visits"}, "algorithm": {"batch": 4}}
+    for engine in ("auto", "reference"):
+        yield f"persons-{engine}", merged(seeded, visits, {"run": {"engine": engine}})
+    frozen = {"model": {"name": "frozen_nets:chain"}, "run": {"engine": "auto"}}
+    for name in ALGORITHMS:
+        yield f"frozen-{name}", merged(ALGORITHMS[name], seeded, frozen)
+    yield "uniform", merged(seeded, {"federation": {"participation": "uniform"}})
+    candidates = {
+        "federation": {"rounds": 8},
+        "tuning": {"candidates": [{"algorithm.local_lr": rate} for rate in (0.5, 0.1)], "rounds": 4},
+    }
+    yield "trials", merged(seeded, candidates, {"data": {"holdout": 0.2}})
 
 
 def merged(*parts: Sections) -> Sections:
@@ -97,7 +130,7 @@ def record(folder: Path, only: str) -> dict[str, dict[str, str]]:
         for way, run in (("whole", whole), ("resumed", resumed)):
             if only in f"{way}-{name}":
                 found[f"{way}-{name}"] = tried(run, folder / f"{way}-{name}", sections)
-    for name, sections in ALGORITHMS.items():
+    for name, sections in (ALGORITHMS | {f"sums-{name}": each for name, each in SUMS.items()}).items():
         if only in f"flower-{name}":
             seeded = merged(sections, {"privacy": {"noise": "seeded"}})
             found[f"flower-{name}"] = tried(through_flower, folder / f"flower-{name}", seeded)
@@ -131,6 +164,8 @@ def through_flower(folder: Path, sections: Sections) -> None:
         for key, value in keys.items()
     }
     run_config |= {key: value for key, value in SIMULATION.items() if key.startswith("flower.")}
+    if "privacy.members" in run_config:
+        run_config["flower.quorum"] = ""  # a sum needs its whole cohort
     if run_config.get("algorithm.name") != "fedavg":
         run_config["run.ledger"] = str(folder.with_suffix(".sqlite"))
     grid = LocalGrid({100 + i: {"simulation": True} for i in range(6)}, run_config)
