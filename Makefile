@@ -41,7 +41,7 @@ fuzz: $(VENV)/.installed-dev
 # Every row of the paper's tables, small enough for two cores and two minutes; no result.
 tables: $(VENV)/.installed-dev
 	out="$$(mktemp -d)" && trap 'rm -rf "$$out"' EXIT && for name in mnist cifar10; do \
-		$(BIN)/fedspa table $$name --quick --jobs 2 --out "$$out/$$name" || exit 1; \
+		$(BIN)/python -m reproduction table $$name --quick --jobs 2 --out "$$out/$$name" || exit 1; \
 	done
 
 # The documentation, in site/: `python -m http.server -d site` serves it, with its search.

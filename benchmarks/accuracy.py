@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedspa.paper.cells import half_interval, shown_spread
 from fedspa.privacy.cap import shown
+from intervals import half_interval, shown_spread
 
-RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+RESULTS = Path(__file__).parents[1] / "reproduction" / "results"
 # Config → what it is.
 ROWS = {
     "mnist-best": "MNIST, linear on aligned orientations",

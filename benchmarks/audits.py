@@ -1,6 +1,6 @@
 """`fedspa audit` of each config of docs/accuracy.md, kept as one JSON:
 
-python benchmarks/audits.py --data DIR --json experiments/results/audits.json
+python benchmarks/audits.py --data DIR --json reproduction/results/audits.json
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import tempfile
 from typing import Any
 
 import fedspa
-from fedspa.paper.cells import half_interval
+from intervals import half_interval
 from provenance import stamp
 from seeds import fresh
 from tables import moved_key

@@ -1,7 +1,7 @@
 """Local training on one GPU: the stacked engine against per-agent vmap(grad) with the same mechanism, and plain SGD.
 
     python benchmarks/engine_gpu.py [--json] [--repeats N] [--whole]
-    python benchmarks/engine_gpu.py --table experiments/results/engine-gpu.json
+    python benchmarks/engine_gpu.py --table reproduction/results/engine-gpu.json
 
 Milliseconds per agent-step of a whole round (10 agents, drawing the batches and loading the records included), median
 with the smallest and largest of N rounds, the contenders taking turns. "steps only" is the replay of the graphs, by

@@ -24,9 +24,9 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from ending import ends_with_children
+from fedspa import configs
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.paper import shipped
 from provenance import stamp
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
@@ -128,7 +128,7 @@ def one_run(config: str, data: str, rounds: int | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"run.out={json.dumps(folder + '/run')}", f"data.dir={json.dumps(data)}"]
         overrides += [f"federation.rounds={rounds}"] if rounds is not None else []
-        summary = fedspa.run(fedspa.load(None if config == "quickstart" else shipped.config(config), overrides)).summary
+        summary = fedspa.run(fedspa.load(None if config == "quickstart" else configs.find(config), overrides)).summary
     seconds = summary["seconds"]
     share = {"share": spent["ledger_s"] / seconds, "settle_share": spent["settle_s"] / seconds}
     return {**spent, "run_s": seconds, **share, "rounds": summary["rounds"], "engine": summary["engine"]}

@@ -1,6 +1,6 @@
 """What is not a picture: the examples with tables and text, private beside not private, over fresh seeds.
 
-    python benchmarks/others.py --jobs 4 --json experiments/results/others.json
+    python benchmarks/others.py --jobs 4 --json reproduction/results/others.json
 
 The private arm is the example as it is. The other is plain federated averaging of 100 rounds, as there is no budget
 that more rounds could spend. A seed decides about noise, samples and who holds what. Where the example holds out
@@ -27,7 +27,7 @@ from typing import Any
 import fedspa
 from ending import ends_with_children
 from fedspa.errors import SeededNoiseWarning
-from fedspa.paper.cells import half_interval, spread
+from intervals import half_interval, spread
 from provenance import ROOT, stamp
 from seeds import fresh
 

@@ -52,9 +52,8 @@ def commit() -> str:
         return named
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        return head + (
-            "+" if _git("status", "--porcelain", "--", "src", "benchmarks/*.py", "benchmarks/*/*.py") else ""
-        )
+        sources = ("src", "benchmarks/*.py", "benchmarks/*/*.py", "reproduction/*.py", "reproduction/*.toml")
+        return head + ("+" if _git("status", "--porcelain", "--", *sources) else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -69,6 +68,20 @@ def cpu() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def hardware(device: str) -> str:
+    """The processor with the cores that this process may use, and the accelerator if one is used."""
+    import torch
+
+    accelerator = torch.device(device)
+    used = f", {torch.cuda.get_device_name(accelerator)}" if accelerator.type == "cuda" else ""
+    return f"{cores()} cores of {cpu()}{used}"
 
 
 def memory_gib() -> float:

@@ -2,8 +2,8 @@
 
     python benchmarks/seeds.py mnist-best --seeds 10 --first-seed 5000 --data DIR --json mnist-best.json
 
-± is half of the 95 % confidence interval of the mean. Seeds that trials used are refused: experiments/log.md names them
-in one line. Settings that did best with a seed did so with its masks, partition and noise. Each seed is a process of
+± is half of the 95 % confidence interval of the mean. Seeds that trials used are refused: settings that did best with a
+seed did so with its masks, partition and noise. reproduction/log.md names them in one line. Each seed is a process of
 its own, `--jobs` of them at a time. The JSON holds the command, the commit, the hardware and every run's summary.
 """
 
@@ -22,15 +22,20 @@ from typing import Any
 
 import fedspa
 from ending import ends_with_children
-from fedspa.paper import shipped
-from fedspa.paper.cells import half_interval, largest
-from fedspa.paper.provenance import hardware
+from fedspa import configs
 from fedspa.privacy.cap import shown_digits
 from fedspa.runs.config import load
-from provenance import commit
+from intervals import half_interval, largest
+from provenance import commit, hardware
 
 ROOT = Path(__file__).parents[1]
-LOG = ROOT / "experiments" / "log.md"
+LOG = ROOT / "reproduction" / "log.md"
+
+
+def _config(name: str) -> Path:
+    """Return a config of the reproduction, a shipped one, or the path of a TOML file."""
+    own = ROOT / "reproduction" / "configs" / f"{name}.toml"
+    return own if own.exists() else configs.find(name)
 
 
 def of_trials(log: str) -> set[int]:
@@ -104,7 +109,7 @@ def main() -> None:
     if arguments.jobs > 1:
         overrides.append("run.threads=1")
     before = commit()
-    found = over_seeds(shipped.config(arguments.config), seeds, overrides, arguments.jobs)
+    found = over_seeds(_config(arguments.config), seeds, overrides, arguments.jobs)
     half = found["accuracy_interval"]
     epsilon = "no ε" if found["epsilon"] is None else f"ε = {shown_digits(found['epsilon'])}"
     print(f"{found['accuracy']:.2f}{'' if half is None else f' ± {half:.2f}'} %, {epsilon}")

@@ -20,7 +20,7 @@ CASES = ("mnist-p05", "cifar-p10")
 
 
 def experiment(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads((ROOT / "reproduction" / "results" / f"{name}.json").read_text("utf-8"))
     return found
 
 

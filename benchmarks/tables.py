@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from fedspa.paper.cells import half_interval
+from intervals import half_interval
 from sentences import SENTENCES
 
 ROOT = Path(__file__).parents[1]

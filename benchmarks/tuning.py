@@ -34,9 +34,8 @@ import sklearn.datasets
 
 import fedspa
 from ending import ends_with_children
-from fedspa import durable
+from fedspa import configs, durable
 from fedspa.data.dataset import Dataset
-from fedspa.paper import shipped
 from fedspa.tuning.suggest import first_settings
 from provenance import commit, stamp
 from seeds import fresh
@@ -63,7 +62,7 @@ DEFAULTS += ["algorithm.local_lr=none"]
 
 def images(name: str, folder: str, seed: int) -> dict[str, Callable[[Path], float]]:
     source, batch, dimension = IMAGES[name]
-    path = shipped.config(source)
+    path = configs.find(source)
     fixed = [f"data.dir={json.dumps(folder)}", f"run.seed={seed}", "run.threads=1", "run.checkpoint_every=1000"]
     config = fedspa.load(path)
     federation, p = config.federation, config.algorithm.compression

@@ -1,6 +1,6 @@
 """Bytes an agent uploads, by algorithm, compression and coding, with the accuracy that goes with them.
 
-    python benchmarks/uploads.py --seeds 3 --data DIR --json experiments/results/uploads.json
+    python benchmarks/uploads.py --seeds 3 --data DIR --json reproduction/results/uploads.json
 
 Every figure comes from whole runs through the real codec. `digits` needs no files; `mnist` and `mnist-best` (accuracy)
 and `cifar10` (bytes of one round only) run where --data names a folder with theirs. Rows that the JSON file has from
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import fedspa
-from fedspa.paper import shipped
-from fedspa.paper.cells import half_interval
+from fedspa import configs
 from fedspa.runs.config import Config, load
-from provenance import in_parts, stamp
+from intervals import half_interval
+from provenance import ROOT, in_parts, stamp
 from seeds import fresh
 
 FIRST_SEED = 7000
@@ -55,13 +55,13 @@ def config(job: str, algorithm: str, p: float, coding: str, seed: int, data: Pat
     if job == "mnist-best":
         clip, rate = CHOSEN[p]
         overrides += [f"privacy.clip_value={clip}", f"algorithm.server_lr={rate}"]
-        return load(shipped.config("mnist-best"), overrides)
+        return load(configs.find("mnist-best"), overrides)
     if job == "cifar10":
         overrides += ["data.name=cifar10", "model.name=cifar10-cnn", "algorithm.batch=50", "algorithm.local_steps=5"]
         overrides += ["federation.rounds=1"]
     if algorithm == "fedavg":
         overrides += ["algorithm.local_lr=0.01", "algorithm.lr_decay=none"]
-    return load(shipped.config("mnist"), overrides)
+    return load(ROOT / "reproduction" / "configs" / "mnist.toml", overrides)
 
 
 def measure(row: str, seeds: int, data: Path | None) -> dict[str, Any]:

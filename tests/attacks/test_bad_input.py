@@ -84,8 +84,6 @@ NEEDED = {
         *("--delta", "1e-3", "--noise", "30"),
     ],
     "audit": ["--draws", "100", "--plant", "nothing"],
-    "table": ["mnist", "--set", "data.name=nothing"],
-    "tradeoff": ["mnist", "--set", "data.name=nothing"],
     "report": ["a-folder"],
     "watch": ["a-folder"],
     "new": ["a-folder/new"],

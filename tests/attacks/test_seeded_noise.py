@@ -163,7 +163,7 @@ def test_a_budget_that_is_refused_says_so_beside_its_epsilon(tmp_path: Path) -> 
 
 
 def test_curves_of_seeded_runs_say_so_wherever_an_epsilon_stands() -> None:
-    from fedspa.paper import plot, tradeoff
+    from reproduction import plot, tradeoff
 
     point = {"compression": 0.1, "epsilon_target": 1.0, "seeds": 1, "sound": True, "delta": 1e-5}
     point |= {"neighbours": "add-remove", "sampling": "poisson", "noise": "seeded"}

@@ -9,15 +9,15 @@ import pytest
 
 import accuracy
 import seeds
-from fedspa.paper import shipped
 from fedspa.runs.config import load
 from fedspa.runs.guarantee import SEEDED
+from reproduction import rows
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_config_was_audited_and_holds() -> None:
-    kept = json.loads((ROOT / "experiments" / "results" / "audits.json").read_text("utf-8"))
+    kept = json.loads((ROOT / "reproduction" / "results" / "audits.json").read_text("utf-8"))
     assert kept["audits"].keys() == {**accuracy.ROWS, **accuracy.SUMS}.keys()
     assert not kept["provenance"]["commit"].endswith("+")
     for report in kept["audits"].values():
@@ -27,8 +27,8 @@ def test_every_config_was_audited_and_holds() -> None:
 
 @pytest.mark.parametrize("name", {**accuracy.ROWS, **accuracy.SUMS})
 def test_kept_results_are_those_of_their_config(name: str) -> None:
-    kept = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text("utf-8"))
-    config = load(shipped.config(name))
+    kept = json.loads((ROOT / "reproduction" / "results" / f"{name}.json").read_text("utf-8"))
+    config = load(rows.find_config(name))
     assert config.data.holdout == 0
     assert not {run["seed"] for run in kept["summaries"]} & seeds.of_trials(seeds.LOG.read_text("utf-8"))
     for run in kept["summaries"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import seeds
-from fedspa.paper.rows import FIRST_SEED, TRIAL_KINDS
+from reproduction.rows import FIRST_SEED, TRIAL_KINDS
 
 RESULTS = seeds.LOG.parent / "results"
 
@@ -37,7 +37,7 @@ def test_a_range_in_other_words_is_refused_and_not_read_as_its_ends(words: str) 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (914, 1), (790, 20)])
 def test_a_seed_of_a_trial_is_refused(first: int, count: int) -> None:
-    with pytest.raises(SystemExit, match=r"experiments/log\.md"):
+    with pytest.raises(SystemExit, match=r"reproduction/log\.md"):
         seeds.fresh(first, count)
     assert list(seeds.fresh(5000, 2)) == [5000, 5001]
 

@@ -50,27 +50,6 @@ def test_a_report_is_written_again(run: Path, tmp_path: Path) -> None:
     assert beside.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("command", "file"),
-    [
-        (["table", "mnist", "--quick"], "table.json"),
-        (["table", "mnist", "--quick"], "table.md"),
-        (["tradeoff", "mnist", "--quick"], "tradeoff.json"),
-        (["tradeoff", "mnist", "--quick"], "tradeoff.csv"),
-        (["tradeoff", "mnist", "--quick"], "tradeoff.svg"),
-        (["tradeoff", "mnist", "--quick"], "tradeoff.png"),
-    ],
-    ids=lambda part: str(part),
-)
-def test_a_sweep_replaces_its_own_files_only(tmp_path: Path, command: list[str], file: str) -> None:
-    (tmp_path / file).write_text('{"mine": 1}')
-    ended = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
-    assert isinstance(ended.exception, ConfigError)
-    assert f"{file} is there and is not of an earlier call" in str(ended.exception)
-    assert [path.name for path in tmp_path.iterdir()] == [file]
-    assert (tmp_path / file).read_text() == '{"mine": 1}'
-
-
 def test_a_run_and_a_project_want_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     for command in (["run", "--out", str(tmp_path)], ["new", str(tmp_path)]):

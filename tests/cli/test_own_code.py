@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -179,17 +178,3 @@ def test_a_hook_that_fails_is_raised_as_it_is_and_the_run_goes_on_later(project:
         fedspa.run(config, on_round=hook)
     assert caught.traceback[-1].path == Path(__file__)
     assert fedspa.run(resume=tmp_path / "run").summary["rounds"] == 3
-
-
-def test_a_sweeps_own_processes_find_it(project: Path) -> None:
-    words = ["tradeoff", str(project / "config.toml"), "--epsilon", "8", "--compression", "0.5,1", "--jobs", "2"]
-    words += [
-        "--set",
-        "privacy.noise_multiplier=none",
-        "--set",
-        "privacy.epsilon=8",
-        "--set",
-        "task.name=classification",
-    ]
-    ended = subprocess.run([sys.executable, "-m", "fedspa", *words], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr

@@ -20,13 +20,13 @@ from test_shipped_configs import EXPERIMENTS, QUICKSTART, smaller
 from typer.main import get_command
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.cli import app, main, run, sweeping, tune, watch
+from fedspa.cli import app, main, run, tune, watch
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.report.progress import snapshot
 from fedspa.running import RunResult, simulate
 
 Call = Callable[..., str]
-RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+RESULTS = Path(__file__).parents[2] / "reproduction" / "results"
 
 
 def fits(text: str) -> None:
@@ -193,32 +193,6 @@ def test_privacy_begins_with_what_holds(call: Call) -> None:
     claims = said.index("For comparison, the paper's Theorem 1.")
     assert said.rindex("verified  ", 0, claims) < claims < said.index("published  ")
     assert "NO" not in said[:claims].replace("Noise", "")
-
-
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_the_papers_tables(call: Call, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    kept = json.loads((RESULTS / f"table-{name}.json").read_text("utf-8"))
-    monkeypatch.setattr(sweeping, "perform", lambda *_: kept)
-    fits(call(f"table {name} --quick"))
-
-
-def test_a_tradeoff(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [
-        {
-            "compression": p,
-            "epsilon_target": epsilon,
-            "status": "done",
-            "noise": "seeded",
-            "accuracy_last": {"mean": 0.9765, "std": 0.0123, "values": [0.9765, 0.9]},
-            **dict.fromkeys(("delta", "neighbours", "sampling", "accountant"), "replace-one"),
-        }
-        for p in (0.05, 0.1, 0.4, 1.0)
-        for epsilon in (0.5, 8.0)
-    ]
-    monkeypatch.setattr(sweeping, "perform", lambda *_: {"points": points})
-    monkeypatch.setattr("fedspa.cli.tradeoff._draw", lambda *_: None)
-    monkeypatch.setattr("fedspa.paper.plot.epsilon_label", lambda _: "ε at δ = 0.001, add-remove")
-    fits(call("tradeoff mnist --quick"))
 
 
 def test_tuning(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,5 +9,5 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_command_is_that_of_the_results() -> None:
-    found = json.loads((ROOT / "experiments" / "results" / "engine-gpu.json").read_text("utf-8"))
+    found = json.loads((ROOT / "reproduction" / "results" / "engine-gpu.json").read_text("utf-8"))
     assert found["command"] in (ROOT / "docs" / "engine-gpu.md").read_text("utf-8")

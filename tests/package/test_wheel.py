@@ -41,7 +41,7 @@ def checked(*wheels: Path) -> tuple[int, str]:
 
 
 def test_it_holds_the_package_and_nothing_else(built: Built) -> None:
-    assert {"fedspa/py.typed", "fedspa/runs/quickstart.toml", "fedspa/paper/tables/mnist.toml"} <= wanted()
+    assert {"fedspa/py.typed", "fedspa/runs/quickstart.toml", "fedspa/configs/mnist-best.toml"} <= wanted()
     assert contents(built.wheel) == wanted() | ({LIBRARY} if COMPILER else set())
 
 

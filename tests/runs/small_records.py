@@ -13,7 +13,7 @@ from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load
 from fedspa.data.given import from_arrays, from_examples
 from fedspa.examples import Tree, tensors
-from fedspa.paper import stand_in
+from reproduction import stand_in
 
 
 def mnist() -> Dataset:

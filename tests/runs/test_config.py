@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedspa import configs
 from fedspa.errors import ConfigError
-from fedspa.paper import shipped
 from fedspa.runs.config import Config, load, to_toml
 
 
@@ -21,9 +21,9 @@ def test_the_packaged_quickstart_is_valid_and_private() -> None:
     assert config.data.name == "digits"
 
 
-@pytest.mark.parametrize("name", shipped.names("configs"))
+@pytest.mark.parametrize("name", configs.names())
 def test_every_config_that_is_shipped_is_valid(name: str) -> None:
-    load(shipped.config(name))
+    load(configs.find(name))
 
 
 def test_written_out_and_read_back_it_is_the_same() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from interruptions import refuse_a_difference
 
-from fedspa.paper import shipped
+from fedspa import configs
 from fedspa.runs.config import Config, load
 
-EXPERIMENTS = [shipped.config(name) for name in shipped.names("configs")]
+REPRODUCTION = Path(__file__).parents[2] / "reproduction" / "configs"
+EXPERIMENTS = [*map(configs.find, configs.names()), *sorted(REPRODUCTION.glob("*.toml"))]
 QUICKSTART = Path(str(resources.files("fedspa.runs").joinpath("quickstart.toml")))
 # They have every option that any of them sets; those of CIFAR-10 take twice as long again.
 QUICK = {path.stem for path in (QUICKSTART, *EXPERIMENTS) if not path.stem.startswith("cifar10")}

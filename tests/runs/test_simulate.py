@@ -24,7 +24,6 @@ from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import BudgetError, ConfigError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.paper import shipped
 from fedspa.privacy.accounting import epsilon
 from fedspa.runs.books import Books
 from fedspa.runs.config import load
@@ -452,12 +451,12 @@ def test_every_agent_trains_on_its_own_records(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fedavg_reproduces_on_mnist(tmp_path: Path) -> None:
-    """The paper prints 96.87 % after 45 rounds; 97 % is passed well before (98.4 % at the end: experiments/results)."""
+    """The paper prints 96.87 % after 45 rounds; 97 % is passed well before (98.4 % at the end)."""
     folder = os.environ.get("FEDSPA_DATA")
     if folder is None:
         pytest.skip("set FEDSPA_DATA to a folder with MNIST's files to run this test")
     overrides = [f'data.dir="{folder}"', f'run.out="{tmp_path / "run"}"', "federation.rounds=12"]
-    config = load(shipped.config("mnist-fedavg"), overrides)
+    config = load(Path("reproduction/configs/mnist-fedavg.toml"), overrides)
     assert fedspa.run(config).summary["accuracy_best"] >= 0.97
 
 

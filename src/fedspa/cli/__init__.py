@@ -21,8 +21,6 @@ from fedspa.cli import (
     server,
     site,
     suggest,
-    table,
-    tradeoff,
     tune,
     version,
     watch,
@@ -41,8 +39,6 @@ app.command("tune")(tune.tune)
 app.command("suggest")(suggest.suggest)
 app.command("privacy")(privacy.privacy)
 app.command("audit")(audit.audit)
-app.command("table")(table.table)
-app.command("tradeoff")(tradeoff.tradeoff)
 app.command("report")(report.report)
 app.command("watch")(watch.watch)
 app.command("new")(new.new)
@@ -54,7 +50,7 @@ app.add_typer(site.app, name="site")
 app.add_typer(server.app, name="server")
 
 
-def main() -> None:
+def main(commands: typer.Typer = app) -> None:
     """Exit code 0: done; 1: the answer is no (a check that failed); 2: bad input, in one line; 130: interrupted;
     70: a bug in fedspa, whose traceback is in a file."""
     for stream in (sys.stdout, sys.stderr):
@@ -62,7 +58,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(standalone_mode=False)
+        code = commands(standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         if isinstance(error, SystemExit):

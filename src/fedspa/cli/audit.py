@@ -61,16 +61,16 @@ def audit(
 
     import torch
 
+    from fedspa import configs
     from fedspa.audit.setting import Setting
     from fedspa.audit.targets import of_config, synthetic
-    from fedspa.paper import shipped
 
     torch.set_num_threads(1)
     if config is None:
         mechanism, target = synthetic(algorithm or "fedspa", choices)
         setting = Setting(**how, draws=draws, seed=seed)
     else:
-        mechanism, target, setting = of_config(shipped.config(config), overrides or [], choices, draws, seed)
+        mechanism, target, setting = of_config(configs.find(config), overrides or [], choices, draws, seed)
     report = mechanism.audit(setting, target if plant is None else mechanism.planted(plant, target))
     if as_json:
         print(json.dumps({"plant": plant, **report.to_json()}, allow_nan=False))

@@ -67,10 +67,9 @@ def _python() -> Iterator[Answer]:
 def _torch() -> Iterator[Answer]:
     import torch
 
-    from fedspa.paper.provenance import cores
-
     yield Answer("torch", "torch", True, str(torch.__version__), needed=True)
-    yield Answer("torch", "cpu", True, f"{cores()} cores ({platform.machine()}); run.threads uses up to that many")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Answer("torch", "cpu", True, f"{cores} cores ({platform.machine()}); run.threads uses up to that many")
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         yield Answer("torch", f"cuda:{index}", True, f"{about.name}, {about.total_memory / 2**30:.0f} GiB")

@@ -49,7 +49,7 @@ def run(
 
     Ctrl-C stops after the round, twice at once; either way, and after any crash, --resume goes on.
     """
-    from fedspa.paper import shipped
+    from fedspa import configs
     from fedspa.runs.config import load
 
     if resume is not None:
@@ -60,7 +60,7 @@ def run(
         config = config or str(resume / "config.toml")
     flags = {"run.out": None if out is None else str(out), "run.track": track}
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
-    settings = load(None if config is None else shipped.config(config), [*(overrides or ()), *given])
+    settings = load(None if config is None else configs.find(config), [*(overrides or ()), *given])
 
     from rich.console import Console
 

@@ -63,7 +63,7 @@ def tune(
     First what is free: rehearsals on records that are not the agents'. Then trials in the run's own first rounds, each
     in the ledger before it runs. Ctrl-C stops after the round; --resume goes on, also after any crash.
     """
-    from fedspa.paper import shipped
+    from fedspa import configs
     from fedspa.runs.config import load
 
     if resume is not None:
@@ -80,7 +80,7 @@ def tune(
     else:
         given = [] if out is None else [f"run.out={json.dumps(str(out))}"]
         given += [] if epsilon is None else [f"privacy.epsilon={epsilon}", "privacy.noise_multiplier=none"]
-        settings = load(None if config is None else shipped.config(config), [*(overrides or ()), *given])
+        settings = load(None if config is None else configs.find(config), [*(overrides or ()), *given])
 
     from rich.console import Console
 

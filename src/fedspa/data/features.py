@@ -3,7 +3,7 @@
 Such a map costs no privacy. A record's features depend on that record alone, so neighbouring data sets give
 neighbouring features, and a model on them has the guarantee that it would have on the pixels. That takes a formula
 fixed beforehand: the weights for colour images were chosen on held-out training records of CIFAR-10, a choice that no
-guarantee covers (experiments/log.md). What it buys is a model small enough for the noise (Tramèr and Boneh 2021): the
+guarantee covers (reproduction/log.md). What it buys is a model small enough for the noise (Tramèr and Boneh 2021): the
 noise of a private gradient grows with the number of coordinates, and good features make a linear model enough.
 
     aligned               an image moved, sized and sheared to a standard by its own first and second moments
