@@ -16,7 +16,7 @@ from fedspa.agent.ledger.verify import remarks, verify
 from fedspa.agent.outbox import Outbox
 from fedspa.agent.participate import require_newest
 from fedspa.agent.policy import Policy
-from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
+from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError, real_path
 from fedspa.examples import count, layout, leaves
 from fedspa.flower import node_config
 from fedspa.flower.operate import credentials
@@ -210,7 +210,7 @@ def filesystem(path: Path) -> str | None:
         # "36 35 98:0 /root /mount/point options … - type source options", blanks in names as \040
         before, _, after = line.partition(" - ")
         mounted = Path(before.split()[4].replace("\\040", " "))
-        if path.resolve().is_relative_to(mounted) and len(mounted.parts) >= len(best.parts):
+        if real_path(path).is_relative_to(mounted) and len(mounted.parts) >= len(best.parts):
             best, kind = mounted, after.split()[0]
     return kind
 

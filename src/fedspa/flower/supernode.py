@@ -25,7 +25,7 @@ from typing import Any
 from flwr.supercore.fab import Fab
 from flwr.supernode import start_client_internal as internal
 
-from fedspa.errors import ConfigError, worded
+from fedspa.errors import ConfigError, real_path, worded
 
 
 def pin(allowed: frozenset[str]) -> None:
@@ -92,7 +92,7 @@ def digest_of(app: Path) -> str:
                 )
             return hashlib.sha256(app.read_bytes()).hexdigest()
         try:
-            load_and_validate(app.resolve() / "pyproject.toml")
+            load_and_validate(real_path(app) / "pyproject.toml")
             return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
         except (ValueError, ClickException) as error:
             raise ConfigError(f"{app} is no Flower app: {' '.join(str(error).split())[:300]}") from None

@@ -53,7 +53,7 @@ class _Unpaid(Books):
 
     def __init__(self) -> None:
         ExitStack.__init__(self)
-        self.run, self.kept, self.guarantee, self.ledger, self.cap = "rehearsal", {}, None, None, None
+        self.run, self.skipped, self.guarantee, self.ledger, self.cap = "rehearsal", 0, None, None, None
 
 
 @dataclass(frozen=True)
