@@ -79,6 +79,33 @@ def test_only_the_reviewed_app_gets_through_flowers_own_check(monkeypatch, conte
         assert [answer.error.reason for answer in answers] == ["The FAB could not be verified."]
 
 
+def unchecked(state: object, get_fab: object, trusted_entities: object) -> None:
+    """A Flower that takes both and asks nobody."""
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("_pull_and_store_message", unchecked),
+        ("_pull_and_store_message", lambda state, receive: internal._verify_fab(None, None)),
+        ("_verify_fab", lambda fab, keys, signatures: True),
+        ("_verify_fab", None),
+    ],
+)
+def test_a_flower_that_checks_apps_in_another_way_is_refused(monkeypatch, name, other):
+    """A site never starts with a check that is not made."""
+    for each in ("_pull_and_store_message", "_verify_fab"):
+        monkeypatch.setattr(internal, each, getattr(internal, each))
+    if other is None:
+        monkeypatch.delattr(internal, name)
+    else:
+        monkeypatch.setattr(internal, name, other)
+    before = internal._pull_and_store_message
+    with pytest.raises(ConfigError, match="a site runs no app unchecked"):
+        pin(frozenset({DIGEST}))
+    assert internal._pull_and_store_message is before
+
+
 def test_a_reply_that_is_left_over_is_sent_before_the_next_message_is_taken(monkeypatch):
     """With Flower's own memory of messages: the loop must send, then receive, then have nothing to send."""
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState

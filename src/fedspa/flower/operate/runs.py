@@ -78,7 +78,9 @@ def _answer(server: ServerFolder, *arguments: str) -> Any:
     try:
         return json.loads(said)
     except ValueError:
-        raise FedspaError(f"flwr {arguments[0]} answered {quoted(said)}, which is no JSON; install flwr 1.41") from None
+        raise FedspaError(
+            f"flwr {arguments[0]} answered {quoted(said)}, which is no JSON; `fedspa doctor` names the flwr to use"
+        ) from None
 
 
 def _last_words(server: ServerFolder, number: str) -> str:
