@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
 import hashlib
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,23 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as internal
+from packaging.requirements import Requirement
 
 from fedspa.errors import ConfigError
+from fedspa.flower import check
 from fedspa.flower.supernode import digest_of, pin, send_leftovers_first
 
 REVIEWED = b"the app that was reviewed"
 DIGEST = hashlib.sha256(REVIEWED).hexdigest()
+
+
+@pytest.mark.parametrize("version", ["1.40.0", "1.41.0", "1.42.0", "1.42.1.dev20261101", "1.99.0", "2.0.0"])
+def test_a_site_is_ready_with_every_flower_that_the_package_allows(monkeypatch, version):
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    (extra,) = tomllib.loads(text)["project"]["optional-dependencies"]["flower"]
+    monkeypatch.setattr(check.metadata, "version", lambda _: version)
+    (found,) = [finding for finding in check.versions() if finding.subject == "flwr"]
+    assert found.works is Requirement(extra).specifier.contains(version, prereleases=True)
 
 
 def test_the_digest_of_an_app_is_that_of_its_bundle(tmp_path):

@@ -33,7 +33,7 @@ from fedspa.runs.statement import shown
 from fedspa.secagg.keys import fingerprint
 
 logger = logging.getLogger("fedspa.agent")
-FLWR = (1, 41)  # pyproject.toml pins it; `pin` in supernode.py knows this one
+FLWR = ((1, 41), (2, 0))  # from, and below: as pyproject.toml has it
 _NEEDED_BYTES = 50 * 2**20
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _OVER_A_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
@@ -72,8 +72,8 @@ def examine(site: SiteFolder, *, server: bool = False) -> list[Finding]:
 def versions() -> Iterator[Finding]:
     """What two ends must have in common."""
     version = metadata.version("flwr")
-    fits = tuple(int(part) for part in version.split(".")[:2]) == FLWR
-    wanted = "" if fits else f"; fedspa is made for {'.'.join(map(str, FLWR))}: pip install 'fedspa[flower]'"
+    fits = FLWR[0] <= tuple(int(part) for part in version.split(".")[:2]) < FLWR[1]
+    wanted = "" if fits else "; fedspa supports 1.41 and later versions below 2: pip install 'fedspa[flower]'"
     yield Finding("flwr", fits, version + wanted)
     yield Finding("editions", None, f"terms {VERSION}, {editions.written()}: both ends must print the same")
 
