@@ -52,6 +52,15 @@ def replace_text(path: Path, text: str) -> None:
     replace_bytes(path, text.encode("utf-8"))
 
 
+def check_folder(path: Path) -> None:
+    """Raise an OSError where `path` is no folder that can be written to and cannot become one. Nothing is made."""
+    there = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
 def force_folder(folder: Path) -> None:
     """Names live in the folder: a file's own fsync does not keep them."""
     if os.name == "posix":

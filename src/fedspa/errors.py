@@ -149,8 +149,14 @@ def _is_installed(file: str) -> bool:
         return True
     paths = sysconfig.get_paths()
     homes = {str(Path(__file__).parent), *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
-    own = Path(file).resolve()
-    return any(own.is_relative_to(Path(home).resolve()) for home in homes)
+    own = real_path(file)
+    return any(own.is_relative_to(real_path(home)) for home in homes)
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """The absolute path without symbolic links. `Path.resolve` raises a RuntimeError at a loop of links; here such a
+    path stays as it is, and the system's own error follows where it is used."""
+    return Path(os.path.realpath(path))
 
 
 def quoted(value: object, most: int = 200) -> str:

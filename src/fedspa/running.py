@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import Simulated, prepare
-from fedspa.runs.simulate import USED_UP, Simulation
+from fedspa.runs.simulate import CAP_USED_UP, Simulation
 from fedspa.runs.statement import SEEDED_NOISE
 from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Diverged
@@ -195,14 +196,10 @@ def _simulated(
         done, module = course.history, job.server.model.module
         progress.resumed(done)
         with Books(job, folder.path, course.begun) as books, torch_threads(1):
-            if course.over and (told := folder.summary()) is not None:
-                job.server.model.load(simulation.server.state.model)
-                folder.finish(told, module)
-                return RunResult(told, done, module, folder.path)
             if course.begun is None:  # the ledger is there: from this checkpoint on it is never made again
                 books.settle()
                 course.save(books.run, books.kept)
-            if on_start is not None:
+            if on_start is not None and not course.over:
                 on_start(job, folder.path)
             if resume is not None:
                 books.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
@@ -224,10 +221,28 @@ def _simulated(
                 if stopping:
                     raise Stopped(folder.path, len(done), config)
             summary = course.summary(books.guarantee, books.total())
-            if (turns := sum(map(len, job.cohorts())) - sum(metrics.agents for metrics in done)) > 0:
-                summary["warnings"].append(f"{turns} turns of agents fell away: {USED_UP}")
+            if books.skipped:
+                summary["warnings"].append(f"{books.skipped} participations were skipped: {CAP_USED_UP}")
+            if course.over:
+                _report_changes(folder, summary)
         folder.finish(summary, module)
     return RunResult(summary, done, module, folder.path)
+
+
+def _report_changes(folder: RunFolder, summary: Mapping[str, Any]) -> None:
+    """Warn where the summary.json of a finished run is not what its checkpoint and ledger give. It is written again
+    from those: nothing else would notice a damaged ε. Other runs in a shared ledger may change the total."""
+    before, now = folder.summary(), json.loads(json.dumps(summary))
+    if before is None:
+        return
+    free = {"seconds", "tuning", "provenance", "epsilon_total", "epsilon_total_floor", "accountant_total", "warnings"}
+    changed = [key for key in now if key not in free and before.get(key) != now[key]]
+    if changed:
+        log.warning(
+            "summary.json in %s was damaged: it said %s, which the run's checkpoint and ledger contradict; it is "
+            "written again",
+            *(folder.path, ", ".join(f"{key} {quoted(before.get(key))}" for key in changed)),
+        )
 
 
 def _holds_a_run(folder: Path) -> bool:

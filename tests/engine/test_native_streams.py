@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fedspa.engine.native import library as native_library
 from fedspa.engine.native.library import LEVELS, library, number
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream
@@ -67,3 +71,55 @@ def test_batches_are_those_of_python(
     )
     expected = draw_batch(sampling, batch, batch / population, population, Stream(key, skip))  # type: ignore[arg-type]
     assert np.array_equal(chosen[:count], expected)
+
+
+CSRC = Path(native_library.__file__).with_name("csrc")
+COMPILER = shutil.which("cc")
+CPU = Path("/proc/cpuinfo")
+TARGETS = {0: "", 1: "avx2,fma", 2: "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"}
+# Reads radius and angle, and writes both values: each pair in every lane.
+PAIRS = """
+#include <stdio.h>
+#include "simd.h"
+#include "gauss.h"
+int main(void) {
+    uint64_t words[2];
+    while (fread(words, 8, 2, stdin) == 2) {
+        L radii = {0}, angles = {0};
+        D first, second;
+        radii += (int64_t)words[0], angles += (int64_t)words[1];
+        box_muller(radii, angles, &first, &second);
+        for (int i = 1; i < LANES / 2; i++)
+            if (first[i] != first[0] || second[i] != second[0]) return 1;
+        double pair[2] = {first[0], second[0]};
+        fwrite(pair, 8, 2, stdout);
+    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+@pytest.mark.parametrize("level", TARGETS)
+def test_the_far_tail_is_that_of_python(level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that no test ever draws: the smallest radii, whose last bits are the angle's. What accountants assume of
+    the end of the noise (`mechanisms/gaussian/tail.py`) holds for this sampler, too."""
+    if not set(TARGETS[level].split(",")) <= {"", *(CPU.read_text("ascii").split() if CPU.exists() else ())}:
+        pytest.skip("this CPU has no such level")
+    target = f'#pragma GCC target("{TARGETS[level]}")\n' if level else ""
+    (tmp_path / "pairs.c").write_text(f"{target}#define LEVEL {level}\n{PAIRS}")
+    program = tmp_path / "pairs"
+    command = [str(COMPILER), "-std=gnu11", "-O2", "-Wno-psabi", "-I", str(CSRC), "pairs.c", "-o", "pairs", "-lm"]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    radii = [0, 1, 2, 3, 2**11, 2**40, 2**53 + 1, 2**64 - 1]
+    angles = [0, 1, 2, 1023, 2047, 2048, 2**64 - 1, 2**63 + 5]
+    words = np.array([(radius, angle) for radius in radii for angle in angles], dtype=np.uint64)
+    done = subprocess.run([str(program)], input=words.tobytes(), capture_output=True, check=True)
+    found = np.frombuffer(done.stdout).reshape(-1, 2)
+    monkeypatch.setattr(Stream, "uint64", lambda self, n: words.T.flatten())
+    expected = Stream(bytes(32)).gaussian(words.size).reshape(2, -1).T
+    # The largest radius words leave u within rounding of 1, where the logarithm keeps an absolute error.
+    assert np.allclose(found, expected, rtol=1e-14, atol=3e-8)
+    assert np.allclose(np.hypot(*found.T)[:-8], np.hypot(*expected.T)[:-8], rtol=1e-14)
+    assert np.hypot(*found.T).max() > 10.19

@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from fedspa.agent.ledger import witness
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.loss import accept
 from fedspa.agent.participate import Refusal
 from fedspa.flower import client_app, tally
 from fedspa.flower.operate import folders, logs, metrics
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 
 from .local_grid import POLICY
 
@@ -57,6 +59,26 @@ def test_a_sites_numbers_follow_its_rounds(deployment, train, tmp_path):
     sent = sum(len(reply.content["update"]["payload"]) for reply in payloads)
     assert found["fedspa_site_payload_bytes_total"] == sent > 0
     assert 0 <= found["fedspa_site_last_round_age_seconds"] < 600
+
+
+@pytest.mark.parametrize("participations", [(40, 0), (10, 0), (40, 5), (41, 5), (3, 20)])
+def test_no_plan_costs_more_than_all_of_them(tmp_path, participations):
+    """A plan and the total are priced by one rule: the first plan by PLD as a whole, all others by the filter."""
+    first = GaussianEvent("poisson", 20, 400, 5, 2.0, noise="secure")
+    other = GaussianEvent("poisson", 30, 400, 5, 2.5, noise="secure")
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=50.0))
+    node = {"agent": "north", "ledger": str(tmp_path / "l.sqlite"), "policy": str(tmp_path / "policy.toml")}
+    with Ledger.open(tmp_path / "l.sqlite") as ledger:
+        for name, event, times in zip(("run", "next"), (first, other), participations):
+            for t in range(times):
+                ledger.reserve("north", event, name, f"round-{t}", announced=40)
+    found = samples(metrics.of_site(folder_of(node, tmp_path)))
+    total = found['fedspa_site_epsilon{against="the server"}']
+    plans = [value for name, value in found.items() if name.startswith("fedspa_site_epsilon_of_plan")]
+    assert len(plans) == sum(map(bool, participations))
+    assert 0 < max(plans) <= total
+    if len(plans) == 1:
+        assert plans == [total]
 
 
 def test_an_accepted_loss_is_among_the_numbers(deployment, train, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
 import hashlib
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,23 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as internal
+from packaging.requirements import Requirement
 
 from fedspa.errors import ConfigError
+from fedspa.flower import check
 from fedspa.flower.supernode import digest_of, pin, send_leftovers_first
 
 REVIEWED = b"the app that was reviewed"
 DIGEST = hashlib.sha256(REVIEWED).hexdigest()
+
+
+@pytest.mark.parametrize("version", ["1.40.0", "1.41.0", "1.42.0", "1.42.1.dev20261101", "1.99.0", "2.0.0"])
+def test_a_site_is_ready_with_every_flower_that_the_package_allows(monkeypatch, version):
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    (extra,) = tomllib.loads(text)["project"]["optional-dependencies"]["flower"]
+    monkeypatch.setattr(check.metadata, "version", lambda _: version)
+    (found,) = [finding for finding in check.versions() if finding.subject == "flwr"]
+    assert found.works is Requirement(extra).specifier.contains(version, prereleases=True)
 
 
 def test_the_digest_of_an_app_is_that_of_its_bundle(tmp_path):
@@ -77,6 +89,33 @@ def test_only_the_reviewed_app_gets_through_flowers_own_check(monkeypatch, conte
     else:
         internal._pull_and_store_message(**arguments)
         assert [answer.error.reason for answer in answers] == ["The FAB could not be verified."]
+
+
+def unchecked(state: object, get_fab: object, trusted_entities: object) -> None:
+    """A Flower that takes both and asks nobody."""
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("_pull_and_store_message", unchecked),
+        ("_pull_and_store_message", lambda state, receive: internal._verify_fab(None, None)),
+        ("_verify_fab", lambda fab, keys, signatures: True),
+        ("_verify_fab", None),
+    ],
+)
+def test_a_flower_that_checks_apps_in_another_way_is_refused(monkeypatch, name, other):
+    """A site never starts with a check that is not made."""
+    for each in ("_pull_and_store_message", "_verify_fab"):
+        monkeypatch.setattr(internal, each, getattr(internal, each))
+    if other is None:
+        monkeypatch.delattr(internal, name)
+    else:
+        monkeypatch.setattr(internal, name, other)
+    before = internal._pull_and_store_message
+    with pytest.raises(ConfigError, match="a site runs no app unchecked"):
+        pin(frozenset({DIGEST}))
+    assert internal._pull_and_store_message is before
 
 
 def test_a_reply_that_is_left_over_is_sent_before_the_next_message_is_taken(monkeypatch):

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 
+from fedspa.engine.stacked import chacha
 from fedspa.mechanisms.gaussian import exact
+from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.tail import TAIL, told_apart
+from fedspa.mechanisms.gaussian.tail import RADIUS_BITS, TAIL, truncation_delta
 from fedspa.privacy import accounting, filter
-from fedspa.privacy.event import Accountant, Neighbours
+from fedspa.privacy.event import Accountant, Neighbours, Sampling
 from fedspa.randomness.streams import Stream
 
 
 def test_the_samplers_end_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least radius word but one is drawn within `TAIL`, the least beyond: no draw that is wider was left out."""
-
-    def words(self: Stream, n: int) -> np.ndarray:
-        return np.array([2, 0, 0, 0], dtype=np.uint64)  # radii, then angles
-
-    monkeypatch.setattr(Stream, "uint64", words)
+    """The least radius but one is drawn within `TAIL`, the least beyond: no draw that is wider was left out. The angles
+    are 0 but for the bits that they lend."""
+    words = np.array([0, 0, 1, 0], dtype=np.uint64)  # radii, then angles
+    monkeypatch.setattr(Stream, "uint64", lambda self, n: words)
     values = Stream(bytes(32)).gaussian(4)
     assert values[0] < TAIL < values[1]
+    halves = np.zeros((16, chacha.LANES), dtype=np.uint32)  # low and high, of a radius and an angle, four times
+    halves[2] = 1
+    monkeypatch.setattr(chacha, "block_words", lambda *_: halves)
+    drawn = chacha.ChaChaNoise(bytes(32)).gaussian(chacha.GROUP).reshape(8, -1)
+    assert (drawn[0] < TAIL).all()
+    assert (drawn[2] > TAIL).all()
+    assert np.allclose(drawn[[0, 2], 0], values[:2], rtol=1e-15)
     assert exact._LAST_SIGMA > TAIL
 
 
@@ -40,7 +48,7 @@ def test_one_pair_that_is_moved_as_far_as_can_be(shift: float) -> None:
             return radius * mpmath.exp(-(radius**2) / 2) * mpmath.acos(max(min(cosine, 1), -1)) / mpmath.pi
 
         truth = mpmath.quad(ring, mpmath.linspace(end - shift, end, 40))
-    assert float(truth) <= told_apart(shift) <= 1000 * float(truth) + 5e-14 * shift
+    assert float(truth) <= truncation_delta(shift) <= 1000 * float(truth) + 5e-14 * shift
 
 
 def test_however_a_record_spreads_its_bound() -> None:
@@ -49,12 +57,12 @@ def test_however_a_record_spreads_its_bound() -> None:
         shift = rng.uniform(0.05, 8)
         moves = np.abs(rng.standard_normal(rng.integers(1, 2000)) ** rng.integers(1, 12))
         moves *= shift / np.linalg.norm(moves)
-        chance = 2.0**-63 * np.expm1(moves * TAIL - moves**2 / 2).sum()
-        assert chance <= told_apart(shift)
+        chance = 2.0**-RADIUS_BITS * np.expm1(moves * TAIL - moves**2 / 2).sum()
+        assert chance <= truncation_delta(shift)
 
 
 def test_more_is_never_cheaper() -> None:
-    chances = [told_apart(shift) for shift in np.geomspace(1e-8, 100, 500)]
+    chances = [truncation_delta(shift) for shift in np.geomspace(1e-8, 100, 500)]
     assert chances == sorted(chances)
     assert chances[-1] == 1.0
 
@@ -71,10 +79,10 @@ def test_more_is_never_cheaper() -> None:
 def test_where_outcomes_are_impossible_no_price_is_given(
     sampling: str, neighbours: Neighbours, accountants: tuple[Accountant, ...], batch: int
 ) -> None:
-    """One step of z = 0.2, or 0.4 where a record counts twice: 5·10⁻⁶ of the releases are proofs, half where half
+    """One step of z = 0.19, or 0.38 where a record counts twice: 6·10⁻⁶ of the releases are proofs, half where half
     takes part. At δ = 10⁻⁶ that is no ε; at 10⁻³ it is one."""
     twice = neighbours == "replace-one" and not (sampling == "poisson" and batch <= 50)
-    event = GaussianEvent(sampling, batch, 100, 1, 0.4 if twice else 0.2)  # type: ignore[arg-type]
+    event = GaussianEvent(sampling, batch, 100, 1, 0.38 if twice else 0.19)  # type: ignore[arg-type]
     for accountant in accountants:
         assert math.isinf(accounting.epsilon({event: 1}, 1e-6, neighbours=neighbours, accountant=accountant))
         assert accounting.epsilon({event: 1}, 1e-3, neighbours=neighbours, accountant=accountant) < 60
@@ -87,3 +95,22 @@ def test_ordinary_prices_do_not_notice() -> None:
     """What is taken off over ten thousand steps is less than a hundred-millionth of a δ of 10⁻³."""
     step = GaussianEvent("poisson", 10, 1000, 10_000, 1.0).step
     assert 10_000 * step.beyond("add-remove") < 1e-8 * 1e-3
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-12])
+@pytest.mark.parametrize("participations", [100, 1000, 10_000])
+@pytest.mark.parametrize(("sampling", "neighbours"), [("poisson", "add-remove"), ("fixed", "replace-one")])
+def test_the_end_of_the_noise_does_not_decide_how_much_of_it_is_taken(
+    sampling: Sampling, neighbours: Neighbours, participations: int, delta: float
+) -> None:
+    """Up to a million steps, what calibration takes for ε = 1 costs ε = 1, and a hundredth less costs little more: no
+    cliff is beside it."""
+    shape: dict[str, Any] = {"sampling": sampling, "batch": 10, "records": 600, "steps": 100}
+    noise = noise_multiplier(1.0, delta, **shape, participations=participations, neighbours=neighbours)
+    own, less = (
+        accounting.epsilon(
+            {GaussianEvent(**shape, noise_multiplier=each): participations}, delta, neighbours=neighbours
+        )
+        for each in (noise, 0.99 * noise)
+    )
+    assert 0.99 < own <= 1.0 < less < 1.03

@@ -194,7 +194,20 @@ def test_with_noise_that_must_not_repeat_an_interrupted_sum_is_a_new_attempt(
     assert attempts.count("round-1") == attempts.count("round-1-attempt-2") > 0
     if name == "cpsgd":  # everybody's four turns are over after the third round
         assert [metrics.agents for metrics in result.metrics] == [6, 6, 6, 0]
-        assert any("turns of agents fell away" in warning for warning in result.summary["warnings"])
+        assert any(warning.startswith("6 participations were skipped") for warning in result.summary["warnings"])
+
+
+def test_a_round_without_a_sum_skipped_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everyone took part and paid, and nothing was interrupted: no warning says so."""
+    closed = Coordinator.close_round
+
+    def close(self: Coordinator, intake: Any) -> str | None:
+        return closed(self, None) or "void-range" if self.state.round == 1 else closed(self, intake)
+
+    monkeypatch.setattr(Coordinator, "close_round", close)
+    result = fedspa.run(small(tmp_path / "run", **SUMS["cpsgd"]))
+    assert [metrics.agents for metrics in result.metrics] == [6, 0, 6, 6]
+    assert not any("skipped" in warning or "interrupted" in warning for warning in result.summary["warnings"])
 
 
 def test_too_few_for_a_sum_are_not_asked(

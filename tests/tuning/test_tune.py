@@ -267,3 +267,17 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["tune", "--from", "runs"], "there is no study in runs/study.json"),
     ):
         assert word in str(CliRunner().invoke(app, bad).exception)
+
+
+@pytest.mark.parametrize("agents", [2, 4])
+def test_a_proxy_run_needs_no_epsilon(tmp_path: Path, agents: int) -> None:
+    """Few held-out records have small batches, and the run's noise on their mean is too little for a finite ε. Nobody
+    is promised one there; the run itself keeps to its own."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 5, generator=generator)
+    y = (x[:, 0] > 0).long()
+    data = fedspa.from_arrays(x[:1600], y[:1600], x[1600:], y[1600:], name="mine")
+    few = {"federation": {"agents": agents, "per_round": agents, "rounds": 10}, "data": {"holdout": 0.1}}
+    result = fedspa.tune({**few, "run": {"out": str(tmp_path / "run")}}, epsilon=2.0, data=data)
+    assert result.summary["tuning"]["rehearsal"]["found"]
+    assert recomputed(tmp_path / "run") <= 2.0

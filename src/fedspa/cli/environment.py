@@ -148,7 +148,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _data() -> Iterator[Answer]:
     from fedspa.data import datasets
-    from fedspa.errors import DataError
+    from fedspa.errors import DataError, real_path
 
     yield Answer("data", "digits", True, "within scikit-learn")
     places = {"./data": Path("data")}
@@ -160,7 +160,7 @@ def _data() -> Iterator[Answer]:
         for label, folder in places.items():
             try:
                 datasets.files(name, folder)
-                found.append(f"in {label} ({folder.resolve()})")
+                found.append(f"in {label} ({real_path(folder)})")
             except DataError:
                 continue
         nowhere = f"not in {' or '.join(places)}; name its folder by data.dir"

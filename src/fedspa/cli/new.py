@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from fedspa.errors import ConfigError, worded
+from fedspa.errors import ConfigError, real_path, worded
 
 # What the files are called in the template, and in the project.
 FILES = {name: name for name in ("config.toml", "my_data.py", "my_model.py", "README.md")}
@@ -33,7 +33,7 @@ def new(
     Example: fedspa new my-study
     """
     files = FLOWER if flower else FILES
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
+    name = re.sub(r"[^a-z0-9]+", "-", real_path(folder).name.lower()).strip("-") or "federation"
     with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"), whole(folder):
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty; name a new folder")

@@ -13,7 +13,7 @@ import typer
 
 from fedspa.cli.ledger import AsJson
 from fedspa.cli.new import NewFolder, fill, whole
-from fedspa.errors import ConfigError, printable, quoted, worded
+from fedspa.errors import ConfigError, printable, quoted, real_path, worded
 
 if TYPE_CHECKING:
     from fedspa.flower.check import Finding
@@ -51,7 +51,7 @@ def new(
     from fedspa.agent.ledger.ledger import Ledger
     from fedspa.flower.operate import credentials, folders
 
-    name = folder.resolve().name if agent is None else agent
+    name = real_path(folder).name if agent is None else agent
     if not 0 < len(name) <= 200:
         raise ConfigError(f"--agent is {quoted(name)}; it must be a name of 1 to 200 characters")
     for option, value in (("--agent", name), ("--data", data), ("--superlink", superlink)):
@@ -153,7 +153,7 @@ def pin(
     digest = digest_of(application)
     if digest not in site.digests():
         with worded(ConfigError, lambda why: f"{site.apps}: {why}"), site.apps.open("a", encoding="utf-8") as file:
-            file.write(f"{digest}  {application.resolve().name}\n")
+            file.write(f"{digest}  {real_path(application).name}\n")
     print(f"{site.agent} runs {application} as it is now:\n{digest}")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, quoted
 
 # What the paper's CNNs are made for.
 _SHAPES = {"mnist-cnn": "1,28,28", "cifar10-cnn": "3,32,32"}
@@ -81,8 +82,14 @@ def _parameters(model: str, shape: str | None, classes: int) -> int:
 
 
 def sides_of(shape: str) -> tuple[int, ...]:
-    """What `--shape` says."""
-    sides = tuple(int(side) if side.strip().isdecimal() else 0 for side in shape.split(","))
-    if not all(sides):
-        raise ConfigError(f"--shape is {shape!r}; give the sides of one record, as in 1,28,28 or 30")
-    return sides
+    """Parse `--shape`."""
+    from fedspa.randomness.mask import DIMENSION_LIMIT
+
+    words = [side.strip() for side in shape.split(",")]
+    sides = [int(word) if word.isdecimal() and len(word) <= 10 else 0 for word in words]
+    if not 0 < math.prod(sides) < DIMENSION_LIMIT:
+        raise ConfigError(
+            f"--shape is {quoted(shape)}; give the sides of one record, as in 1,28,28 or 30: whole numbers whose "
+            f"product is below {DIMENSION_LIMIT}"
+        )
+    return tuple(sides)

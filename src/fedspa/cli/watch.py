@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedspa.cli import interrupt
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, real_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,7 +132,7 @@ def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     from fedspa.runs.statement import shown, shown_bytes, warnings
 
     rounds, done = now.config.federation.rounds, len(now.metrics)
-    table = Table(box=None, show_header=False, title=Text(folder.resolve().name), title_justify="left")
+    table = Table(box=None, show_header=False, title=Text(real_path(folder).name), title_justify="left")
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     left = now.seconds_left(first) if now.state == "running" else None

@@ -16,7 +16,7 @@ from fedspa.agent.ledger.verify import remarks, verify
 from fedspa.agent.outbox import Outbox
 from fedspa.agent.participate import require_newest
 from fedspa.agent.policy import Policy
-from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
+from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError, real_path
 from fedspa.examples import count, layout, leaves
 from fedspa.flower import node_config
 from fedspa.flower.operate import credentials
@@ -33,7 +33,7 @@ from fedspa.runs.statement import shown
 from fedspa.secagg.keys import fingerprint
 
 logger = logging.getLogger("fedspa.agent")
-FLWR = (1, 41)  # pyproject.toml pins it; `pin` in supernode.py knows this one
+FLWR = ((1, 41), (2, 0))  # from, and below: as pyproject.toml has it
 _NEEDED_BYTES = 50 * 2**20
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _OVER_A_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
@@ -72,8 +72,8 @@ def examine(site: SiteFolder, *, server: bool = False) -> list[Finding]:
 def versions() -> Iterator[Finding]:
     """What two ends must have in common."""
     version = metadata.version("flwr")
-    fits = tuple(int(part) for part in version.split(".")[:2]) == FLWR
-    wanted = "" if fits else f"; fedspa is made for {'.'.join(map(str, FLWR))}: pip install 'fedspa[flower]'"
+    fits = FLWR[0] <= tuple(int(part) for part in version.split(".")[:2]) < FLWR[1]
+    wanted = "" if fits else "; fedspa supports 1.41 and later versions below 2: pip install 'fedspa[flower]'"
     yield Finding("flwr", fits, version + wanted)
     yield Finding("editions", None, f"terms {VERSION}, {editions.written()}: both ends must print the same")
 
@@ -210,7 +210,7 @@ def filesystem(path: Path) -> str | None:
         # "36 35 98:0 /root /mount/point options … - type source options", blanks in names as \040
         before, _, after = line.partition(" - ")
         mounted = Path(before.split()[4].replace("\\040", " "))
-        if path.resolve().is_relative_to(mounted) and len(mounted.parts) >= len(best.parts):
+        if real_path(path).is_relative_to(mounted) and len(mounted.parts) >= len(best.parts):
             best, kind = mounted, after.split()[0]
     return kind
 

@@ -4,8 +4,10 @@ In Flower the server ships the code that agents run. Whoever controls that code 
 and ledger say. Here the agent's operator reviews an app and pins the digest of its bundle (`fedspa site pin`); an app
 of any other content is answered with Flower's own "invalid FAB" and never unpacked.
 
-Flower can do the same by signatures (`--trusted-entities`), with a SuperLink that is tied to Flower's hub; this needs
-nobody. It takes the place of that check in flwr 1.41, and refuses to start where that is not found as it was.
+Flower's public option for this, `--trusted-entities`, accepts only signatures that a SuperLink fetched from Flower's
+hub together with the app, so that neither a site nor its server can sign one, and there is no public hook for another
+check. `pin` therefore replaces that check where Flower makes it, and refuses to start where a version of Flower no
+longer makes it there: `tests/flower` runs with each version that is supported.
 
 It also mends a lag: a node that still has a reply for a run that ended (a SuperLink that was restarted) sends every
 later reply one message late, so that its updates are paid for and never in time.
@@ -19,20 +21,31 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from flwr.supercore.fab import Fab
 from flwr.supernode import start_client_internal as internal
 
-from fedspa.errors import ConfigError, worded
+from fedspa.errors import ConfigError, real_path, worded
+
+TESTED = "1.42.0"  # the newest Flower that the tests ran with
 
 
 def pin(allowed: frozenset[str]) -> None:
     """From here on, a SuperNode of this process takes an app only if its content has one of these digests."""
     pull: Callable[..., int | None] = internal._pull_and_store_message
-    if not {"get_fab", "trusted_entities"} <= set(inspect.signature(pull).parameters):
-        raise ConfigError("this flwr checks apps in another way than 1.41 does; install flwr 1.41")
+    asked = tuple(inspect.signature(getattr(internal, "_verify_fab", pull)).parameters)
+    if (
+        not {"get_fab", "trusted_entities"} <= set(inspect.signature(pull).parameters)
+        or "_verify_fab" not in pull.__code__.co_names
+        or asked != ("fab", "trusted_entities")
+    ):
+        raise ConfigError(
+            f"flwr {version('flwr')} checks apps in another way than the versions that fedspa knows, and a site runs "
+            f"no app unchecked; install flwr {TESTED}: pip install 'flwr[simulation]=={TESTED}'"
+        )
 
     def pinned_pull(*, get_fab: Callable[[str, int], Fab], **others: Any) -> int | None:
         def get(digest: str, run: int) -> Fab:
@@ -92,7 +105,7 @@ def digest_of(app: Path) -> str:
                 )
             return hashlib.sha256(app.read_bytes()).hexdigest()
         try:
-            load_and_validate(app.resolve() / "pyproject.toml")
+            load_and_validate(real_path(app) / "pyproject.toml")
             return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
         except (ValueError, ClickException) as error:
             raise ConfigError(f"{app} is no Flower app: {' '.join(str(error).split())[:300]}") from None

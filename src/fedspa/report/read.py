@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedspa.agent.ledger.export import lines
 from fedspa.agent.ledger.verify import verify
-from fedspa.errors import ConfigError, FedspaError
+from fedspa.errors import ConfigError, FedspaError, real_path
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.base import Adversary
 from fedspa.privacy.event import Event, Neighbours, Unit
@@ -75,7 +75,7 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        return real_path(self.folder).name
 
     @property
     def headline(self) -> str:

@@ -177,14 +177,15 @@ class Books(ExitStack[None]):
     """Ledger and guarantee of one run. Does nothing where the algorithm is not private.
 
     `run` is the run's name in the ledger. A run that goes on from the checkpoint `begun` keeps the one it was started
-    under and calls `catch_up`. `kept` is what the run's checkpoints must say of the ledger.
+    under and calls `catch_up`. `kept` is what the run's checkpoints must say of the ledger. `skipped` counts the
+    participations that did not take place because interrupted rounds had used up the agents' cap.
     """
 
     def __init__(self, job: Job, folder: Path, begun: Checkpoint | None = None) -> None:
         super().__init__()
         self._job = job
         self.run = begun.run if begun is not None else draw_run_name(folder)
-        self.kept: Mapping[str, str] = {}
+        self.skipped: int = 0 if begun is None else begun.extra.get("skipped", 0)
         self._resumed_with_new_noise = False
         self.guarantee: Guarantee | None = None
         self.ledger: Ledger | None = None
@@ -197,7 +198,10 @@ class Books(ExitStack[None]):
         shared = job.config.run.ledger
         path = folder / "ledger.sqlite" if shared is None else Path(shared)
         self.ledger = self.enter_context(open_ledger(path, begun, simulated=shared is None))
-        self.kept = {"ledger": self.ledger.name}
+
+    @property
+    def kept(self) -> Mapping[str, str | int]:
+        return {} if self.ledger is None else {"ledger": self.ledger.name, "skipped": self.skipped}
 
     def catch_up(self, cohorts: Iterable[Sequence[int]], uploads: int) -> None:
         """Count what was done before the checkpoint (`cohorts`, with so many uploads), and in vain after it."""
@@ -226,6 +230,7 @@ class Books(ExitStack[None]):
         if self.guarantee is None or self.ledger is None or not self._resumed_with_new_noise:
             return 1, list(cohort)
         present = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
+        self.skipped += len(cohort) - len(present)
         # The first under whose name none of them has an entry.
         for attempt in count(1):
             message = message_name(t, attempt)

@@ -37,6 +37,7 @@ class Course:
     ) -> None:
         self.job, self.server, self.folder = job, server, folder
         self._facts, self._started = dict(known), started
+        self._saved_seconds = 0.0
         self.history: list[RoundMetrics] = []
         # Which of them a round belongs to follows from the rounds before it.
         self._trials = server if isinstance(server, Trials) else None
@@ -45,7 +46,8 @@ class Course:
             refuse_over_budget(job, None if self.begun is None else self.begun.run)
         if self.begun is not None:
             server.restore(self.begun.state, self.begun.clip_value)
-            self._facts = with_commits(self.begun.facts, known)
+            self._facts = dict(self.begun.facts) if self.over else with_commits(self.begun.facts, known)
+            self._saved_seconds = self.begun.seconds
             self.history = folder.rewind(self.begun)
             refuse_other_scores(server, self.history, job.config, folder.path)
         if self._trials is not None:
@@ -66,24 +68,26 @@ class Course:
         self.folder.add_round(asdict(metrics))
 
     def save(self, run: str, extra: Mapping[str, Any]) -> None:
-        """A checkpoint of the run, under its name in ledgers."""
+        """Save a checkpoint of the run, under its name in ledgers."""
+        self._saved_seconds = self.seconds
         state = Checkpoint(
             state=self.server.state,
             clip_value=self.server.clip_value,
             run=run,
             config=self.job.config,
-            seconds=self.seconds,
+            seconds=self._saved_seconds,
             facts=self._facts,
             extra=extra,
         )
         self.folder.save(state, self.job.config.run.keep)
 
     def summary(self, guarantee: Guarantee | None, total: LedgerTotal | None) -> dict[str, Any]:
-        """Of the run, whose model now has its last parameters."""
+        """Summarise the run and load its last parameters into the model. The last checkpoint, the ledger and the plan
+        decide all of it, so that a finished run is summarised again the same way."""
         self.job.server.model.load(self.server.state.model)
         # What is said of the result is said of the settings that made it.
         job = self.job if self._trials is None else self._trials.chosen(self.job)
-        summary = summarise(job, self.history, guarantee, self.seconds, self.server.closing(), total)
+        summary = summarise(job, self.history, guarantee, self._saved_seconds, self.server.closing(), total)
         if self._trials is not None:
             summary |= {**reached(job.server.model.task, self._trials.own), "tuning": self._trials.told()}
         return {**summary, "provenance": provenance(job.config, self._facts, summary["engine"])}

@@ -52,13 +52,11 @@ class RunFolder:
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            # A start that was killed may have left a draft; nothing is in it that anyone needs.
-            if any(not file.name.endswith(durable.DRAFT) for file in self.path.iterdir()):
+            try:
+                _check_empty(self.path)
+            except ConfigError:
                 self.close()
-                raise ConfigError(
-                    f"run.out is {self.path}, which is not empty; name a new folder, or go on with the run in it by "
-                    f"`fedspa run --resume {self.path}`"
-                )
+                raise
             durable.replace_text(self.path / "config.toml", to_toml(config))
 
     @classmethod
@@ -169,6 +167,24 @@ class RunFolder:
     def _writing(self) -> AbstractContextManager[None]:
         kept = f"nothing is lost up to the last checkpoint: mend that, then `{self._to_go_on}`"
         return worded(FedspaError, lambda why: f"{self.path} cannot be written: {why}; {kept}")
+
+
+def check_out(config: Config) -> None:
+    """Raise where no run can begin in `run.out`, before hours of work for one. Nothing is made."""
+    path = Path("runs" if config.run.out is None else config.run.out)
+    with _starting(path):
+        durable.check_folder(path)
+        if config.run.out is not None and path.exists():
+            _check_empty(path)
+
+
+def _check_empty(path: Path) -> None:
+    # A start that was killed may have left a draft; nothing is in it that anyone needs.
+    if any(not file.name.endswith(durable.DRAFT) for file in path.iterdir()):
+        raise ConfigError(
+            f"run.out is {path}, which is not empty; name a new folder, or resume the run in it by "
+            f"`fedspa run --resume {path}`"
+        )
 
 
 def _starting(path: Path) -> AbstractContextManager[None]:

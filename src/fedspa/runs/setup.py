@@ -133,13 +133,16 @@ def prepare(
     module: nn.Module | None = None,
     task: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    *,
+    paid: bool = True,
 ) -> Simulated:
-    """Load, deal out, build and calibrate. `data`, `module` and `task` stand in for what the config names."""
+    """Load, partition, build and calibrate. `data`, `module` and `task` stand in for what the config names. Only a
+    proxy run is not `paid`: nobody was promised an ε for its records, and its noise may be too little for one."""
     data = data if data is not None else records_of(config)
     if data.persons is not None and config.data.person is None:  # every file of the run is to say who is protected
         config = config.model_copy(update={"data": config.data.model_copy(update={"person": f"{GIVEN}persons"})})
     holdings = dealt(config, data)
-    job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
+    job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics, paid=paid)
     data = with_targets(data, job.server.model.task)
     require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
     server, plan = job.server, job.plan
@@ -172,6 +175,8 @@ def prepare_server(
     module: nn.Module | None = None,
     task: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    *,
+    paid: bool = True,
 ) -> Job:
     """The server's part, for agents that hold so many records, or persons, each. Of `data` it gets the held-out
     records, which stay records whoever they belong to."""
@@ -203,7 +208,7 @@ def prepare_server(
     _refuse_sizes(config, sizes, unit)
     # The fewest records an agent has: its sampling rate is the largest, so noise that serves it serves all.
     plan = calibrated_plan(config, model.dimension, active, min(sizes), unit) if algorithm.private else None
-    if plan is not None:
+    if plan is not None and paid:
         refuse_unpriced(plan, config.privacy.accountant)
     mask: MaskMode = algorithm.mask or settings.mask
     public_key = derive_key(root_key("seeded", run.seed), "public")

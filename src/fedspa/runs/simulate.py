@@ -40,7 +40,7 @@ from fedspa.server.masked_intake import MaskedIntake
 
 log = logging.getLogger(__name__)
 
-USED_UP = "rounds that were interrupted and drawn anew, with other noise, used up the turns that their ε has room for"
+CAP_USED_UP = "interrupted rounds had already used the agents' participation cap"
 
 
 class Simulation:
@@ -71,7 +71,7 @@ class Simulation:
         if len(present) < len(cohort):
             log.warning(
                 "round %d: %d of %d agents sit out: %s",
-                *(terms.round + 1, len(cohort) - len(present), len(cohort), USED_UP),
+                *(terms.round + 1, len(cohort) - len(present), len(cohort), CAP_USED_UP),
             )
         noise, theta = self.job.config.privacy.noise, self.server.state.theta
         session = None
@@ -80,6 +80,7 @@ class Simulation:
                 log.warning(
                     "round %d: no sum, %d agents are left and it takes %d", terms.round + 1, len(present), fewest
                 )
+                books.skipped += len(present)
                 self.server.close_round(None)
                 return measured(self.job, self.server, books.guarantee, 0, 0)
             members = {agent_name(number): self._secret(number).public for number in present}

@@ -12,6 +12,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow.tracking import MlflowClient
 
+from fedspa.errors import real_path
 from fedspa.runs.config import Config
 from fedspa.track import figures, words
 
@@ -23,7 +24,7 @@ class MLflow:
     """A resumed run goes on in the MLflow run of its folder."""
 
     def __init__(self, config: Config, folder: Path, first_round: int) -> None:
-        place = str(folder.resolve())
+        place = str(real_path(folder))
         self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place}/mlflow.db")
         known = self._client.get_experiment_by_name(EXPERIMENT)
         experiment = known.experiment_id if known is not None else self._client.create_experiment(EXPERIMENT)

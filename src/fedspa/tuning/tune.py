@@ -23,7 +23,7 @@ from fedspa.algorithms.scores import deviation
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load as load_data
 from fedspa.data.view import view, with_floats
-from fedspa.errors import ConfigError, quoted
+from fedspa.errors import ConfigError, quoted, worded
 from fedspa.examples import Examples, count, taken
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
@@ -31,8 +31,10 @@ from fedspa.learning.tasks.own import Loss
 from fedspa.result import RunResult
 from fedspa.running import simulate
 from fedspa.runs import config as configs
+from fedspa.runs.books import refuse_over_budget
 from fedspa.runs.config import Config
 from fedspa.runs.ending import Stopping
+from fedspa.runs.folder import check_out
 from fedspa.runs.halving import Halving, Settings, refuse_other_keys, settled
 from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
@@ -131,6 +133,12 @@ def tune(
     job = prepare(settings, records, module, task, metrics)
     scoring = _scoring_rounds(job, public)
     kept = None if studies is None else Path(studies)
+    # Everything that the run itself would refuse at its start is refused before the proxy runs.
+    check_out(settings)
+    refuse_over_budget(job)
+    if kept is not None:
+        with worded(ConfigError, lambda why: f"studies is {kept}: {why}; name a folder to write to"):
+            durable.check_folder(kept)
     ask = partial(_refuse_to_go_on, stop, kept)
     free = _Free(public, space or {}, kept, earlier, on_rehearsed, ask)
     tuning, rehearsed = _plan_trials(job, records, int(share * settings.federation.rounds), scoring, free, **given)

@@ -15,7 +15,7 @@ BUSY_TIMEOUT_S = 60.0  # another process may evaluate ε under the lock, a fract
 def damaged(path: Path, problem: str) -> str:
     """One line about a ledger that cannot be relied on."""
     said = " ".join(problem.split())  # SQLite's checks speak in several lines
-    return f"{path} is damaged ({said}); restore it from a backup (`fedspa ledger verify` tells what is wrong)"
+    return f"{path} is damaged ({said}); release nothing, and restore it from a backup"
 
 
 @contextmanager
@@ -43,4 +43,7 @@ def explain(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> str:
         return f"{path} was locked by another process for {BUSY_TIMEOUT_S:.0f} s: nothing was recorded; try again"
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return f"{path} or its folder cannot be written by this user ({said}); make both writable"
-    return f"the ledger {path} failed: {said}; release nothing before `fedspa ledger verify` finds no problem"
+    return (
+        f"the ledger {path} cannot be read or written ({said}); free disk space, check the disk and try again; "
+        "release nothing before"
+    )

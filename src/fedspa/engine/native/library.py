@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from fedspa.engine.obstacle import Obstacle
 
-_ABI = 8
+_ABI = 9
 Level = Literal["plain", "avx2", "avx512", "neon"]  # as fedspa_native.h numbers them
 _NUMBERED: tuple[Level, ...] = get_args(Level)
 # Those that a CPU of this kind may have, the best last.

@@ -62,12 +62,13 @@ class ChaChaNoise:
         self._step, self._draw = step, 0
 
     def gaussian(self, n: int) -> NDArray[np.float64]:
-        """n standard normals in float64, by Box–Muller as `Stream.gaussian`: 63 bits a radius, 64 an angle."""
+        """n standard normals in float64, by Box–Muller as `Stream.gaussian`, with its bits."""
         groups = max(1, math.ceil(n / GROUP))
         words = block_words(self._key, np.arange(groups * LANES, dtype=np.uint32), (self._step, self._draw, 0))
         self._draw += 1
         wide = words[0::2].astype(np.uint64) | (words[1::2].astype(np.uint64) << np.uint64(32))  # [8, blocks]
-        radius = np.sqrt(-2 * np.log((wide[0::2] >> np.uint64(1)).view(np.int64) * 2.0**-63 + 2.0**-64))
+        finer = ((wide[1::2] & np.uint64(2047)).view(np.int64) + 0.5) * 2.0**-74
+        radius = np.sqrt(-2 * np.log((wide[0::2] >> np.uint64(1)).view(np.int64) * 2.0**-63 + finer))
         angle = wide[1::2].view(np.int64) * (math.pi * 2.0**-63)
         values = np.empty((8, groups * LANES))
         values[0::2], values[1::2] = radius * np.cos(angle), radius * np.sin(angle)

@@ -34,7 +34,8 @@ def _pair(low0, high0, low1, high1, at, out, active, LANES: tl.constexpr):
     """Two values from four words, stored LANES apart."""
     first = low0.to(tl.uint64) | (high0.to(tl.uint64) << 32)
     second = low1.to(tl.uint64) | (high1.to(tl.uint64) << 32)
-    uniform = (first >> 1).to(tl.int64).to(tl.float64) * 1.0842021724855044e-19 + 5.421010862427522e-20
+    finer = ((second & 2047).to(tl.int64).to(tl.float64) + 0.5) * 5.293955920339377e-23  # as `Stream.gaussian`
+    uniform = (first >> 1).to(tl.int64).to(tl.float64) * 1.0842021724855044e-19 + finer
     radius = tl.sqrt(-2.0 * tl.log(uniform))
     angle = second.to(tl.int64, bitcast=True).to(tl.float64) * 3.4061215800865545e-19
     tl.store(out + at, radius * tl.cos(angle), at < active)

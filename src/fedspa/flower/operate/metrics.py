@@ -94,7 +94,9 @@ def _site_samples(site: SiteFolder) -> Iterator[Sample]:
     for event, rounds in spent.items():
         plan = (("plan", str(event)),)
         yield Sample("site_rounds_total", rounds, plan)
-        yield Sample("site_epsilon_of_plan", cap.limits[0].total({event: rounds}, None).epsilon, plan)
+        # By the rule of the total, of which it is a part: the first plan as it was announced, others by the filter.
+        announced = first if first is not None and first.covers({event: rounds}) else None
+        yield Sample("site_epsilon_of_plan", cap.limits[0].total({event: rounds}, announced).epsilon, plan)
     yield Sample("site_seeded_rounds_total", noise_modes(spent).get("seeded", 0))
     yield Sample("site_ledger_losses", len(lost))
     if times is not None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedspa.errors import ConfigError, FedspaError, quoted, worded
+from fedspa.errors import ConfigError, FedspaError, quoted, real_path, worded
 from fedspa.flower.operate.folders import ServerFolder
 from fedspa.flower.operate.start import NAME, flwr
 
@@ -53,7 +53,7 @@ def train(server: ServerFolder, app: Path, config: str, name: str | None) -> tup
     if "run.out" in config:
         raise ConfigError("run.out stands in the config; the server keeps its runs in runs/: give --name instead")
     words = f"{config} run.out={json.dumps(str(out))}".strip()
-    answer = _answer(server, "run", str(app.resolve()), NAME, "-c", words)
+    answer = _answer(server, "run", str(real_path(app)), NAME, "-c", words)
     if not answer.get("success"):
         why = " ".join(str(answer.get("error-message", answer)).split())
         raise FedspaError(
@@ -78,7 +78,9 @@ def _answer(server: ServerFolder, *arguments: str) -> Any:
     try:
         return json.loads(said)
     except ValueError:
-        raise FedspaError(f"flwr {arguments[0]} answered {quoted(said)}, which is no JSON; install flwr 1.41") from None
+        raise FedspaError(
+            f"flwr {arguments[0]} answered {quoted(said)}, which is no JSON; `fedspa doctor` names the flwr to use"
+        ) from None
 
 
 def _last_words(server: ServerFolder, number: str) -> str:

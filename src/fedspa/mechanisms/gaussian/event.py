@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.gaussian.tail import told_apart
+from fedspa.mechanisms.gaussian.tail import truncation_delta
 from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, check_word
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class SampledGaussian(Step):
         Poisson sample of half the records or less, the neighbour's release is at least as likely one without it, which
         is half as far."""
         halfway = self.sampling == "poisson" and self.rate <= Fraction(1, 2)
-        return float(self.rate) * told_apart((1 if halfway else _width(neighbours)) / self.noise)
+        return float(self.rate) * truncation_delta((1 if halfway else _width(neighbours)) / self.noise)
 
     def rdp(self, order: float, neighbours: Neighbours) -> float:
         return rdp(self.sampling, self.rate, self.noise / _width(neighbours), order)

@@ -40,7 +40,7 @@ INLINE D square_root(D x) {
 #endif
 }
 
-/* -2 log(x / 2^63) for 1/2 <= x <= 2^63: x = 2^e m with m in [√½, √2), s = (m-1)/(m+1), log m = 2s + s³ (the atanh
+/* -2 log(x / 2^63) for 2^-12 <= x <= 2^63: x = 2^e m with m in [√½, √2), s = (m-1)/(m+1), log m = 2s + s³ (the atanh
  * series, with minimax coefficients for s² < 0.0295). Powers of two are in the constants, where they cost nothing: to
  * scale by one never rounds. */
 INLINE D minus_two_logarithms(D x) {
@@ -100,10 +100,12 @@ INLINE void sine_cosine(D t, D *sine, D *cosine) {
     turn((L)turned, s, c, sine, cosine);
 }
 
-/* Two normals of each radius and angle. */
+/* Two normals of each radius and angle. A radius has 74 random bits, the lowest 11 of which are the angle's (Python's
+ * `Stream.gaussian`): the noise then ends so far out that no accountant notices it. */
 INLINE void box_muller(L radii, L angles, D *first, D *second) {
     L top = (L)((uint64_t __attribute__((vector_size(4 * LANES))))radii >> 1);
-    D r = square_root(minus_two_logarithms(to_double(top) + 0.5)), s, c;
+    D finer = (to_double(angles & 2047) + 0.5) * 0x1p-11;
+    D r = square_root(minus_two_logarithms(to_double(top) + finer)), s, c;
     sine_cosine(to_double(angles), &s, &c);
     *first = r * c;
     *second = r * s;
