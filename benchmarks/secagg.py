@@ -130,7 +130,6 @@ def plan_of(n: int, count: int) -> DiscreteGaussianPlan:
         clip_value=0.3,
         clip_rule="given",
         epsilon=1.0,
-        accountant="pld",
         options={"privacy.noise_multiplier": None},
         cohort=Cohort(n, n, n // 5),
     )

@@ -30,6 +30,7 @@ from fedspa.running import Stopped, simulate
 from fedspa.runs.config import Config, load
 from fedspa.runs.setup import Job
 from fedspa.server.coordinator import Diverged
+from reproduction.published import published_epsilon
 
 _WITH_ACCURACY = ("classification", "binary")  # tasks that are judged by it
 
@@ -110,7 +111,11 @@ def ended(folder: Path) -> Outcome | None:
     commits = tuple(dict.fromkeys(attempt.commit for attempt in attempts))
     hardware = tuple(dict.fromkeys(attempt.hardware for attempt in attempts))
     if (folder / "summary.json").is_file():
-        return Outcome("done", "", _read(folder / "summary.json", _Summary).model_dump(), commits, hardware)
+        summary = _read(folder / "summary.json", _Summary).model_dump()
+        if summary["delta"] is not None:
+            terms = summary["participations_max"], summary["delta"]
+            summary["epsilon_published"] = published_epsilon(folder / "ledger.sqlite", *terms)
+        return Outcome("done", "", summary, commits, hardware)
     if (folder / "diverged.json").is_file():
         return Outcome("diverged", _read(folder / "diverged.json", _Diverged).reason, None, commits, hardware)
     return None

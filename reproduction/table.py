@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedspa.algorithms import ALGORITHMS
-from fedspa.mechanisms import MECHANISMS
 from fedspa.runs.statement import shown
 from intervals import shown_spread
 from reproduction import cells, rows
@@ -182,9 +181,18 @@ def notes(table: Mapping[str, Any]) -> list[str]:
             "they were chosen. The bandwidth is that of the paper's model."
         )
     lines += _of_sums(table)
-    published = [ALGORITHMS[row["algorithm"]].mechanism for row in table["rows"] if "published" in row]
-    told = [mechanism.published_note for mechanism in MECHANISMS.values() if mechanism in published]
-    return [*lines, *filter(None, told)]
+    if any("published" in row and row["algorithm"] in ("fedspa", "dp-fed") for row in table["rows"]):
+        lines.append(
+            "Published noise is not private: the clip value is read off the data, and Theorem 1 does not hold "
+            "(docs/paper.md)."
+        )
+    if any(row["algorithm"] == "cpsgd" for row in table["rows"]):
+        lines.append(
+            "cpSGD: the printed ε assume secure aggregation. The clip value of all its rows was read off the data, and "
+            "ε would hold if it were given. A dash stands where no accountant knows one. The published ε has the "
+            "sensitivities as printed."
+        )
+    return lines
 
 
 def _of_sums(table: Mapping[str, Any]) -> list[str]:

@@ -63,7 +63,7 @@ def plan(
 
 def _at(base: Config, p: float, epsilon: float) -> list[str]:
     changes = [f"algorithm.compression={p!r}", f"privacy.epsilon={epsilon!r}", "privacy.noise_multiplier=none"]
-    if base.privacy.clip == "l2" and base.privacy.clip_rule != "median":  # the median is of the active part already
+    if base.privacy.clip == "l2":
         clip = base.privacy.clip_value * math.sqrt(p / base.algorithm.compression)
         changes.append(f"privacy.clip_value={float(f'{clip:.4g}')!r}")
     return changes

@@ -68,7 +68,7 @@ def settings() -> Iterator[tuple[str, Sections]]:
     }.items():
         for value in values:
             yield f"{key}-{value}", merged(seeded, {"algorithm": {key: value}})
-    for clip, rule in itertools.product(("coordinate", "l2"), ("given", "quantile", "median")):
+    for clip, rule in itertools.product(("coordinate", "l2"), ("given", "quantile")):
         yield f"{clip}-{rule}", merged(seeded, {"privacy": {"clip": clip, "clip_rule": rule}})
     by_layer = {"compression": 1.0, "mask": "fixed", "layer_shares": [0.5, 1.0]}
     yield "layer-shares", merged(seeded, {"algorithm": by_layer})

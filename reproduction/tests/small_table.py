@@ -34,7 +34,7 @@ algorithm = "fedspa"
 compression = 0.2
 printed = { accuracy = 92.65, cost = 0.0197, epsilon = 1.0 }
 published = { config = "base.toml", set = ["algorithm.compression=0.2", "privacy.sampling=fixed", \
-"privacy.accountant=theorem-1", "privacy.epsilon=2.0", "privacy.clip=coordinate", "privacy.clip_rule=median"] }
+"privacy.noise_multiplier=6.0", "privacy.epsilon=none", "privacy.clip=coordinate", "privacy.clip_value=0.01"] }
 verified = { config = "base.toml", set = ["algorithm.compression=0.2"] }
 
 [[row]]

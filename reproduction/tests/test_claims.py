@@ -9,6 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fedspa.mechanisms.gaussian.published import (
+    in_range,
+    published_epsilon,
+    published_noise,
+    smallest_certified_epsilon,
+)
 from sample_plans import CIFAR, MNIST
 
 from fedspa.data import datasets
@@ -19,12 +25,6 @@ from fedspa.mechanisms.binomial.bound import composed_epsilon
 from fedspa.mechanisms.binomial.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.published import (
-    in_range,
-    published_epsilon,
-    published_noise,
-    smallest_certified_epsilon,
-)
 from fedspa.privacy.accounting import epsilon
 from fedspa.randomness.sparsify import scale
 from fedspa.server.optimizers import ServerOptimizer
@@ -105,7 +105,7 @@ def test_the_closed_form_is_seven_times_the_renyi_divergence(setting: dict[str, 
 def test_the_published_noise_gives_a_smaller_epsilon_than_printed(setting: dict[str, int], true: float) -> None:
     """Too large a bound outweighs too small a sensitivity: ε = 1 is about 0.3, had the clip not come off the data."""
     event = event_of(setting, published_noise(1.0, 1e-3, **setting))
-    found = epsilon({event: setting["participations"]}, 1e-3, neighbours="replace-one", accountant="pld")
+    found = epsilon({event: setting["participations"]}, 1e-3, neighbours="replace-one")
     assert found == pytest.approx(true, abs=0.001)
 
 
@@ -114,7 +114,7 @@ def test_elsewhere_it_is_far_below_the_truth() -> None:
     short = {"batch": 10, "records": 600, "steps": 20, "participations": 1}
     event = event_of(short, published_noise(1.0, 1e-3, **short))
     assert published_epsilon(event, 1, 1e-3).epsilon == pytest.approx(1.0)
-    assert epsilon({event: 1}, 1e-3, neighbours="replace-one", accountant="pld") == pytest.approx(2.459, abs=0.001)
+    assert epsilon({event: 1}, 1e-3, neighbours="replace-one") == pytest.approx(2.459, abs=0.001)
 
 
 @pytest.mark.parametrize(("rounds", "mean", "unluckiest"), [(45, 4.5, 10), (200, 20.0, 31)])

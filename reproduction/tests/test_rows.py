@@ -11,6 +11,7 @@ from fedspa.data import plugin
 from fedspa.errors import ConfigError
 from reproduction import rows
 from reproduction.sweeping import machine_overrides
+from reproduction.theorem1 import published_noise
 
 # Tables 1 and 2 of the paper, read off its page: (algorithm, p) → accuracy, cost, ε.
 PRINTED = {
@@ -69,14 +70,17 @@ def test_settings_are_what_they_are_called(name: str) -> None:
             assert config.algorithm.compression == row.compression
             if setting != "tuned":
                 assert (config.federation.agents, config.federation.rounds, config.federation.per_round) == federation
-                assert config.model.name == f"{name}-cnn"
+                assert config.model.name.endswith(f"{name}-cnn") or config.model.name.endswith(f"{name}_cnn")
             if row.algorithm == "fedavg":
                 continue
-            assert (config.privacy.epsilon, config.privacy.delta) == (1.0, 1e-3)
             published = setting == "published"
-            assert (config.privacy.accountant == "theorem-1") == published
-            assert (config.privacy.clip_rule == "median") == published
+            assert (config.privacy.epsilon, config.privacy.delta) == (None if published else 1.0, 1e-3)
             if published:
+                batch, records, steps, times = (10, 600, 300, 5) if name == "mnist" else (50, 500, 50, 20)
+                sizes = {"batch": batch, "records": records, "steps": steps, "participations": times}
+                noise = published_noise(1.0, 1e-3, **sizes)
+                assert config.privacy.noise_multiplier == pytest.approx(noise, rel=1e-4)
+                assert config.privacy.clip_value == (0.0113 if name == "mnist" else 0.0006)  # median_clip.py
                 assert (config.algorithm.local_steps, config.algorithm.batch, config.algorithm.local_lr) == (
                     (300, 10, 0.01) if name == "mnist" else (50, 50, 0.1)
                 )

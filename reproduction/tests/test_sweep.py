@@ -99,8 +99,7 @@ def test_a_run_that_diverges_is_an_outcome_and_is_kept(tmp_path: Path, monkeypat
 
 def test_a_setting_without_a_guarantee_is_an_outcome(tmp_path: Path) -> None:
     """It takes more noise than the calibration goes up to."""
-    rdp = ("privacy.accountant=rdp", "privacy.delta=1e-30")
-    run = planned(tmp_path, "a", "privacy.noise_multiplier=none", "privacy.epsilon=1e-6", *rdp)
+    run = planned(tmp_path, "a", "privacy.noise_multiplier=none", "privacy.epsilon=1e-6", "privacy.delta=1e-30")
     ((_, outcome),) = sweep([run], 1, never)
     assert outcome.status == "refused"
     assert outcome.reason

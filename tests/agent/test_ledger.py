@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -76,10 +75,10 @@ def test_counts_over_runs_and_reopening(path: Path) -> None:
 def test_an_older_fedspa_is_to_be_upgraded_and_nothing_restored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup would know nothing of what was spent since."""
     with Ledger.open(path) as ledger:
-        ledger.reserve("a", replace(EVENT, clip_from_data=True), "run", "0")
-        monkeypatch.delitem(mechanisms.MECHANISMS["gaussian"].events, "gaussian-clip-from-data")
+        ledger.reserve("a", EVENT, "run", "0")
+        monkeypatch.delitem(mechanisms.MECHANISMS["gaussian"].events, "gaussian")
         mechanisms._event_of.cache_clear()
-        newer = r"written by a newer fedspa .*clip-from-data.*upgrade"
+        newer = r"written by a newer fedspa .*gaussian.*upgrade"
         with pytest.raises(LedgerError, match=newer) as caught:
             ledger.spent("a")
     assert "restore" not in str(caught.value)
@@ -561,16 +560,3 @@ def test_secure_aggregation_without_a_local_guarantee_is_infinite(path: Path) ->
     with Ledger.open(path) as ledger:
         ledger.reserve("a", replace(SUMMED, trials=6), "summed", "0")
         assert ledger.epsilon("a", 1e-3, "replace-one") == math.inf
-
-
-def test_a_clip_read_off_the_data_has_no_epsilon_and_leaves_no_budget(path: Path) -> None:
-    """Once is enough, whatever else is in the ledger; agents that did not take part are not touched."""
-    with Ledger.open(path) as ledger:
-        for agent in ("a", "b"):
-            ledger.reserve(agent, EVENT, "first", "0")
-        ledger.reserve("a", replace(EVENT, clip_from_data=True), "median", "0")
-        for neighbours in get_args(Neighbours):
-            assert ledger.epsilon("a", 1e-5, neighbours) == math.inf
-            assert ledger.epsilon("b", 1e-5, neighbours) < math.inf
-        with pytest.raises(BudgetError):
-            ledger.reserve("a", EVENT, "first", "1", cap=Cap(1e6, 1e-5, "add-remove"))

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import fedspa
 from fedspa.cli import app
-from fedspa.errors import ConfigError, FedspaError
+from fedspa.errors import FedspaError
 from fedspa.running import Stopped, simulate
 from fedspa.runs.config import load
 
@@ -106,13 +106,6 @@ def test_no_command_takes_it_for_something_else(
         assert "\n" not in str(ended.exception)
     assert os.listdir() == ["run"]
     assert simulate(resume="run", **given).summary["rounds"] == 3
-
-
-def test_first_values_that_a_given_module_does_not_get(tmp_path: Path) -> None:
-    """`model.init` was ignored, and stood in config.toml."""
-    with pytest.raises(ConfigError, match=r"model\.init is 'oriented'.*leave it out"):
-        fedspa.run(config(tmp_path / "run") | {"model": {"init": "oriented"}}, module=dense())
-    assert not (tmp_path / "run").exists()
 
 
 def test_records_given_to_a_run_that_named_its_own(tmp_path: Path) -> None:

@@ -200,8 +200,3 @@ def test_a_config_without_a_claim_is_refused(tmp_path):
     path.write_text('[algorithm]\nname = "fedavg"\n')
     with pytest.raises(ConfigError, match="promises no privacy"):
         of_config(path, [], {}, 500, 0)
-
-
-def test_a_clip_read_off_the_data_has_no_claim():
-    with pytest.raises(ConfigError, match="no claim to audit"):
-        replace(synthetic(), plan=replace(synthetic().plan, clip_rule="median"))

@@ -310,7 +310,6 @@ def test_the_sums_of_a_cpsgd_config(tmp_path: Path) -> None:
     assert mechanism is BINOMIAL
     (alone,) = target.variants
     assert (alone.adversary, alone.members, alone.trials) == ("local", 0, 20)
-    assert not alone.has_guarantee
     assert failed([attack_question(setting, target, alone)]) == set()
     assert attack_question(setting, target, replace(alone, trials=2)).answer(ALPHA).claimed == UNBOUNDED
     plan = target.sums.plan

@@ -107,18 +107,6 @@ def test_a_runs_ledger_is_not_shown_at_a_delta_that_is_none(call: Call) -> None:
     assert "delta is 0" in err
 
 
-def test_entries_of_before_a_ledger_could_say_so_are_flagged_by_the_run_beside_them(call: Call, tmp_path: Path) -> None:
-    """Events of a clip value read off the data were once kept as any others, with a finite ε."""
-    call(f"run --json --out here {QUICK}")
-    shown = ("ledger show here/ledger.sqlite", "ledger show here/ledger.sqlite --delta 1e-4 --neighbours replace-one")
-    assert not any("NOT PRIVATE" in call(words)[1] for words in shown)
-    config = tmp_path / "here" / "config.toml"
-    config.write_text(config.read_text("utf-8").replace('clip_rule = "given"', 'clip_rule = "median"'), "utf-8")
-    for words in shown:
-        assert "NOT PRIVATE: the clip value was read off the records" in call(words)[1]
-        assert len(json.loads(call(f"{words} --json")[1])["warnings"]) == 1
-
-
 def test_greek_letters_do_not_end_a_command_where_there_are_none(tmp_path: Path) -> None:
     words = ["privacy", *SETTING.split(), "--noise", "30"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

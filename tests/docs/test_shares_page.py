@@ -11,7 +11,6 @@ from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
 from fedspa.mechanisms.discrete_gaussian.mechanism import calibrated
 from fedspa.mechanisms.discrete_gaussian.price import stretch
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
-from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.secagg.session import Session
 
@@ -53,7 +52,6 @@ def test_the_noise_of_sums_beside_one_gaussians() -> None:
                 clip_value=0.1,
                 clip_rule="given",
                 epsilon=1.0,
-                accountant="pld",
                 options={"privacy.noise_multiplier": None},
                 cohort=Cohort(members, members, colluders),
             )
@@ -68,21 +66,6 @@ def test_the_noise_of_sums_beside_one_gaussians() -> None:
                 f"{floor:.2f} | {session.bits} |"
             )
     assert table("noise") == found
-
-
-def test_what_renyi_divergences_cost_is_the_conversions() -> None:
-    for participations in (5, 50):
-        sizes = {**SIZES, "participations": participations}
-        by_pld, by_rdp = (
-            noise_multiplier(1.0, 1e-3, sampling="poisson", neighbours="add-remove", accountant=each, **sizes)
-            for each in ("pld", "rdp")
-        )
-        assert f"{by_rdp / by_pld - 1:.1%}" == "12.7%"
-        event = GaussianEvent("poisson", 600, 600, 1, by_pld)
-        cost = accounting.epsilon({event: participations}, 1e-3, neighbours="add-remove", accountant="rdp")
-        assert f"{cost:.2f}" == "1.15"
-    assert "cost ε = 1.15 instead of 1" in PAGE
-    assert "12.7 % more" in PAGE
 
 
 def test_the_grid_is_the_codes() -> None:

@@ -84,7 +84,6 @@ def test_what_no_run_on_flower_heeds_is_refused(key, value):
     ("key", "value"),
     [
         ("privacy.noise", "seeded"),
-        ("privacy.clip_rule", "median"),
         ("data.partition", "dirichlet"),
         ("run.engine", "generic"),
         ("run.ledger", "mine.sqlite"),

@@ -28,7 +28,6 @@ CONFIG: dict[str, Any] = {
     "privacy.sampling": "poisson",
     "privacy.clip": "l2",
     "privacy.clip_rule": "given",
-    "privacy.accountant": "pld",
     "privacy.epsilon": 1.0,
     "privacy.noise_multiplier": None,
 }
@@ -50,7 +49,6 @@ def asked(**other: Any) -> Asked:
         "clip_value": 0.5,
         "clip_rule": "given",
         "epsilon": 1.0,
-        "accountant": "pld",
         "options": {"privacy.noise_multiplier": None},
         "cohort": Cohort(10, 12, 2),
     }
@@ -67,7 +65,6 @@ def test_a_plan_is_one() -> None:
     assert plan.floor_event == EVENT.floor() == replace(EVENT, members=0, colluders=0)
     assert (plan.batch, plan.local_steps, plan.sampling, plan.clip) == (600, 1, "poisson", "l2")
     assert plan.noise_multiplier == 2 * 1024 * 2 / 2000
-    assert plan.flaw is None
 
 
 def test_texts_are_canonical_and_say_the_cohort() -> None:
@@ -183,8 +180,7 @@ def test_plans_are_made_again_from_ledgers_and_announcements() -> None:
         ("algorithm.mask", "per-agent"),
         ("privacy.sampling", "fixed"),
         ("privacy.clip", "coordinate"),
-        ("privacy.clip_rule", "median"),
-        ("privacy.accountant", "theorem-1"),
+        ("privacy.clip_rule", "quantile"),
         ("privacy.epsilon", None),
         ("privacy.noise_multiplier", 1.0),
     ],

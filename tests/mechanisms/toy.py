@@ -30,7 +30,7 @@ from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Aggregation, Asked, Clipping, ClipRule, Mechanism
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit
+from fedspa.privacy.event import Event, Neighbours, NoiseMode, Sampling, Step, Unit
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
@@ -58,7 +58,7 @@ class LaplaceEvent(Event):
     def to_json(self) -> str:
         return self._canonical("laplace")
 
-    def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
+    def accountant(self, neighbours: Neighbours) -> str:
         if neighbours != "replace-one":
             raise PrivacyError("Laplace noise is priced under replace-one only")
         return "laplace"
@@ -83,10 +83,6 @@ class LaplacePlan:
     compression: ClassVar[float] = 1.0
     clip_growth: ClassVar[float] = 1.0
     local_steps: ClassVar[int] = 1
-    breach: ClassVar[str | None] = None
-    flaw: ClassVar[str | None] = None
-    flaw_in_short: ClassVar[str | None] = None
-    notes: ClassVar[Sequence[str]] = ("this run's noise is Laplace's",)
 
     dimension: int
     clip_value: float
@@ -121,13 +117,6 @@ class LaplacePlan:
     @property
     def event(self) -> LaplaceEvent:
         return LaplaceEvent(self.batch, self.records, 1, self.scale, unit=self.unit)
-
-    @property
-    def stated_event(self) -> LaplaceEvent:
-        return self.event
-
-    def published_epsilon(self, participations: int) -> float | None:
-        return None
 
     def with_clip_value(self, clip_value: float) -> LaplacePlan:
         return replace(self, clip_value=clip_value)

@@ -22,7 +22,6 @@ SECURE = {"privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "secu
 RUNS = {
     "private": SECURE,
     "seeded": {},
-    "median": {"privacy": {**SECURE["privacy"], "clip_rule": "median"}},
     "fedavg": ALGORITHMS["fedavg"],
     "cpsgd": ALGORITHMS["cpsgd"],
 }

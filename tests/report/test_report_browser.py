@@ -63,7 +63,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "run"
-    simulate(small(path, privacy={"noise_multiplier": 2.0, "clip_rule": "median"}))
+    simulate(small(path, privacy={"noise_multiplier": 2.0}))
     return path
 
 

@@ -61,8 +61,6 @@ def test_overrides_take_toml_values_and_bare_words_and_can_unset() -> None:
         (["privacy.epsilon=none"], ["privacy.epsilon", "privacy.noise_multiplier", "neither", "exactly one"]),
         (["privacy.sampling=fixed", "privacy.neighbours=add-remove"], ["privacy.neighbours", "replace-one"]),
         (["privacy.sampling=shuffled"], ["privacy.sampling", "'poisson'", "'fixed'"]),
-        (["privacy.neighbours=replace-one", "privacy.accountant=rdp"], ["privacy.accountant", "pld"]),
-        (["privacy.accountant=theorem-1"], ["privacy.accountant", "fixed"]),
         (["algorithm.name=dp-fed"], ["algorithm.compression", "dp-fed", "1.0"]),
         (["algorithm.name=fedavg", "algorithm.compression=1", "algorithm.coding=int"], ["algorithm.coding", "f32"]),
         (["algorithm.name=fedavg", "algorithm.compression=1", "run.ledger=l.sqlite"], ["run.ledger", "no ledger"]),

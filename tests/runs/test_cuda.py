@@ -39,7 +39,6 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "dp-fed": {"algorithm": {"name": "dp-fed", "compression": 1.0, "local_lr": 2.0}},
     "fedavg": FEDAVG,
     "cpsgd": CPSGD,
-    "median": {"privacy": {"clip_rule": "median"}},
     "exact": {"privacy": {"noise": "exact"}},
 }
 

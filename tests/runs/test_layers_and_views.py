@@ -90,15 +90,3 @@ def test_exact_noise_has_features_made_one_by_one(tmp_path: Path, monkeypatch: p
     section = {"data": {"features": "orientations", "holdout": 0.3}}
     records_of(load(small(tmp_path / "run", **section, privacy={"noise": "exact"})))
     assert sizes == {1}
-
-
-def test_oriented_first_values_are_what_a_run_starts_from(tmp_path: Path) -> None:
-    sections: dict[str, Any] = {"data": {"name": "digits"}, "model": {"name": "logistic", "init": "oriented"}}
-    with pytest.raises(ConfigError, match="oriented"):
-        prepare(load(small(tmp_path / "run", **sections)))
-    images = torch.rand(60, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    data = fedspa.from_arrays(images, torch.arange(60) % 2, images, torch.arange(60) % 2, name="images")
-    sections["model"]["name"] = "mnist-cnn"
-    job = prepare(load(small(tmp_path / "run", **sections)), data)
-    # The last layer: 50·2 weights and 2 biases, from the end.
-    assert float(job.server.model.flatten()[-22:].abs().max()) == 0

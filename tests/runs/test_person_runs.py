@@ -301,12 +301,6 @@ def test_an_agent_may_be_one_persons_phone(tmp_path: Path) -> None:
         fedspa.run(made | {"privacy": {"noise_multiplier": 3.0, "delta": 0.04}}, data=data)
 
 
-def test_the_median_is_over_persons(tmp_path: Path) -> None:
-    """The paper's clip value, read off the data: of persons, too, and flagged all the same."""
-    summary = simulate(visits(tmp_path / "run", privacy={"clip_rule": "median"})).summary
-    assert (summary["private"], summary["unit"]) == (False, "person")
-
-
 def test_the_reference_engine_and_exact_noise(tmp_path: Path) -> None:
     assert simulate(visits(tmp_path / "a", run={"engine": "reference"})).summary["engine"] == "reference"
     assert simulate(visits(tmp_path / "b", privacy={"noise": "exact"})).summary["private"]

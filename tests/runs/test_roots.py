@@ -12,16 +12,9 @@ from small_sums import SUMS
 from fedspa.runs.config import load
 from fedspa.runs.records import root_of
 
-OTHERS: dict[str, dict[str, dict[str, Any]]] = {
-    "median": {"privacy": {"clip_rule": "median"}},  # which is flagged as not private, and draws noise all the same
-    "theorem-1": {
-        "privacy": {"sampling": "fixed", "noise_multiplier": None, "epsilon": 3.0, "accountant": "theorem-1"}
-    },
-}
 NOISY = {
     **{name: sections for name, sections in ALGORITHMS.items() if name != "fedavg"},
     **{f"{name}, in sums": sections for name, sections in SUMS.items()},
-    **OTHERS,
 }
 
 

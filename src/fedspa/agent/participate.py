@@ -129,7 +129,7 @@ def judge(invitation: Invitation, policy: Policy | None, *, simulated: bool) -> 
     if invitation.noise == "seeded" and not simulated:
         raise Refusal("noise", "the server asks for seeded noise, which it could subtract; only simulations have it")
     assert policy is not None
-    policy.check_words(plan)  # what takes long at a dimension that is made up waits until the model's is known
+    policy.check(plan)
 
 
 def participate(

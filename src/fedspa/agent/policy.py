@@ -90,7 +90,7 @@ class Policy:
         _names("clippings", self.clippings, get_args(Clipping))
         if self.unit is not None:
             _names("unit", (self.unit,), get_args(Unit))
-        _names("clip_rules", self.clip_rules, PRIVATE_RULES)  # 'median' reads the data for free: no policy allows it
+        _names("clip_rules", self.clip_rules, PRIVATE_RULES)
         _number("min_colluders", self.min_colluders, "at least 0", self.min_colluders >= 0)
         if (self.min_honest is None) != (self.max_floor is None) or (self.min_colluders and self.min_honest is None):
             raise ConfigError(
@@ -137,17 +137,8 @@ class Policy:
         return Cap(self.epsilon, self.delta, self.neighbours, *trust)
 
     def check(self, plan: Plan) -> None:
-        """Raise a PolicyRefusal where `plan` is laxer than this policy. Looks at no data and no ledger: see `admit`."""
-        if plan.breach is None and plan.stated_event is None:
-            raise PolicyRefusal(
-                "not-private", f"no ε is known for noise multiplier {plan.noise_multiplier:g} at δ = {plan.delta:g}"
-            )
-        self.check_words(plan)
-
-    def check_words(self, plan: Plan) -> None:
-        """`check` without any pricing, which may take long at a dimension that is made up."""
-        if plan.breach is not None:
-            raise PolicyRefusal("not-private", plan.breach)
+        """Raise a PolicyRefusal where `plan` is laxer than this policy, its budget aside. Looks at no data and no
+        ledger: see `admit`."""
         if self.unit is not None and plan.unit != self.unit:
             raise PolicyRefusal("unit", f"the plan protects each {plan.unit}, this policy asks for each {self.unit}")
         if self.neighbours == "replace-one" and plan.neighbours != "replace-one":

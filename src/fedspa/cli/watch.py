@@ -151,6 +151,6 @@ def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
         if last.epsilon is not None:
             table.add_row("ε so far", Text(f"{shown(last.epsilon)} ({terms(now, last)})"))
         table.add_row("uploaded", f"{shown_bytes(now.sent)} by all agents, {shown_bytes(last.uplink_bytes)} last round")
-    for line in warnings(now.config, None):
+    for line in warnings(now.config):
         table.add_row(Text("note", style="red"), Text(line))
     return table

@@ -52,8 +52,6 @@ def _participate(site: Site, announcement: Announcement, theta: Tensor) -> bytes
             "terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {tuple(theta.shape)}"
         )
     plan = terms.plan
-    if plan is not None and site.policy is not None:
-        site.policy.check(plan)
     if plan is not None and plan.sampling == "fixed" and records < plan.records:
         raise Refusal(
             "data", f"{records} {plan.unit}s; with fixed-size batches the plan's ε holds from {plan.records} on"

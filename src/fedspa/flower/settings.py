@@ -81,8 +81,6 @@ def for_agents_of_their_own(config: Config) -> None:
         raise ConfigError(
             "privacy.noise is 'seeded', which the server could subtract; a deployment takes secure or exact"
         )
-    if config.privacy.clip_rule == "median":
-        raise ConfigError("privacy.clip_rule is 'median', which reads the agents' records; allowed: given, quantile")
     if config.data.partition != "iid":
         raise ConfigError(
             f"data.partition is {config.data.partition!r}; with flower.records the agents hold their own: leave it out"

@@ -99,7 +99,7 @@ class FedSpa(Strategy):
                 raise FedspaError(f"{course.folder.path} has asked agents and holds no checkpoint; restore one")
             refuse_other_noise(begun, job)
         if job.plan is not None:
-            self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
+            self.guarantee = Guarantee(job.plan)
             for number in range(job.config.federation.agents):
                 if times := self._asked.count(number):
                     self.guarantee.took_part([number], times)

@@ -17,8 +17,6 @@ def check(policy: Policy, event: Event, participations: int) -> None:
         raise PolicyRefusal("unit", f"the event protects each {event.unit}, this policy asks for each {policy.unit}")
     if not isinstance(event, GaussianEvent):
         raise PolicyRefusal("noise-too-small", f"no noise multiplier is known of {event}")
-    if event.clip_from_data:
-        raise PolicyRefusal("not-private", f"{event}")
     if event.noise_multiplier < policy.min_noise_multiplier:
         raise PolicyRefusal(
             "noise-too-small", f"noise multiplier {event.noise_multiplier:g}, at least {policy.min_noise_multiplier:g}"

@@ -3,15 +3,15 @@ its plans are made. Nothing outside asks which one it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Event, Neighbours, Sampling, Unit, check_cohort, check_word
+from fedspa.privacy.event import PLD, Event, Neighbours, Sampling, Unit, check_cohort, check_word
 
 Clipping = Literal["coordinate", "l2"]
-ClipRule = Literal["given", "quantile", "median"]
+ClipRule = Literal["given", "quantile"]
 # Against whom a run's ε holds: everyone outside the agent, or a server that sees no more than sums.
 Adversary = Literal["local", "secure-aggregation"]
 
@@ -110,35 +110,6 @@ class Plan(Protocol):
         """The same as one sees it who colludes with all other members; None where `event` is that already."""
         ...
 
-    @property
-    def stated_event(self) -> Event | None:
-        """The event whose ε a run states: its own, or one whose ε is flagged as no guarantee; None without any ε."""
-        ...
-
-    @property
-    def breach(self) -> str | None:
-        """Why nothing is private against the server, where the plan's own terms say so; no pricing is needed for it."""
-        ...
-
-    @property
-    def flaw(self) -> str | None:
-        """Why the plan is not private, a missing ε included, in a sentence for the reader of ε; None where it is."""
-        ...
-
-    @property
-    def flaw_in_short(self) -> str | None:
-        """`flaw` in a few words."""
-        ...
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What a reader of ε must know before believing it: sentences, `flaw` the first of them where there is one."""
-        ...
-
-    def published_epsilon(self, participations: int) -> float | None:
-        """What the theorem that was published for this mechanism says. Not a guarantee."""
-        ...
-
     def with_clip_value(self, clip_value: float) -> Self:
         """The same guarantee at another clip: noise scales along."""
         ...
@@ -217,7 +188,6 @@ class Asked:
     clip_value: float
     clip_rule: ClipRule
     epsilon: float | None
-    accountant: str
     options: Mapping[str, Any]
     unit: Unit = "record"
     cohort: Cohort | None = None
@@ -228,21 +198,6 @@ class Asked:
         if self.epsilon is None:
             raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
         return self.epsilon
-
-
-@dataclass(frozen=True, slots=True)
-class Caveat:
-    """A case in which the ε that is stated is no guarantee, in the words of the mechanism that knows it.
-
-    `short` is what a summary says of it, `why` is for the reader who signs. Under `condition` ε would hold: against
-    `observer` only, or against everyone where that is None. `met` finds the case in a summary, of older editions too.
-    """
-
-    short: str
-    why: str
-    condition: str
-    met: Callable[[Mapping[str, Any]], bool]
-    observer: str | None = None
 
 
 def upload(summary: Mapping[str, Any]) -> str:
@@ -256,33 +211,26 @@ class Mechanism:
 
     `events`: the kinds that its ledgers hold, each with what makes it from its fields.
     `check`: raises a ValueError of one line where the keys of a config, as `section.key`, do not go together.
-    `accountant`: the name of what prices a run of such a config.
     `calibrated`: the plan with the least noise that what is asked allows.
     `of_event`: the plan whose participations are an event, from which it takes all that an event says.
     `record`: the fields of a plan that a server announces beside the dimension and the steps, with their types.
     `of_record`: the plan of all these.
     `limits`: least and most of the numbers in `record` that no other mechanism has.
     `options`: keys of a config that others do not read.
-    `caveats`: cases in which its stated ε is no guarantee.
-    `notes`: what a reader of ε must know of a config, beside what the plan says.
-    `published_by`: whose its published ε is; `published_note`: what noise and ε are worth that were published for it.
+    `accountant`: the name of the accountant for such a config.
     `upload`: what an upload holds, from a run's summary.
     """
 
     name: str
     events: Mapping[str, Callable[..., Event]]
     check: Callable[[Mapping[str, Any]], None]
-    accountant: Callable[[Mapping[str, Any]], str]
     calibrated: Callable[[Asked], Plan]
     of_event: Callable[[Event, Asked], Plan]
     record: Mapping[str, type]
     of_record: Callable[[Mapping[str, Any]], Plan]
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    caveats: tuple[Caveat, ...] = ()
-    notes: Callable[[Mapping[str, Any]], list[str]] = lambda config: []
-    published_by: str = ""
-    published_note: str | None = None
+    accountant: Callable[[Mapping[str, Any]], str] = lambda config: PLD
     upload: Callable[[Mapping[str, Any]], str] = upload
 
 

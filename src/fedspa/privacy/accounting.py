@@ -1,9 +1,9 @@
 """Verified ε: what events cost an agent's records, by a sound accountant.
 
-`pld` composes privacy loss distributions (`pld`, `poisson`, `fixed_size`); `rdp` composes Rényi divergences. Events of
-which only the (ε, δ) of a release is known go by `composition`, under a name of their own. An event says itself under
-which relation it is priced soundly. Events of different plans, mechanisms and samplings compose where all were fixed
-beforehand. What a server chose after it saw releases is for `cap`.
+`pld` composes privacy loss distributions (`pld`, `poisson`, `fixed_size`). Events of which only the (ε, δ) of a release
+is known go by `composition`, under a name of their own. An event says itself under which relation it has an accountant.
+Events of different plans, mechanisms and samplings compose where all were fixed beforehand. What a server chose after
+it saw releases is for `cap`.
 
 Events that need different accountants share δ equally among these, and the ε are added. That is plain composition,
 which holds for any mechanisms.
@@ -13,22 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache, lru_cache
-from typing import get_args
+from functools import lru_cache
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy import composition
-from fedspa.privacy.event import MOST, Accountant, Event, Neighbours, Step, check_word, require_one_unit, told
-
-# Orders are walked upwards until the bound has risen for good, then refined around the best.
-_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
-# dp_accounting's sums over orders stop at e^-30 of their value: what ln A may lack.
-_RDP_ERROR = 2e-13
+from fedspa.privacy.event import MOST, PLD, Event, Neighbours, Step, check_word, require_one_unit, told
 
 
-def epsilon(
-    events: Mapping[Event, int], delta: float, *, neighbours: Neighbours, accountant: Accountant = "pld"
-) -> float:
+def epsilon(events: Mapping[Event, int], delta: float, *, neighbours: Neighbours) -> float:
     """The ε at `delta` of taking part in each event its number of times: an upper bound, infinite where none is known.
 
     It bounds the loss of one record, or of one person where that is the events' unit, under `neighbours`, over
@@ -37,17 +29,14 @@ def epsilon(
     if not 0 < delta < 1:
         raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")
     check_word("neighbours", neighbours, Neighbours)
-    check_word("accountant", accountant, Accountant)
     require_one_unit(events)
     parts: dict[str, set[tuple[Event, int]]] = {}
     for event, count in events.items():
         if not 0 <= count <= MOST:
             raise PrivacyError(f"participations is {told(count)}; it must lie between 0 and {MOST:g}")
-        by = event.priced_by(accountant, neighbours)
+        by = event.accountant(neighbours)
         if count:
             parts.setdefault(by, set()).add((event, count))
-    if any(count and not event.is_bounded for event, count in events.items()):
-        return math.inf
     costs = (_certified(frozenset(part), delta / len(parts), neighbours, by) for by, part in sorted(parts.items()))
     return sum(costs, 0.0)
 
@@ -66,7 +55,7 @@ def _certified(events: frozenset[tuple[Event, int]], delta: float, neighbours: N
 
 @lru_cache(maxsize=4096)
 def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: str) -> float:
-    if accountant not in get_args(Accountant):
+    if accountant != PLD:
         return composition.epsilon(dict(events), delta, _once)
     # Events that differ in their number of steps only are one mechanism; in a fixed order, so that sums are repeatable.
     steps: dict[Step, int] = {}
@@ -78,7 +67,7 @@ def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Nei
     delta -= sum(n * step.beyond(neighbours) for step, n in steps.items())
     if delta <= 0:
         return math.inf
-    return (_rdp_epsilon if accountant == "rdp" else _pld_epsilon)(steps, delta, neighbours)
+    return _pld_epsilon(steps, delta, neighbours)
 
 
 def _once(event: Event, delta: float) -> float:
@@ -130,26 +119,3 @@ def _pld_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours
     if neighbours == "replace-one":
         return first
     return max(first, composed_epsilon(direction(1), delta, floor=first))
-
-
-def _rdp_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours) -> float:
-    from dp_accounting.rdp import compute_epsilon
-
-    @cache
-    def at(order: float) -> float:
-        total = sum(n * (max(step.rdp(order, neighbours), 0.0) + _RDP_ERROR / (order - 1)) for step, n in steps.items())
-        # Its warning-and-zero for a negative divergence cannot be met: the error term keeps it positive.
-        return float(compute_epsilon([order], [total], delta)[0]) if math.isfinite(total) else math.inf
-
-    fractions = neighbours == "add-remove"
-    walked = [1.1, *_ORDERS] if fractions else list(_ORDERS)
-    best = 0
-    for i, order in enumerate(walked):
-        if at(order) < at(walked[best]):
-            best = i
-        elif i >= best + 3 and math.isfinite(at(walked[best])):
-            break
-    low, high = walked[max(best - 1, 0)], walked[min(best + 1, len(walked) - 1)]
-    stride = 0.1 if fractions and high <= 12 else max(1, (high - low) // (12 if high <= 64 else 4))
-    refined = (round(low + i * stride, 1) for i in range(1, math.ceil((high - low) / stride)))
-    return min(at(walked[best]), *(at(order) for order in refined), math.inf)

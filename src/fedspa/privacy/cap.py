@@ -177,7 +177,7 @@ def total(events: Mapping[Event, int], delta: float, neighbours: Neighbours, fir
     if first.covers(events):
         if filtered < whole:
             return Total(filtered, BY_FILTER_SO_FAR)
-        return Total(whole, f"{first.event.priced_by('pld', neighbours)} (one plan)")
+        return Total(whole, f"{first.event.accountant(neighbours)} (one plan)")
     if filtered >= whole:
         # A cap between both prices of the plan gives a part of δ to it; from the larger on it gives none.
         filtered = max(filtered, filter.least_epsilon(first.seen, delta, neighbours))

@@ -35,7 +35,8 @@ Sampling = Literal["poisson", "fixed"]
 Neighbours = Literal["add-remove", "replace-one"]
 NoiseMode = Literal["secure", "exact", "seeded"]
 Unit = Literal["record", "person"]
-Accountant = Literal["pld", "rdp"]
+# The accountant that composes privacy loss distributions (`accounting`).
+PLD = "pld"
 
 
 class Step(ABC):
@@ -55,10 +56,6 @@ class Step(ABC):
     def beyond(self, neighbours: Neighbours) -> float:
         """What one release costs of δ beside all that is said of it here."""
         return 0.0
-
-    def rdp(self, order: float, neighbours: Neighbours) -> float:
-        """An upper bound on its Rényi divergence; infinite where none is known."""
-        return math.inf
 
 
 class Event(ABC):
@@ -127,14 +124,8 @@ class Event(ABC):
         return self.with_noise(None)
 
     @abstractmethod
-    def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        """The accountant that prices it where `accountant` is asked for: that one, or the kind's own. A PrivacyError
-        where neither is sound."""
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether any ε can bound it at all."""
-        return True
+    def accountant(self, neighbours: Neighbours) -> str:
+        """Return the name of the accountant that composes it under this relation; raise a PrivacyError if none does."""
 
     @property
     @abstractmethod

@@ -46,8 +46,6 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
 
     `left_out` is the share of δ for infinite losses over all participations: it decides how η and K are weighed.
     """
-    if not event.is_bounded:
-        return (Moments(np.full_like(ORDERS, math.inf), 1.0),)
     step = event.step
     if step is None:
         return (_of_epsilon(event, left_out / _PARTICIPATIONS),)

@@ -141,7 +141,7 @@ def _subtitle(run: RunRecord) -> str:
 def _warnings(run: RunRecord, held: Promise | None) -> list[str]:
     if run.summary is not None:
         return [str(line) for line in run.summary["warnings"]]
-    return warnings(run.config, held.plan if held is not None else None) if run.config is not None else []
+    return warnings(run.config) if run.config is not None else []
 
 
 def _problems(run: RunRecord, held: Promise | None) -> list[str]:
@@ -192,7 +192,7 @@ def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
         return Card("Guarantee", "none" if nothing else "unknown", "no differential privacy" if nothing else "", True)
     facts = held.facts
     if facts["epsilon"] is None:
-        return Card("Guarantee", "none", "no accountant bounds the noise of these settings", True)
+        return Card("Guarantee", "none", "a simulation whose noise is too small for any ε", True)
     terms = (
         f"δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, accountant {facts['accountant']}"
     )

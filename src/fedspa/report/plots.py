@@ -17,7 +17,6 @@ from fedspa.runs.statement import is_seeded, observer, protected, shown, shown_b
 from fedspa.wire.payload import HEADER_BYTES
 
 MOST_BARS = 200  # more than that cannot be told apart, or hit with a pointer
-PUBLISHED = "Published (not a guarantee)"
 SIMULATED = "THE NOISE WAS SEEDED: a simulation, nothing is private. "
 
 
@@ -123,7 +122,6 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
     tallies = _tallies(run, agents) if run.participations.entries else []
     lowest = [promise.verified(min(tally)) for tally in tallies]
     middle = [promise.verified(_middle(tally)) for tally in tallies]
-    published = [promise.published(max(tally)) for tally in tallies]
     band = None
     if tallies and None not in (*lowest, *middle):
         band = (Line("Smallest over agents", lowest, ""), lines[0])
@@ -131,8 +129,6 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
     if promise.facts["members"]:
         floors = [metrics.epsilon_floor for metrics in run.metrics]
         lines.append(Line(f"Floor, {AGAINST_ALL}", floors, "s2", dashed=True))
-    if any(value for value in published):
-        lines.append(Line(PUBLISHED, published, "reference", dashed=True))
     facts = promise.facts
     limit = promise.epsilon_cap
     known = [value for value in (*largest, limit) if value is not None]
@@ -167,7 +163,7 @@ def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure
     if any(value is None for value in spent.values()):
         return None, []
     values = [value for value in spent.values() if value is not None]
-    rows = [[name, str(counts[name]), known(spent[name]), known(promise.published(counts[name]))] for name in names]
+    rows = [[name, str(counts[name]), known(spent[name])] for name in names]
     limit = promise.epsilon_cap
     facts = promise.facts
     some = "" if len(counts) <= MOST_BARS and total <= MOST_BARS else f" The {len(names)} that spent most of {total}."
@@ -180,7 +176,7 @@ def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure
             f"{some} Choose an agent to see its line in the "
             + ("ledger." if run.participations.source == "ledger" else "server's list of whom it asked."),
             values,
-            ["Agent", "Participations", "ε verified", "ε published"],
+            ["Agent", "Participations", "ε verified"],
             rows,
             limits=[(f"cap {shown(limit)}", limit)] if limit is not None else (),
             run=number,

@@ -16,7 +16,7 @@ from fedspa.errors import FedspaError
 from fedspa.mechanisms import Plan
 from fedspa.report.read import RunRecord
 from fedspa.runs.config import Config
-from fedspa.runs.guarantee import Guarantee, promised
+from fedspa.runs.guarantee import Guarantee, finite, promised
 from fedspa.runs.plans import algorithm_of, cap_of, plan_of
 
 Price = Callable[[int], float | None]
@@ -27,7 +27,7 @@ class Promise:
     """`facts` has the summary's keys. `epsilon_cap` is ε of an agent that takes part as often as the plan allows.
 
     `active` is k; None where it cannot be told: what `plan` says of k, sensitivity and σ then means nothing, while ε
-    needs none of them. `verified`, `floor` and `published` give ε of a number of participations; None where it cannot
+    needs none of them. `verified` and `floor` give ε of a number of participations; None where it cannot
     be told, and `floor` where nothing was aggregated.
     """
 
@@ -39,8 +39,6 @@ class Promise:
     counts: Mapping[str, int]
     verified: Price
     floor: Price
-    published: Price
-    published_by: str
 
 
 def promise(run: RunRecord) -> Promise | None:
@@ -58,8 +56,8 @@ def promise(run: RunRecord) -> Promise | None:
             return None
         told = _known(run, lambda count: None)
         unknown: Price = lambda count: None  # noqa: E731
-        return Promise(run.summary, None, None, cap, None, counts, told, unknown, unknown, mechanism.published_by)
-    guarantee = Guarantee(plan, config.privacy.accountant)
+        return Promise(run.summary, None, None, cap, None, counts, told, unknown)
+    guarantee = Guarantee(plan)
     for number, times in enumerate(counts.values()):
         guarantee.took_part([number], times)
     totals = dict.fromkeys(("epsilon_total", "epsilon_total_floor", "accountant_total"))
@@ -70,12 +68,10 @@ def promise(run: RunRecord) -> Promise | None:
         plan=plan,
         active=active,
         cap=cap,
-        epsilon_cap=_of(plan, config, cap).epsilon_max(plan.neighbours),
+        epsilon_cap=finite(_of(plan, cap).epsilon_max(plan.neighbours)),
         counts=counts,
-        verified=_known(run, lambda count: _of(plan, config, count).epsilon_max(plan.neighbours)),
-        floor=lambda count: _of(plan, config, count).epsilon_floor(),
-        published=lambda count: _of(plan, config, count).epsilon_published(),
-        published_by=mechanism.published_by,
+        verified=_known(run, lambda count: finite(_of(plan, count).epsilon_max(plan.neighbours))),
+        floor=lambda count: _of(plan, count).epsilon_floor(),
     )
 
 
@@ -90,9 +86,9 @@ def _noise(run: RunRecord, config: Config) -> str:
     return "seeded" if "seeded" in found else asked
 
 
-def _of(plan: Plan, config: Config, count: int) -> Guarantee:
+def _of(plan: Plan, count: int) -> Guarantee:
     """What `count` participations in the plan are priced by."""
-    guarantee = Guarantee(plan, config.privacy.accountant)
+    guarantee = Guarantee(plan)
     guarantee.took_part([0], count)
     return guarantee
 

@@ -25,9 +25,7 @@ from fedspa.mechanisms.base import Adversary
 from fedspa.privacy.event import Event, Neighbours, Unit
 from fedspa.runs import project
 from fedspa.runs.config import Config, load
-from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.metrics import RoundMetrics, better
-from fedspa.runs.statement import caveats
 
 _LARGEST = 1e30  # beyond any loss, count or ε that a run can write
 _ROUND = re.compile(r"round-(\d{1,9})(?:-attempt-\d+)?")
@@ -185,16 +183,6 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         problems.append("summary.json is damaged and was left out")
         return None
-    if isinstance(found, dict):
-        found.setdefault("adversary", "local")  # older summaries know of no other
-        added = ("accountant_total", "baseline", "baseline_answer", "epsilon_floor", "epsilon_total_floor")
-        for key in (*added, "members", "colluders"):
-            found.setdefault(key, None)
-        found.setdefault("unit", "record" if found.get("neighbours") else None)
-        if "not_private_because" not in found:  # the first edition called seeded noise private
-            reasons = [caveat.short for caveat in caveats(found)] + [SEEDED] * (found.get("noise") == "seeded")
-            found["not_private_because"] = " and ".join(reasons) or None
-            found["private"] = found.get("private") and not reasons
     if not isinstance(found, dict) or not _is_summary(found):
         problems.append("summary.json is not a run's summary and was left out")
         return None
@@ -205,7 +193,7 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
     """Whether the values that a page computes with are of their types; everything else is only shown."""
     number, text = (int, float, type(None)), (str, type(None))
     kinds: dict[str, tuple[type, ...]] = {
-        **dict.fromkeys(("epsilon", "epsilon_replace_one", "epsilon_published", "epsilon_total", "delta"), number),
+        **dict.fromkeys(("epsilon", "epsilon_replace_one", "epsilon_total", "delta"), number),
         **dict.fromkeys(("participations_max", "dimension", "compression", "seconds", "noise_multiplier"), number),
         **dict.fromkeys(("baseline", "epsilon_floor", "epsilon_total_floor", "members", "colluders"), number),
         **dict.fromkeys(("neighbours", "sampling", "accountant", "accountant_total"), text),
@@ -218,7 +206,8 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
         return False
     if terms not in {(None, None), (None, "local"), *product(get_args(Neighbours), get_args(Adversary))}:
         return False
-    if found["members"] and not (found["adversary"] == "secure-aggregation" and isinstance(found["colluders"], int)):
+    summed = found.get("adversary") == "secure-aggregation" and isinstance(found.get("colluders"), int)
+    if found.get("members") and not summed:
         return False
     return all(
         key in found

@@ -21,8 +21,8 @@ _SEEDED = "FOR SIMULATIONS ONLY: follows from run.seed"
 
 
 def epsilons(held: Promise | None) -> list[list[str]]:
-    """ε of the agent that spent most, by every relation that is stated, and as the paper has it: what, its ε, and the
-    terms that ε means nothing without."""
+    """ε of the agent that spent most, by every relation that is stated: what, its ε, and the terms that ε means nothing
+    without."""
     if held is None:
         return []
     facts = held.facts
@@ -44,9 +44,6 @@ def epsilons(held: Promise | None) -> list[list[str]]:
         if facts["members"] or facts["epsilon_total_floor"] is not None:
             total, note = shown_floor(facts["epsilon_total_floor"]), f"all runs in the ledger, {AGAINST_ALL}"
             rows.append(["floor", total, *terms, facts["accountant_total"] or "–", note])
-    if facts["epsilon_published"] is not None:
-        published = shown(facts["epsilon_published"])
-        rows.append(["published", published, "replace-one", "fixed", held.published_by, "not a guarantee"])
     return rows
 
 
@@ -72,7 +69,6 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
                         plots.known(held.verified(len(lines))),
                     ),
                     *_floor(held, len(lines)),
-                    ("ε published (not a guarantee)", plots.known(held.published(len(lines)))),
                     ("sent", str(sent) if run.participations.source == "ledger" else "–"),
                 ],
                 "entries": [_line(line) for line in (lines if whole else lines[-1:])],
@@ -126,7 +122,7 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         kind = plan.report_rows()
         sigma = [("σ", f"{plan.sigma:.4g}", f"noise on each coordinate of the mean gradient{own}")]
     clip = "each coordinate to ±c" if plan.clip == "coordinate" else "norm to C"
-    rule = {"given": "given", "quantile": "start of a private quantile", "median": "NOT PRIVATE: read off the data"}
+    rule = {"given": "given", "quantile": "start of a private quantile"}
     return [
         ("d", f"{plan.dimension:,}", "parameters of the model"),
         *kind,

@@ -193,7 +193,7 @@ class Books(ExitStack[None]):
         if job.plan is None:
             return
         self._event = job.plan.event.with_noise(job.config.privacy.noise)
-        self.guarantee = Guarantee(job.plan, job.config.privacy.accountant)
+        self.guarantee = Guarantee(job.plan)
         self.cap = Policy.load(job.config.run.policy).cap if job.config.run.policy is not None else None
         shared = job.config.run.ledger
         path = folder / "ledger.sqlite" if shared is None else Path(shared)

@@ -86,7 +86,6 @@ def _asked(config: Config, dimension: int, active: int, records: int, unit: Unit
         clip_value=privacy.clip_value,
         clip_rule=privacy.clip_rule,
         epsilon=privacy.epsilon,
-        accountant=privacy.accountant,
         options=flat(config),
         unit=unit,
         cohort=cohort_of(config),

@@ -103,11 +103,6 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
             )
         sections["data"] = config.data.model_copy(update={"name": _given_name(data.name)})
     if isinstance(module, nn.Module):
-        if config.model.init != "default":
-            raise ConfigError(
-                f"model.init is {config.model.init!r}, which is for models that a config names; the module that was "
-                "given starts from its own values: leave it out"
-            )
         sections["model"] = config.model.model_copy(update={"name": _given_name(type(module).__qualname__)})
     if task is not None:
         name = getattr(task, "__name__", type(task).__name__)

@@ -119,11 +119,6 @@ class Model(Section):
         "logistic",
         description="`logistic`, `mlp`, `small-cnn`, `mnist-cnn`, `cifar10-cnn`, or `package.module:function`.",
     )
-    init: Literal["default", "oriented"] = Field(
-        "default",
-        description="The first parameters: PyTorch's own, drawn from `run.seed` (`default`), or public edge filters "
-        "and projections for CNNs (`oriented`).",
-    )
 
 
 class Task(Section):
@@ -239,9 +234,6 @@ class Privacy(Section):
         "poisson",
         description="How a batch is drawn, afresh each step: each record by its own coin, or a fixed number.",
     )
-    accountant: Literal["pld", "rdp", "theorem-1"] = Field(
-        "pld", description="What turns noise into ε. `theorem-1` is the paper's, is not sound, and is flagged."
-    )
     clip: Clipping = Field(
         "l2",
         description="`l2` scales an example's gradient to the norm `clip_value`; `coordinate` (the paper) cuts each "
@@ -252,8 +244,7 @@ class Privacy(Section):
     )
     clip_rule: ClipRule = Field(
         "given",
-        description="`given`; `quantile` follows a private quantile; `median` reads it off the data and is not "
-        "private.",
+        description="`given`, or `quantile`, which follows a private quantile of the gradients' norms.",
     )
     noise: NoiseMode = Field(
         "secure",

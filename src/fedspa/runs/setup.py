@@ -27,7 +27,6 @@ from fedspa.learning import models
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.frozen import Features
-from fedspa.learning.initial import oriented
 from fedspa.learning.sound import require_module
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
@@ -41,8 +40,7 @@ from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import derive_key, mask_seed, root_key
 from fedspa.runs.config import Config
 from fedspa.runs.frozen import Frozen, frozen_body
-from fedspa.runs.guarantee import refuse_unpriced
-from fedspa.runs.initial_clip import median_clip
+from fedspa.runs.guarantee import check_finite
 from fedspa.runs.plans import algorithm_of, calibrated_plan, cap_of
 from fedspa.runs.records import dealt, records_of, trained_on, unit_of
 from fedspa.server.job import Metric, ServerJob
@@ -133,24 +131,18 @@ def prepare(
     module: nn.Module | None = None,
     task: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    *,
-    paid: bool = True,
 ) -> Simulated:
-    """Load, partition, build and calibrate. `data`, `module` and `task` stand in for what the config names. Only a
-    proxy run is not `paid`: nobody was promised an ε for its records, and its noise may be too little for one."""
+    """Load, partition, build and calibrate. `data`, `module` and `task` stand in for what the config names."""
     data = data if data is not None else records_of(config)
     if data.persons is not None and config.data.person is None:  # every file of the run is to say who is protected
         config = config.model_copy(update={"data": config.data.model_copy(update={"person": f"{GIVEN}persons"})})
     holdings = dealt(config, data)
-    job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics, paid=paid)
+    job = prepare_server(config, data, {len(held) for held in holdings}, module, task, metrics)
     data = with_targets(data, job.server.model.task)
     require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
-    server, plan = job.server, job.plan
+    server = job.server
     train = trained_on(config, data)
     like, trained = _trained(config, unit_of(config, data), job.frozen.like, server.model.task)
-    if plan is not None and plan.clip_rule == "median":
-        model = FlatModel(server.model.module, trained)
-        server = replace(server, clip_value=median_clip(plan, model, train, holdings))
     return Simulated(
         config=config,
         server=server,
@@ -175,8 +167,6 @@ def prepare_server(
     module: nn.Module | None = None,
     task: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    *,
-    paid: bool = True,
 ) -> Job:
     """The server's part, for agents that hold so many records, or persons, each. Of `data` it gets the held-out
     records, which stay records whoever they belong to."""
@@ -186,8 +176,6 @@ def prepare_server(
     what = "the module" if module is not None else f"model.name = {config.model.name!r}"
     if module is None:
         module = models.build(config.model.name, data.input_shape, learned.width, config.run.seed, config.run.code)
-        if config.model.init == "oriented":
-            oriented(module, config.run.seed)
     require_module(module)
     if any(values.is_meta for values in (*module.parameters(), *module.buffers())):
         raise ConfigError(
@@ -208,8 +196,8 @@ def prepare_server(
     _refuse_sizes(config, sizes, unit)
     # The fewest records an agent has: its sampling rate is the largest, so noise that serves it serves all.
     plan = calibrated_plan(config, model.dimension, active, min(sizes), unit) if algorithm.private else None
-    if plan is not None and paid:
-        refuse_unpriced(plan, config.privacy.accountant)
+    if plan is not None and config.privacy.noise != "seeded":
+        check_finite(plan)
     mask: MaskMode = algorithm.mask or settings.mask
     public_key = derive_key(root_key("seeded", run.seed), "public")
     places = count(data.train_y) * (1 if unit == "record" else config.data.person_records)

@@ -6,14 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedspa.mechanisms import MECHANISMS
 from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.privacy.cap import shown as shown  # with its kin, for all who show figures
-from fedspa.runs.plans import algorithm_of, flat
+from fedspa.runs.plans import algorithm_of
 
 if TYPE_CHECKING:
-    from fedspa.mechanisms import Plan
-    from fedspa.mechanisms.base import Caveat
     from fedspa.runs.config import Config
 
 
@@ -44,7 +41,7 @@ def statement(summary: Mapping[str, Any]) -> str:
     if summary["epsilon"] is None and summary["delta"] is None:
         return "none: this algorithm has no differential privacy"
     if summary["epsilon"] is None:
-        return "NONE: no accountant knows one for these settings (see the notes)"
+        return "NONE: the noise is too small for any ε"
     other = ""
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
@@ -55,15 +52,10 @@ def statement(summary: Mapping[str, Any]) -> str:
         other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger ({by})"
         if _sums_in_ledger(summary):
             other += f", and {shown_floor(summary['epsilon_total_floor'])} {AGAINST_ALL}"
-    flaw, whom = "", observer(summary)
-    for caveat in caveats(summary):
-        against = "" if caveat.observer is None else " against the server"
-        flaw, whom = f"NOT PRIVATE{against} (see the notes); {caveat.condition}, ", caveat.observer or whom
-    if is_seeded(summary):
-        flaw = f"NOT PRIVATE: THE NOISE WAS SEEDED, a simulation; with secure noise: {flaw}"
+    flaw = "NOT PRIVATE: THE NOISE WAS SEEDED, a simulation; with secure noise: " if is_seeded(summary) else ""
     return (
         f"{flaw}(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each {protected(summary)} of each "
-        f"agent, against {whom}: {summary['neighbours']}, {summary['sampling']} sampling, "
+        f"agent, against {observer(summary)}: {summary['neighbours']}, {summary['sampling']} sampling, "
         f"accountant {summary['accountant']}, at most {summary['participations_max']} participations{other}"
     )
 
@@ -78,35 +70,24 @@ def protected(summary: Mapping[str, Any]) -> str:
     return summary.get("unit") or "record"
 
 
-def caveats(summary: Mapping[str, Any]) -> list[Caveat]:
-    """The cases of the summary in which a mechanism's stated ε is no guarantee."""
-    return [caveat for mechanism in MECHANISMS.values() for caveat in mechanism.caveats if caveat.met(summary)]
-
-
 def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]]:
     """The guarantee for a reader who signs it: (what about, sentences), a paragraph each."""
     if summary["epsilon"] is None:
         return [("Nothing is promised.", NO_PROMISE if summary["delta"] is None else NO_EPSILON)]
-    epsilon, relation, met = summary["epsilon"], summary["neighbours"], caveats(summary)
+    relation = summary["neighbours"]
     terms = f"neighbouring relation {relation}, {summary['sampling']} sampling, accountant {summary['accountant']}"
-    for caveat in met:
-        if caveat.observer is None:
-            given = f"ε = {shown(epsilon)} at δ = {summary['delta']:g} ({terms}) would hold {caveat.condition}."
-            seeded = [SEEDED_NOISE] if is_seeded(summary) else []
-            return [("Nothing is promised:", " ".join((caveat.why, given, *seeded)))]
     person = protected(summary) == "person"
     return [
         *([("Nothing is promised:", SEEDED_NOISE)] if is_seeded(summary) else []),
-        *(("Nothing is promised:", caveat.why) for caveat in met),
         (
             "Who is protected.",
             f"Each person of whom any of the {agents} agents holds records, with all of these, however many they are."
             if person
             else f"Each single record that any of the {agents} agents holds.",
         ),
-        ("Against whom.", f"ONLY {met[0].observer}." if met else f"{_against_whom(summary)}{_noise_words(summary)}"),
+        ("Against whom.", f"{_against_whom(summary)}{_noise_words(summary)}"),
         (
-            "What would be promised." if met or is_seeded(summary) else "What is promised.",
+            "What would be promised." if is_seeded(summary) else "What is promised.",
             f"{_example(summary)} {_definition(summary)} This is for the agent that spent most, with "
             f"{summary['participations_max']} participations ({terms}).{_other_terms(summary)}",
         ),
@@ -138,7 +119,7 @@ def _example(summary: Mapping[str, Any]) -> str:
     )
     often = guesses(summary["epsilon"], summary["delta"])
     weak = " So large an ε protects hardly at all." if often == 100 else ""
-    local = not summary.get("members") and not caveats(summary)
+    local = not summary.get("members")
     who = "Someone sees all that the agent sent in this run" if local else "Such an observer sees what there is to see"
     return (
         f"Let a coin decide {coin}. {who}, knows all other records, and guesses how the coin fell: the guess is right "
@@ -235,7 +216,7 @@ _PERSON_AT_SEVERAL = (
     "A person of whom several agents hold records: they pay at each, and their ε add up. What others' records tell of "
     "a person."
 )
-NO_EPSILON = "No accountant bounds the noise of these settings: ε is not stated."
+NO_EPSILON = "The noise of this simulation is too small for any ε."
 SEEDED_NOISE = (
     "THE NOISE OF THIS RUN WAS SEEDED. It is a simulation: whoever knows or guesses run.seed can subtract the noise, "
     "so neither its uploads nor its model are private. What is said of ε would hold for the same run with secure noise."
@@ -246,12 +227,11 @@ NO_PROMISE = (
 )
 
 
-def warnings(config: Config, plan: Plan | None) -> list[str]:
-    """What a reader of ε must know before believing it. `plan` is the run's; None where it has none, or it is lost."""
-    mechanism = algorithm_of(config).mechanism
-    if mechanism is None:
+def warnings(config: Config) -> list[str]:
+    """What a reader of ε must know before believing it."""
+    if algorithm_of(config).mechanism is None:
         return [f"{config.algorithm.name} promises no privacy"]
-    found = [*(() if plan is None else plan.notes), *mechanism.notes(flat(config))]
+    found = []
     if config.privacy.noise == "seeded":
         found.append(
             "seeded noise, not private: a simulation, whose noise whoever knows run.seed can subtract; what ε says is "

@@ -45,7 +45,7 @@ def measured(
         loss=loss,
         agents=agents,
         uplink_bytes=uplink_bytes,
-        epsilon=None if plan is None or guarantee is None else guarantee.epsilon_max(plan.neighbours),
+        epsilon=None if plan is None or guarantee is None else finite(guarantee.epsilon_max(plan.neighbours)),
         private=not_private_because(plan, job.config.privacy.noise) is None,
         clip_value=server.clip_value,
         scores=scores,
@@ -107,7 +107,7 @@ def summarise(
         "seconds": round(seconds, 3),
         "seed": config.run.seed,
         "warnings": [
-            *warnings(config, job.plan),
+            *warnings(config),
             *([] if total is None or total.note is None else [total.note]),
             *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
             *([TOGETHER] if job.plan is not None and together else []),

@@ -113,7 +113,7 @@ class Rehearsal:
     def _learned(self) -> list[str]:
         """What learns, whoever brings it: its code, which a name in the config does not tell, and its first values."""
         module, task, metrics = self._given
-        model = prepare(self._config, self._parts[0], module, task, metrics, paid=False).server.model
+        model = prepare(self._config, self._parts[0], module, task, metrics).server.model
         return [digest.of_module(model.module), digest.of_function(model.task), digest.of_tensors([model.flatten()])]
 
     def curves(self, settings: Settings) -> Curves:
@@ -134,7 +134,7 @@ class Rehearsal:
     def _run(self, config: Config, part: Dataset, seed: int) -> list[RoundMetrics]:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})})
         module, task, metrics = self._given
-        simulation, books = Simulation(prepare(config, part, module, task, metrics, paid=False)), _Unpaid()
+        simulation, books = Simulation(prepare(config, part, module, task, metrics)), _Unpaid()
         done = []
         try:
             with torch_threads(1):

@@ -5,6 +5,7 @@ Below it the plants: copies with one mistake each, which real code has made. The
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from fedspa.mechanisms.binomial.bound import Sensitivity, sensitivity
 from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.binomial.release import Integers
+from fedspa.privacy import accounting
 from fedspa.randomness.streams import Stream
 
 Release = Callable[[list[Tensor], BinomialPlan, bytes, Stream, Stream], Integers]
@@ -57,8 +59,8 @@ class Target:
 
 
 def _require_claim(plan: BinomialPlan) -> None:
-    if plan.flaw is not None:
-        raise ConfigError(f"there is no claim to audit: {plan.flaw}")
+    if math.isinf(accounting.epsilon({plan.event: plan.participations}, plan.delta, neighbours=plan.neighbours)):
+        raise ConfigError("there is no claim to audit: the noise is too small for any ε")
 
 
 def variant(plan: BinomialPlan) -> str:

@@ -64,10 +64,6 @@ class Target:
     respond: Respond[Update] = respond
     claimed_share: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not self.plan.is_private:
-            raise ConfigError("privacy.clip_rule is 'median', which is not private: there is no claim to audit")
-
     def plans(self) -> Iterator[GaussianPlan]:
         """The plan under each relation."""
         for relation in self.relations:
@@ -94,7 +90,7 @@ class Target:
 
         share = self.claimed_share if neighbours == "replace-one" else 1.0
         event = replace(plan.event, steps=steps, noise_multiplier=plan.noise_multiplier / share)
-        return epsilon({event: 1}, delta, neighbours=neighbours, accountant="pld")
+        return epsilon({event: 1}, delta, neighbours=neighbours)
 
 
 def synthetic(

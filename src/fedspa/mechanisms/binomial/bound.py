@@ -1,7 +1,7 @@
 """What cpSGD costs: a bound on the Binomial mechanism, amplified by sampling and composed. docs/cpsgd.md derives it.
 
-    one release   Chernoff's bound on the privacy loss. As published: Agarwal, Suresh, Yu, Kumar, McMahan, "cpSGD",
-                  NeurIPS 2018, Theorem 1, at p = 1/2, which can be below the truth
+    one release   Chernoff's bound on the privacy loss. (Theorem 1 of Agarwal, Suresh, Yu, Kumar, McMahan, NeurIPS 2018,
+                  can be below the truth.)
     rounding      the sensitivities after stochastic quantisation (their Section 4, here for one record of a batch)
     sampling      Balle, Barthe, Gaboardi 2018, Theorem 9: B of m without replacement, replace-one
     composition   `privacy.composition`, for mechanisms of which (ε, δ) is all that is known
@@ -59,40 +59,17 @@ def sensitivity(event: BinomialEvent, delta: float) -> Sensitivity:
     return Sensitivity(l1, min(r + math.sqrt(moved), math.sqrt(l1 * largest)), largest)
 
 
-def published_sensitivity(event: BinomialEvent, delta: float) -> Sensitivity:
-    """The same as cpSGD prints it for a vector of L2 norm D: here D = G/B, half of what one record can move."""
-    d, levels = event.coordinates, 2**event.bits
-    r = math.sqrt(d) * (levels - 1) / (event.batch * spread(event))
-    tail = math.log(2 / delta)
-    deviation = math.sqrt(2 * math.sqrt(d) * r * tail)
-    l1 = math.sqrt(d) * r + deviation + 4 / 3 * tail
-    return Sensitivity(l1, r + math.sqrt(l1 + deviation), levels + 1)
-
-
 def variance(event: BinomialEvent) -> float:
     """v = N/4 of the noise that the adversary cannot subtract: this agent's trials, or those of all aggregated."""
     return event.trials * event.aggregated / 4
 
 
-def release_epsilon(event: BinomialEvent, delta: float, *, published: bool = False) -> float:
+def release_epsilon(event: BinomialEvent, delta: float) -> float:
     """ε of one release without sampling, which is (ε, 2·`delta`)-DP under replace-one; infinite where none is known."""
-    if published:
-        return published_shift_epsilon(event, published_sensitivity(event, delta), delta) * _SLACK
     moved = sensitivity(event, delta)
     if _far_out(event, delta) + moved.largest > FAR * math.sqrt(variance(event)):  # draws have their law up to there
         return math.inf
     return shift_epsilon(event, moved, delta) * _SLACK + _LEAST
-
-
-def published_shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> float:
-    """Theorem 1 of cpSGD; infinite outside its condition."""
-    v, once, tenth = variance(event), math.log(1.25 / delta), math.log(10 / delta)
-    if v < max(23 * math.log(10 * event.coordinates / delta), 2 * moved.largest):
-        return math.inf
-    gaussian = moved.l2 * math.sqrt(2 * once / v)
-    skew = (moved.l2 * 1.75 * math.sqrt(2 * tenth) + moved.l1 / 3) / (v * (1 - delta / 10))
-    extreme = moved.largest * 2 / 3 * (once + math.log(20 * event.coordinates / delta) * tenth) / v
-    return gaussian + skew + extreme
 
 
 def shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> float:
@@ -143,16 +120,12 @@ def amplified(epsilon: float, rate: float) -> float:
     return cost * (1 + 2**-50)  # four units in the last place: above what the functions may round away
 
 
-def sampled_epsilon(event: BinomialEvent, delta: float, *, published: bool = False) -> float:
+def sampled_epsilon(event: BinomialEvent, delta: float) -> float:
     """ε of one release of a sampled batch, which is (ε, `delta`)-DP under replace-one; infinite where none is known."""
     own = min(delta / (2 * event.rate), _LARGEST_STEP_DELTA)
-    return amplified(release_epsilon(event, own, published=published), event.rate)
+    return amplified(release_epsilon(event, own), event.rate)
 
 
-def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float, *, published: bool = False) -> float:
+def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float) -> float:
     """ε at `delta`, replace-one, of taking part in each event its number of times; infinite where none is known."""
-    return composition.epsilon(events, delta, _published if published else sampled_epsilon)
-
-
-def _published(event: BinomialEvent, delta: float) -> float:
-    return sampled_epsilon(event, delta, published=True)
+    return composition.epsilon(events, delta, sampled_epsilon)

@@ -11,7 +11,7 @@ from typing import Self
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy.event import (
-    Accountant,
+    PLD,
     Event,
     Neighbours,
     NoiseMode,
@@ -91,11 +91,10 @@ class BinomialEvent(Event):
     def floor(self) -> Self:
         return replace(self, aggregated=1, members=0, colluders=0)
 
-    def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        """`pld`, or with rotation `binomial`, whatever was asked for."""
+    def accountant(self, neighbours: Neighbours) -> str:
         if neighbours != "replace-one":
             raise PrivacyError(f"cpsgd has no guarantee under {neighbours}; allowed: replace-one")
-        return "binomial" if self.rotation else "pld"
+        return "binomial" if self.rotation else PLD
 
     @property
     def step(self) -> Step | None:

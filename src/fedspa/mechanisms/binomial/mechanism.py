@@ -1,4 +1,4 @@
-"""The room of cpSGD's Binomial noise, as the rest of the house knows it."""
+"""Registration of cpSGD's Binomial mechanism."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism
 from fedspa.mechanisms.binomial.event import KIND, MOST_TRIALS, BinomialEvent
-from fedspa.mechanisms.binomial.plan import NOT_AGGREGATED, BinomialPlan, trials_for_compression, with_least_trials
-from fedspa.privacy.event import Event
+from fedspa.mechanisms.binomial.plan import BinomialPlan, trials_for_compression, with_least_trials
+from fedspa.privacy.event import PLD, Event
 
 # What a server announces of a plan, beside what every round has.
 _RECORD: dict[str, type] = {
@@ -39,7 +39,6 @@ def check(config: Mapping[str, Any]) -> None:
         ("privacy.neighbours", "replace-one", "batches are of a fixed size"),
         ("privacy.clip_rule", "given", "the levels lie within the clip value"),
         ("privacy.noise_multiplier", None, "its noise is Binomial: give privacy.trials"),
-        ("privacy.accountant", "pld", "it has an accounting of its own"),
     )
     for key, allowed, why in only:
         value = config[key]
@@ -125,7 +124,6 @@ BINOMIAL = Mechanism(
     name="binomial",
     events={KIND: BinomialEvent},
     check=check,
-    accountant=lambda config: "binomial" if config["algorithm.rotation"] else "pld",
     calibrated=calibrated,
     of_event=of_event,
     record=_RECORD,
@@ -135,10 +133,6 @@ BINOMIAL = Mechanism(
         "privacy.trials",
     ),
     limits={"bits": (1, 16), "trials": (1, MOST_TRIALS), "members": (0, MOST_TRIALS), "colluders": (0, MOST_TRIALS)},
-    caveats=(NOT_AGGREGATED,),
+    accountant=lambda config: "binomial" if config["algorithm.rotation"] else PLD,
     upload=upload,
-    published_by="cpSGD's, printed",
-    published_note="cpSGD: the printed ε assume secure aggregation. The clip value of all its rows was read off the "
-    "data, and ε would hold if it were given. A dash stands where no accountant knows one. The published ε has the "
-    "sensitivities as printed.",
 )

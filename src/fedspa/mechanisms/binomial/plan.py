@@ -13,22 +13,12 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Adversary, Aggregation, Caveat, Clipping, ClipRule, check_clip
-from fedspa.mechanisms.binomial.bound import composed_epsilon, spread
+from fedspa.mechanisms.base import Adversary, Aggregation, Clipping, ClipRule, check_clip
+from fedspa.mechanisms.binomial.bound import spread
 from fedspa.mechanisms.binomial.event import MOST_TRIALS, BinomialEvent
 from fedspa.mechanisms.binomial.grid import reach
 from fedspa.privacy import accounting
 from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, check_word, told
-
-# Of the first editions, which stated ε for an aggregation that nobody ran.
-NOT_AGGREGATED = Caveat(
-    short="no secure aggregation",
-    why="the server of this run saw each agent's update, and against it there is no guarantee. Secure aggregation "
-    "would have hidden them and was not run; what follows holds only under it.",
-    condition="under secure aggregation, which was not run",
-    met=lambda summary: summary["adversary"] not in (None, "local") and not summary.get("members"),
-    observer="someone who sees nothing but the sum over all agents",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +26,8 @@ class BinomialPlan:
     """The terms of every agent. `clip_value` is X = G/√d (`coordinate`) or G (`l2`, with rotation), of an example.
 
     `agents` is n, who take part in every round. Under `secure-aggregation` the server sees no more than sums over
-    `members` of them at least, and the noise of all but `colluders` counts. Without members that is only a price, of an
-    aggregation that nobody runs. `records` is a public number m, the fewest that an agent holds.
+    `members` of them at least, and the noise of all but `colluders` counts. `records` is a public number m, the fewest
+    that an agent holds.
     """
 
     audited: ClassVar[str] = "cpsgd"
@@ -70,6 +60,8 @@ class BinomialPlan:
             )
         if self.adversary == "local" and (self.members or self.colluders):
             raise PrivacyError("members and colluders belong to adversary 'secure-aggregation'; it is 'local'")
+        if self.adversary != "local" and not self.members:
+            raise PrivacyError("adversary 'secure-aggregation' needs members, the fewest agents that are ever added up")
         if self.members > self.agents:
             raise PrivacyError(f"members is {told(self.members)}; it must not exceed the agents, {self.agents}")
         _ = self.event  # checks batch, records, dimension, bits, trials, members and colluders
@@ -148,9 +140,7 @@ class BinomialPlan:
     @property
     def event(self) -> BinomialEvent:
         """What one participation does."""
-        aggregated = 1 if self.adversary == "local" else self.agents
-        if self.members:
-            aggregated = self.members - self.colluders
+        aggregated = self.members - self.colluders if self.members else 1
         return BinomialEvent(
             self.batch,
             self.records,
@@ -168,61 +158,6 @@ class BinomialPlan:
     @property
     def floor_event(self) -> BinomialEvent | None:
         return self.event.floor() if self.members else None
-
-    @property
-    def has_guarantee(self) -> bool:
-        """Whether any ε is known: not where noise can run out."""
-        return _cost(self) < math.inf
-
-    @property
-    def stated_event(self) -> BinomialEvent | None:
-        return self.event if self.has_guarantee else None
-
-    @property
-    def flaw(self) -> str | None:
-        if not self.has_guarantee:
-            enough = least_trials(self)
-            way_out = (
-                f"it takes {enough:,} trials here"
-                if enough is not None
-                else f"no number of trials up to {MOST_TRIALS:,} has one here: take fewer bits, a larger batch or "
-                "delta, or fewer rounds"
-            )
-            noise = f"Binomial({self.trials}, 1/2) noise"
-            return f"no guarantee: {noise} has no ε at δ = {self.delta:g}; {way_out}"
-        if self.breach is not None:
-            return (
-                f"not private against the server: ε counts the noise of all {self.agents} agents and holds only if "
-                "secure aggregation, which was not run, hides each agent's update"
-            )
-        return None
-
-    @property
-    def breach(self) -> str | None:
-        if self.adversary == "local" or self.members:
-            return None
-        return "secure aggregation, on which the plan's ε counts, is not run"
-
-    @property
-    def flaw_in_short(self) -> str | None:
-        if not self.has_guarantee:
-            return "too little noise for any ε"
-        return None if self.breach is None else NOT_AGGREGATED.short
-
-    @property
-    def notes(self) -> list[str]:
-        found = [] if self.flaw is None else [self.flaw]
-        if self.has_guarantee and self.published_epsilon(self.participations) is None:
-            found.append(
-                "outside the condition of cpSGD's own theorem; epsilon is by what docs/cpsgd.md proves (accountant "
-                f"{self.event.priced_by('pld', self.neighbours)})"
-            )
-        return found
-
-    def published_epsilon(self, participations: int) -> float | None:
-        """By cpSGD's own theorem, with the sensitivities as printed; None where its condition does not hold."""
-        cost = composed_epsilon({self.event: participations}, self.delta, published=True)
-        return cost if math.isfinite(cost) else None
 
     def with_clip_value(self, clip_value: float) -> BinomialPlan:
         return replace(self, clip_value=clip_value)
@@ -278,11 +213,6 @@ def with_least_trials(plan: BinomialPlan, epsilon: float) -> BinomialPlan:
             "batch, a larger epsilon or delta, or fewer rounds"
         )
     return replace(plan, trials=trials)
-
-
-def least_trials(plan: BinomialPlan) -> int | None:
-    """The fewest trials at which there is an ε at all; None where none are enough."""
-    return _fewest(plan, math.inf)
 
 
 def _cost(plan: BinomialPlan) -> float:

@@ -42,7 +42,7 @@ class RoundedStep(Step):
     trials: int
 
     def pairs(self, neighbours: Neighbours) -> tuple[RoundedStep, ...]:
-        """It is its own dominating pair, under replace-one; `BinomialEvent.priced_by` refuses the other."""
+        """It is its own dominating pair, under replace-one; `BinomialEvent.accountant` refuses the other."""
         return (self,)
 
     def sketch(self, reach: float) -> tuple[Array, Array]:

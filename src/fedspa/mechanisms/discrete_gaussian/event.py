@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, check_cohort, told
+from fedspa.privacy.event import PLD, Event, Neighbours, NoiseMode, Sampling, Step, Unit, check_cohort, told
 
 KIND = "discrete-gaussian"
 # Of one share, in units; and the steps of the grid that a unit has.
@@ -67,8 +67,8 @@ class DiscreteGaussianEvent(Event):
     def floor(self) -> Self:
         return replace(self, members=0, colluders=0)
 
-    def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        return accountant
+    def accountant(self, neighbours: Neighbours) -> str:
+        return PLD
 
     @property
     def step(self) -> Step:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism, check_one_given, relation
 from fedspa.mechanisms.discrete_gaussian.event import FINE, KIND, MOST_BOUND, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.privacy import accounting
-from fedspa.privacy.event import Accountant, Event
+from fedspa.privacy.event import Event
 
 # What a server announces of a plan, beside what every round has.
 _RECORD: dict[str, type] = {
@@ -36,7 +36,6 @@ def check(config: Mapping[str, Any]) -> None:
         ("privacy.sampling", ("poisson",), "every record takes part"),
         ("privacy.clip", ("l2",), "noise is a share of the bound on a gradient's norm"),
         ("privacy.clip_rule", ("given",), "all members' numbers must have one scale"),
-        ("privacy.accountant", ("pld", "rdp"), "the paper's theorem is of an agent's own noise"),
     )
     for key, allowed, why in only:
         if config[key] not in allowed:
@@ -81,8 +80,7 @@ def _with_most(event: DiscreteGaussianEvent, asked: Asked) -> DiscreteGaussianEv
     def fits(bound: int) -> bool:
         events: dict[Event, int] = {replace(event, bound=bound): asked.participations}
         neighbours = relation(asked.neighbours, asked.sampling)
-        by = cast(Accountant, asked.accountant)
-        return accounting.epsilon(events, asked.delta, neighbours=neighbours, accountant=by) <= target
+        return accounting.epsilon(events, asked.delta, neighbours=neighbours) <= target
 
     if not fits(1):
         raise PrivacyError(
@@ -127,7 +125,6 @@ DISCRETE_GAUSSIAN = Mechanism(
     name="discrete-gaussian",
     events={KIND: DiscreteGaussianEvent},
     check=check,
-    accountant=lambda config: "rdp" if config["privacy.accountant"] == "rdp" else "pld",
     calibrated=calibrated,
     of_event=of_event,
     record=_RECORD,

@@ -131,30 +131,6 @@ class DiscreteGaussianPlan:
     def floor_event(self) -> DiscreteGaussianEvent:
         return self.event.floor()
 
-    @property
-    def stated_event(self) -> DiscreteGaussianEvent:
-        return self.event
-
-    @property
-    def breach(self) -> str | None:
-        return None
-
-    @property
-    def flaw(self) -> str | None:
-        return None
-
-    @property
-    def flaw_in_short(self) -> str | None:
-        return None
-
-    @property
-    def notes(self) -> list[str]:
-        return []
-
-    def published_epsilon(self, participations: int) -> float | None:
-        """The paper's theorem is of an agent's own noise."""
-        return None
-
     def with_clip_value(self, clip_value: float) -> DiscreteGaussianPlan:
         return replace(self, clip_value=clip_value)
 

@@ -50,9 +50,6 @@ class SharedNoise(Step):
     def beyond(self, neighbours: Neighbours) -> float:
         return self.active * _ETA
 
-    def rdp(self, order: float, neighbours: Neighbours) -> float:
-        return order * self.gaussian_shift(neighbours) ** 2 / 2
-
 
 @lru_cache(maxsize=64)
 def stretch(honest: int) -> float:

@@ -14,7 +14,7 @@ from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.accounting import gaussian_epsilon
-from fedspa.privacy.event import MOST, Accountant, Neighbours, Sampling, told
+from fedspa.privacy.event import MOST, Neighbours, Sampling, told
 
 _DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e8
@@ -30,7 +30,6 @@ def noise_multiplier(
     steps: int,
     participations: int,
     neighbours: Neighbours,
-    accountant: Accountant = "pld",
 ) -> float:
     """The least noise multiplier, to four digits, at which `participations` cost at most `epsilon` at `delta`."""
     _check_budget(epsilon, delta)
@@ -40,7 +39,7 @@ def noise_multiplier(
 
     def cost(index: int) -> float:
         event = GaussianEvent(sampling, batch, records, steps, _noise(index))
-        return accounting.epsilon({event: participations}, delta, neighbours=neighbours, accountant=accountant)
+        return accounting.epsilon({event: participations}, delta, neighbours=neighbours)
 
     # A sampled Gaussian of many steps is nearly one Gaussian of shift q·√n·sensitivity/σ.
     width = 1 if neighbours == "add-remove" else 2

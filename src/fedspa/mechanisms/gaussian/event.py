@@ -5,52 +5,37 @@ on one example's clipped gradient (√k·c for `coordinate` clipping, C for `l2`
 Replace-one moves a sum by up to 2C: the Gaussian and fixed-size pairs are handed σ/(2C) there, whereas the Poisson
 replace pair holds both examples and takes σ/C.
 
-    | sampling | neighbours  | accountants |
-    | poisson  | add-remove  | pld, rdp    |
-    | poisson  | replace-one | pld         |
-    | fixed    | replace-one | pld, rdp    |
+Fixed-size samples have an accountant under replace-one only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.tail import truncation_delta
-from fedspa.privacy.event import Accountant, Event, Neighbours, NoiseMode, Sampling, Step, Unit, check_word
+from fedspa.privacy.event import PLD, Event, Neighbours, NoiseMode, Sampling, Step, Unit, check_word
 
 if TYPE_CHECKING:
     from fedspa.privacy.pld import DominatingPair
 
-SOUND: Mapping[tuple[Sampling, Neighbours], tuple[Accountant, ...]] = {
-    ("poisson", "add-remove"): ("pld", "rdp"),
-    ("poisson", "replace-one"): ("pld",),
-    ("fixed", "replace-one"): ("pld", "rdp"),
-}
-# A kind of its own, not one more field: ledgers of before stay as they are, and a fedspa of before refuses this one.
-KIND, CLIP_FROM_DATA = "gaussian", "gaussian-clip-from-data"
+KIND = "gaussian"
 # Steps are priced by their own noise between these; outside by a step that costs more.
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianEvent(Event):
-    """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records.
-
-    `clip_from_data`: the clip value was read off the records and not paid for (the paper's median). No ε bounds that.
-    """
+    """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records."""
 
     sampling: Sampling
     batch: int
     records: int
     steps: int
     noise_multiplier: float
-    clip_from_data: bool = False
     noise: NoiseMode | None = None
     unit: Unit = "record"
 
@@ -66,19 +51,12 @@ class GaussianEvent(Event):
             raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")
 
     def to_json(self) -> str:
-        return self._canonical(CLIP_FROM_DATA if self.clip_from_data else KIND, "clip_from_data")
+        return self._canonical(KIND)
 
-    def priced_by(self, accountant: Accountant, neighbours: Neighbours) -> str:
-        if accountant in SOUND.get((self.sampling, neighbours), ()):
-            return accountant
-        allowed = "; ".join(f"{kind} under {relation} by {' or '.join(by)}" for (kind, relation), by in SOUND.items())
-        raise PrivacyError(
-            f"{self.sampling} sampling under {neighbours} has no sound accountant {accountant!r}; allowed: {allowed}"
-        )
-
-    @property
-    def is_bounded(self) -> bool:
-        return not self.clip_from_data
+    def accountant(self, neighbours: Neighbours) -> str:
+        if (self.sampling, neighbours) == ("fixed", "add-remove"):
+            raise PrivacyError("fixed sampling has no accountant under add-remove; allowed: replace-one")
+        return PLD
 
     @property
     def step(self) -> SampledGaussian:
@@ -90,8 +68,7 @@ class GaussianEvent(Event):
 
     def __str__(self) -> str:
         drawn = f"{self.sampling} {self.batch}/{self.records}{self._shown_unit}"
-        flaw = ", NOT PRIVATE: clip value read off the data" if self.clip_from_data else ""
-        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{self._shown_mode}{flaw}"
+        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{self._shown_mode}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,42 +101,7 @@ class SampledGaussian(Step):
         halfway = self.sampling == "poisson" and self.rate <= Fraction(1, 2)
         return float(self.rate) * truncation_delta((1 if halfway else _width(neighbours)) / self.noise)
 
-    def rdp(self, order: float, neighbours: Neighbours) -> float:
-        return rdp(self.sampling, self.rate, self.noise / _width(neighbours), order)
-
 
 def _width(neighbours: Neighbours) -> int:
     """How many bounds on an example one record moves a sum by."""
     return 1 if neighbours == "add-remove" else 2
-
-
-@lru_cache(maxsize=4096)
-def rdp(sampling: Sampling, rate: Fraction, noise: float, order: float) -> float:
-    """Rényi divergence of one step, whose noise is σ over the sensitivity under the accountant's own relation.
-
-    dp_accounting's (Mironov, Talwar, Zhang 2019 for poisson; Wang, Balle, Kasiviswanathan 2019 for fixed, at integer
-    orders).
-    """
-    import dp_accounting
-    from absl import logging
-    from dp_accounting.rdp import RdpAccountant
-
-    gaussian = dp_accounting.GaussianDpEvent(noise)
-    relation = dp_accounting.NeighboringRelation
-    if rate == 1:
-        accountant, event = RdpAccountant([order]), gaussian
-    elif sampling == "poisson":
-        accountant = RdpAccountant([order], relation.ADD_OR_REMOVE_ONE)
-        event = dp_accounting.PoissonSampledDpEvent(float(rate), gaussian)
-    else:
-        accountant = RdpAccountant([order], relation.REPLACE_ONE)
-        sample, records = rate.as_integer_ratio()
-        event = dp_accounting.SampledWithoutReplacementDpEvent(records, sample, gaussian)
-    # At small noise it drops low orders, with a warning each: harmless, as other orders bound ε too.
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        accountant.compose(event)
-    finally:
-        logging.set_verbosity(verbosity)
-    return float(accountant.rdp[0])

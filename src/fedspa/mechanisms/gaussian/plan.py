@@ -15,15 +15,13 @@ The paper's 2pG²/B² for replace-one (squared, of the mean) should be 4pG²/B²
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Aggregation, Caveat, Clipping, ClipRule, check_clip
+from fedspa.mechanisms.base import Aggregation, Clipping, ClipRule, check_clip
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.grid import make_grid
-from fedspa.mechanisms.gaussian.published import published_epsilon
 from fedspa.privacy.event import MOST, Event, Neighbours, Sampling, Unit, check_word, told
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
@@ -37,23 +35,6 @@ CLIP_QUANTILE = 0.5
 CLIP_RATE = 0.02
 # However long and noisy a participation: a clip that moves by more than e¹⁰ in it is no honest one.
 LARGEST_LOG_GROWTH = 10.0
-
-
-def _clip_was_read(summary: Mapping[str, Any]) -> bool:
-    if "not_private_because" in summary:
-        return CLIP_READ.short in (summary["not_private_because"] or "")
-    # The first edition said no more than that it was not private.
-    local = summary.get("adversary", "local") == "local"
-    return local and summary.get("private") is False and summary.get("epsilon") is not None
-
-
-CLIP_READ = Caveat(
-    short="a clip value read off the data",
-    why='the clip value was read off the records (privacy.clip_rule = "median") and nothing was paid for it, so what '
-    "left the agents may tell more of a record than the noise hides, and no ε bounds how much.",
-    condition="had the clip value been given",
-    met=_clip_was_read,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,42 +134,8 @@ class GaussianPlan:
             self.records,
             self.local_steps,
             self.noise_multiplier,
-            clip_from_data=not self.is_private,
             unit=self.unit,
         )
-
-    @property
-    def stated_event(self) -> GaussianEvent:
-        """With a clip value that was read off the data there is no ε. What is stated, and flagged, is the ε that would
-        hold if the value were given."""
-        return replace(self.event, clip_from_data=False)
-
-    @property
-    def is_private(self) -> bool:
-        """False where the clip value was read off the data without paying for it (the paper's median)."""
-        return self.clip_rule != "median"
-
-    @property
-    def flaw(self) -> str | None:
-        if self.is_private:
-            return None
-        return f"not private: clip rule {self.clip_rule!r} reads the clip value off the data without paying for it"
-
-    @property
-    def breach(self) -> str | None:
-        return self.flaw
-
-    @property
-    def flaw_in_short(self) -> str | None:
-        return None if self.is_private else CLIP_READ.short
-
-    @property
-    def notes(self) -> list[str]:
-        return [] if self.flaw is None else [self.flaw]
-
-    def published_epsilon(self, participations: int) -> float:
-        """By the paper's Theorem 1, its range ignored as the paper does."""
-        return published_epsilon(self.event, participations, self.delta).epsilon
 
     def with_clip_value(self, clip_value: float) -> GaussianPlan:
         return replace(self, clip_value=clip_value)

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from fedspa.learning.initial import oriented
 from torch import nn
 
 from fedspa.errors import ConfigError
 from fedspa.learning import models
-from fedspa.learning.initial import oriented
 from fedspa.learning.threads import torch_threads
 
 

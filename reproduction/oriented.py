@@ -12,7 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.errors import ConfigError
+from fedspa.learning.models import build
 from fedspa.learning.threads import torch_threads
+
+
+def mnist_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build the paper's CNN for MNIST with oriented first values, drawn from run.seed; for `model.name` of a config."""
+    return _built("mnist-cnn", input_shape, classes)
+
+
+def cifar10_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build the paper's CNN for CIFAR-10 likewise."""
+    return _built("cifar10-cnn", input_shape, classes)
+
+
+def _built(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    seed = torch.default_generator.initial_seed()
+    model = build(name, input_shape, classes, seed)
+    oriented(model, seed)
+    return model
 
 
 def oriented(model: nn.Module, seed: int) -> None:
@@ -25,7 +43,7 @@ def oriented(model: nn.Module, seed: int) -> None:
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     if not convolutions or not linear or any(layer.groups != 1 for layer in convolutions):
-        raise ConfigError("model.init = 'oriented' is for models of plain convolutions and linear layers")
+        raise ConfigError("oriented first values are for models of plain convolutions and linear layers")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad(), torch_threads(1):  # how a QR decomposition rounds depends on the number of threads
         for name, values in model.named_parameters():
