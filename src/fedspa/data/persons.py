@@ -25,7 +25,9 @@ def id_array(ids: Any) -> NDArray[Any]:
     forgets a mask."""
     ids = ids.detach().cpu() if isinstance(ids, torch.Tensor) else ids
     if isinstance(ids, np.ma.MaskedArray):
-        return np.asarray(ids.astype(object).filled(None))
+        cells = np.asarray(ids).astype(object)
+        cells[np.ma.getmaskarray(ids)] = None
+        return cells
     return np.asarray(ids) if hasattr(ids, "dtype") else np.array(list(ids), dtype=object)
 
 
