@@ -153,6 +153,13 @@ def batches_of_another_loader(training: Training) -> None:
             training.train(batch)
 
 
+def epochs_that_begin_with_the_same_seed(training: Training) -> None:
+    for _ in range(4):
+        torch.manual_seed(0)
+        for number, batch in enumerate(islice(training.loop.loader, DRAWS // 4)):
+            training.train((number, batch))
+
+
 def noise_added_twice_to_one_sum(training: Training) -> None:
     for _ in range(DRAWS):
         number, batch = training.draw()
@@ -193,6 +200,7 @@ ATTACKS = {
     batches_that_were_kept: "25 batches were drawn",
     batches_that_were_kept_and_fresh_draws: "and the loader drew",
     batches_of_another_loader: NONE,
+    epochs_that_begin_with_the_same_seed: "the loader drew the same batch twice",
     noise_added_twice_to_one_sum: NONE,
     batches_that_are_left_out: TWO,
     examples_that_are_repeated: "and the loader drew",

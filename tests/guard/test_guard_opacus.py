@@ -198,6 +198,17 @@ def test_a_sum_is_cleared_before_the_next_batch(guarded: Callable[..., Guard], l
         found.optimizer.step()
 
 
+def test_small_batches_may_repeat_by_chance(
+    path: Path, guarded: Callable[..., Guard], loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three records of 200 at rate 0.1 are drawn again once in 10¹² times, which is no proof."""
+    found = loop()
+    monkeypatch.setattr(type(found.loader.batch_sampler), "__iter__", lambda _: iter([[1, 2, 3]] * EPOCH))
+    guarded(50.0).optimizer(found.optimizer, found.loader, epochs=1)
+    found.step(EPOCH)
+    assert spent(path) == {(EPOCH, 2.0): 1}
+
+
 def test_the_parts_of_a_batch_are_one_step(path: Path, guarded: Callable[..., Guard]) -> None:
     """BatchMemoryManager's parts add up to the sum that the whole batch has."""
     pytest.importorskip("opacus")

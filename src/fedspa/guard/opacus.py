@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _MARK = "_fedspa_guard"
 # Opacus draws a record where a float32 of 24 random bits falls below the rate.
 _DRAWS = 2**24
+_NEVER = -60  # log2 of a probability
 _REFUSED = {
     "AdaClipDPOptimizer": "its clip follows a count that is divided by the true size of the batch, which nothing hides",
     "DPOptimizerFastGradientClipping": "it takes gradients as they come, and cannot show that they were clipped",
@@ -85,6 +86,7 @@ class _Draws:
         self.unused: deque[int] = deque()
         self.rate = sampler.sample_rate
         self._sampler = sampler
+        self._drawn: set[int] = set()
         self._starting = threading.local()  # the queue of the iterator that this thread is making
 
     def count(self, data_loader: Any) -> None:
@@ -114,9 +116,21 @@ class _Draws:
                 "was wrapped; make the loader anew"
             )
 
+    def _check_fresh(self, drawn: list[int]) -> None:
+        """Raise for a batch that was drawn before, unless it is so small or so likely that chance may repeat it."""
+        kept, left = len(drawn), self._sampler.num_samples - len(drawn)
+        if self.rate < 1 and kept * math.log2(self.rate) + left * math.log2(1 - self.rate) < _NEVER:
+            if (name := hash(tuple(drawn))) in self._drawn:
+                raise PrivacyError(
+                    "the loader drew the same batch twice: its generator was set to the same seed again, and noise may "
+                    "repeat with it; set the seed once, before training"
+                )
+            self._drawn.add(name)
+
     def _draw(self, draws: Iterator[list[int]], sizes: deque[int]) -> Iterator[list[int]]:
         for drawn in draws:
             self.check_rate()
+            self._check_fresh(drawn)
             sizes.append(len(drawn))
             yield drawn
 
