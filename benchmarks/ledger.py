@@ -140,7 +140,7 @@ def fill(ledger: Ledger, entries: int) -> None:
     names = sorted(scattered(number) for number in range(entries))
     batch = 10_000
     for first in range(0, entries, batch):
-        with ledger._write():
+        with ledger.transaction():
             for name in names[first : first + batch]:
                 ledger._reserve({"agent": EVENT}, "run", name, None)
 

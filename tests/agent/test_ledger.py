@@ -263,7 +263,7 @@ def test_work_does_not_grow_with_the_entries(path: Path, quick_epsilon: None) ->
         ledger.reserve("a", EVENT, "old", "first")
         before = work("0")
         ledger.reserve_many({f"agent-{number}": EVENT for number in range(2000)}, "old", "many")
-        with ledger._write():
+        with ledger.transaction():
             for number in range(5000):
                 ledger._reserve({"a": EVENT}, "old", str(number), None)
         assert work("1") <= 1.1 * before

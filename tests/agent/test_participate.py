@@ -3,7 +3,9 @@ agent trains for an entry once."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,8 +66,8 @@ def site(tmp_path: Path) -> Site:
 
 def test_a_list_pays_in_one_write_and_trains_as_one_piece(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[str] = []
-    write = Ledger._write
-    monkeypatch.setattr(Ledger, "_write", lambda self: writes.append("write") or write(self))
+    write = Ledger.transaction
+    monkeypatch.setattr(Ledger, "transaction", lambda self: writes.append("write") or write(self))
     agents = {name: site.agent(number) for number, name in enumerate(("a", "b", "c"))}
     with Ledger.open(site.path) as ledger:
         payloads = participate(site.invitation(), agents, partial(played, engine=site.job.engine), ledger, POLICY.cap)
@@ -119,3 +121,25 @@ def test_seeded_noise_and_no_plan_are_refused_before_a_record_is_looked_at(site:
     with pytest.raises(PolicyRefusal):
         judge(Site(tmp_path / "other", **ALGORITHMS["fedavg"]).invitation(noise=None), POLICY, simulated=False)
     judge(site.invitation(noise="seeded"), None, simulated=True)
+
+
+@pytest.mark.parametrize("check", ["Ledger.require_known", "Ledger.find", "Ledger.participations", "Policy.admit"])
+def test_what_was_checked_still_holds_when_it_is_paid(check: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another tool, which takes no lock on the outbox, cannot spend between a check and the payment."""
+    kind, name = {"Ledger": Ledger, "Policy": Policy}[check.partition(".")[0]], check.partition(".")[2]
+    checked, locked = getattr(kind, name), []
+
+    def watched(*arguments: Any) -> Any:
+        found = checked(*arguments)
+        with closing(sqlite3.connect(site.path, timeout=0, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+                locked.append(False)
+            except sqlite3.OperationalError:
+                locked.append(True)
+        return found
+
+    monkeypatch.setattr(kind, name, watched)
+    site.once(site.invitation())
+    assert locked
+    assert all(locked)

@@ -77,7 +77,7 @@ def test_any_mapping_will_do_and_targets_may_be_rows() -> None:
         (examples(labels=[0, 1, 1, 0]), None, {"name": 3}, "the name of the data is 3"),
         (examples(labels=[0, 1, 1, 0]), None, {"owners": [0, 1]}, "owners must be one number from 0 on per training"),
         (examples(labels=[0, 1, 1, 0]), None, {"owners": [0.5] * 4}, "owners are object of shape"),
-        (examples(labels=[0, 1, 1, 0]), None, {"persons": ["a", None, "b", "c"]}, "none may be missing"),
+        (examples(labels=[0, 1, 1, 0]), None, {"persons": ["a", None, "b", "c"]}, "1 of 4 ids are missing, as None"),
         (examples(labels=[0, 1, 1, np.nan]), None, {}, "train labels hold NaN"),
     ],
 )
@@ -179,7 +179,7 @@ def test_agents_are_a_list(agents: Any) -> None:
         ([[1, 2, 3, 4]], "an array of ids per agent, and there are 2 agents"),
         ([[1, 2, 3, 4], [1, 2]], "of agent 1 are 2, and it has 4 records"),
         ([[1, 2, 3, 4], ["1", "2", "3", "4"]], "of agent 1 are <U1 and those of agent 0 int64: one kind"),
-        ([[1, 2, 3, 4], [1, 2, None, 3]], "of agent 1 .* none may be missing"),
+        ([[1, 2, 3, 4], [1, 2, None, 3]], "of agent 1: .* ids are missing"),
     ],
 )
 def test_persons_of_agents(persons: Any, words: str) -> None:

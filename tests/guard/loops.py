@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,12 +19,24 @@ RECORDS, BATCH, NOISE = 200, 20, 2.0
 
 @dataclass
 class Loop:
-    """An optimiser with its loader; `batch` draws one and has its gradients computed, `step` also takes the step."""
+    """An optimiser with its loader. `learn` computes the gradients of a batch, or of several by one backward pass;
+    `split` takes the last parameter away from the optimiser and returns an optimiser of its own for it."""
 
     optimizer: Any
     loader: Any
-    batch: Callable[[], None]
-    learn: Callable[[Tensor, Tensor], None] | None = None
+    learn: Callable[..., None]
+    split: Callable[[], Any]
+    _batches: Iterator[Any] = field(default_factory=lambda: iter(()))
+
+    def draw(self) -> Any:
+        """Return the next batch; a new epoch begins where one ends."""
+        while (batch := next(self._batches, None)) is None:
+            self._batches = iter(self.loader)
+        return batch
+
+    def batch(self) -> None:
+        """Draw a batch and have its gradients computed."""
+        self.learn(self.draw())
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -34,7 +46,14 @@ class Loop:
 
 
 def real(
-    *, poisson: bool = True, clipping: str = "flat", mode: str = "hooks", records: int = RECORDS, **more: Any
+    *,
+    poisson: bool = True,
+    clipping: str = "flat",
+    mode: str = "hooks",
+    records: int = RECORDS,
+    noise: float = NOISE,
+    loading: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Loop:
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
@@ -42,7 +61,8 @@ def real(
     torch.manual_seed(0)
     model: Any = nn.Linear(3, 2)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader: Any = DataLoader(TensorDataset(torch.randn(records, 3), torch.randint(2, (records,))), batch_size=BATCH)
+    dataset = TensorDataset(torch.randn(records, 3), torch.randint(2, (records,)))
+    loader: Any = DataLoader(dataset, batch_size=BATCH, **(loading or {}))
     norm = [1.0, 1.0] if clipping == "per_layer" else 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -50,31 +70,34 @@ def real(
             module=model,
             optimizer=optimizer,
             data_loader=loader,
-            noise_multiplier=NOISE,
+            noise_multiplier=noise,
             max_grad_norm=norm,
             poisson_sampling=poisson,
             clipping=clipping,
             grad_sample_mode=mode,
             **more,
         )
-    drawn = iter(())
 
-    def learn(x: Tensor, y: Tensor) -> None:
-        nn.functional.cross_entropy(model(x), y).backward()
+    def learn(*batches: tuple[Tensor, Tensor]) -> None:
+        torch.stack([nn.functional.cross_entropy(model(x), y) for x, y in batches]).sum().backward()
 
-    def batch() -> None:
-        nonlocal drawn
-        x, y = next(drawn, (None, None))
-        if x is None:
-            drawn = iter(loader)
-            x, y = next(drawn)
-        learn(x, y)
+    def split() -> Any:
+        plain = torch.optim.SGD([optimizer.param_groups[0]["params"].pop()], lr=0.1)
+        return type(optimizer)(
+            plain, noise_multiplier=noise, max_grad_norm=1.0, expected_batch_size=optimizer.expected_batch_size
+        )
 
-    return Loop(optimizer, loader, batch, learn)
+    return Loop(optimizer, loader, learn, split)
 
 
 def twin(
-    *, poisson: bool = True, clipping: str = "flat", mode: str = "hooks", records: int = RECORDS, **more: Any
+    *,
+    poisson: bool = True,
+    clipping: str = "flat",
+    mode: str = "hooks",
+    records: int = RECORDS,
+    noise: float = NOISE,
+    **more: Any,
 ) -> Loop:
     steps = -(-records // BATCH)
     sampler = (
@@ -85,22 +108,20 @@ def twin(
     norm: Any = [1.0, 1.0] if clipping == "per_layer" else 1.0
     kind = {"flat": DPOptimizer, "per_layer": DPPerLayerOptimizer, "adaptive": AdaClipDPOptimizer}[clipping]
     kind = DPOptimizerFastGradientClipping if mode == "ghost" else kind
-    optimizer = kind(parameters, NOISE, norm, int(records * (1 / steps)))
+    optimizer = kind(list(parameters), noise, norm, int(records * (1 / steps)))
     generator = torch.Generator().manual_seed(0)
-    drawn: Iterator[list[int]] = iter(())
 
-    def batch() -> None:
-        nonlocal drawn
-        found = next(drawn, None)
-        if found is None:
-            drawn = iter(sampler)
-            found = next(drawn)
+    def learn(*batches: list[int]) -> None:
+        """As Opacus's hooks do: several forward passes before a backward pass are added up by position."""
         for parameter in parameters:
-            fresh = torch.randn(len(found), *parameter.shape, generator=generator)
+            fresh = torch.randn(max(map(len, batches)), *parameter.shape, generator=generator)
             before = parameter.grad_sample
             parameter.grad_sample = fresh if before is None else [before, fresh]  # type: ignore[attr-defined]
 
-    return Loop(optimizer, loader, batch)
+    def split() -> Any:
+        return kind([optimizer.params.pop()], noise, norm, optimizer.expected_batch_size)
+
+    return Loop(optimizer, loader, learn, split)
 
 
 class UniformWithReplacementSampler:
@@ -124,6 +145,9 @@ class DPDataLoader:
         self.batch_sampler = batch_sampler
         self.collate_fn: Any = lambda batch: batch
         self.collate_fn.rand_on_empty = rand_on_empty
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batch_sampler)
 
 
 class DPOptimizer:
@@ -150,7 +174,7 @@ class DPOptimizer:
         return torch.cat(found) if isinstance(found, list) else found
 
     def _factors(self) -> list[Tensor]:
-        norms = [self._samples(p).reshape(len(self._samples(p)), -1).norm(dim=1) for p in self.params]
+        norms = [self._samples(p).flatten(1).norm(dim=1) for p in self.params]
         factor = (self.max_grad_norm / (torch.stack(norms, 1).norm(dim=1) + 1e-6)).clamp(max=1)
         return [factor for _ in self.params]
 

@@ -158,19 +158,18 @@ def participate_once(
     assert plan is not None  # `judge` lets nothing else through
     outbox = Outbox(path, name)
     with outbox.alone(), Ledger.open(path, create=False) as ledger:
-        require_newest(ledger, outbox, name)
-        last = outbox.last(run)
-        if last is not None and place < last.place:
-            raise Refusal("stale", f"{message} of run {run}; {message_name(*last.place)} was already answered")
-        entry = ledger.find(name, run, message)
-        if entry is not None:
-            if last is not None and last.place == place and entry.digest == _digest(last.payload):
-                return _again(last.payload, invitation)
-            raise Refusal("spent", f"{message} of run {run} was paid for, and there is no payload of it to send")
-        policy.admit(plan, ledger, name, run, message)
-        if not pay(invitation, [name], ledger, policy.cap):
-            # Only where the outbox could not be locked: another process trains for this entry.
-            raise Refusal("spent", f"{message} of run {run} is paid for by another process")
+        with ledger.transaction():  # other tools spend from this ledger too: check and payment are one step
+            require_newest(ledger, outbox, name)
+            last = outbox.last(run)
+            if last is not None and place < last.place:
+                raise Refusal("stale", f"{message} of run {run}; {message_name(*last.place)} was already answered")
+            entry = ledger.find(name, run, message)
+            if entry is not None:
+                if last is not None and last.place == place and entry.digest == _digest(last.payload):
+                    return _again(last.payload, invitation)
+                raise Refusal("spent", f"{message} of run {run} was paid for, and there is no payload of it to send")
+            policy.admit(plan, ledger, name, run, message)
+            pay(invitation, [name], ledger, policy.cap)
         try:
             made = payloads(invitation, {name: agent}, engine)
             outbox.put(run, Sent(t, made[name], invitation.attempt))
@@ -195,15 +194,14 @@ def require_newest(ledger: Ledger, outbox: Outbox, name: str) -> None:
             )
 
 
-def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap | None) -> bool:
-    """Durable before any of them trains. Whether nobody had paid for this round before."""
+def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap | None) -> None:
+    """Write the round into the ledger for each of them, durably before any of them trains."""
     plan = invitation.terms.plan
     assert plan is not None
     event = plan.event.with_noise(invitation.noise)
-    entries = ledger.reserve_many(
+    ledger.reserve_many(
         dict.fromkeys(names, event), invitation.run, invitation.message, cap=cap, announced=plan.participations
     )
-    return all(entry.fresh for entry in entries)
 
 
 def padded(session: Session, name: str, agent: Agent, answer: Answer) -> bytes:

@@ -14,6 +14,10 @@ import numpy as np
 
 # What stands for a missing value, in any case; a category of this name is a category where it is listed.
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})
+# What programs write for a missing id: their words without signs, so that #N/A and <NA> are among them; the code of
+# pandas.factorize; and what a NaN becomes when it is cast to a whole number.
+_NO_IDS = frozenset({"", "na", "nan", "null", "none", "nat", "inf"})
+_NO_NUMBERS = frozenset(map(str, (-1, -(2**31), -(2**63), 2**63)))
 _FLAGS = dict.fromkeys(("true", "yes", "y", "t", "1"), 1.0) | dict.fromkeys(("false", "no", "n", "f", "0"), 0.0)
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", flags=re.I | re.A)
 _NUMPYS = (np.bool_, np.integer, np.floating)  # not numpy's dates, which would become numbers
@@ -42,6 +46,15 @@ def word(cell: object) -> str | None:
     if isinstance(cell, int) and abs(cell) < 10**100:  # a flag among them: True
         return str(cell)
     raise Odd("is no text", "texts and whole numbers are words")
+
+
+def identifier(cell: object) -> str | None:
+    """The id of a person or an agent as text; None where there is none. Records that share what stands for a missing
+    id would pass for those of one person."""
+    text = word(cell)
+    if text is None or text in _NO_NUMBERS or "".join(filter(str.isalnum, text[:40])).lower() in _NO_IDS:
+        return None
+    return text
 
 
 def number(cell: object) -> float | None:
@@ -75,10 +88,10 @@ def flag(cell: object) -> float | None:
 
 
 def _nothing(cell: object) -> bool:
-    """None, NaN, and what pandas has for them."""
+    """None, NaN, and what pandas and numpy's masked arrays have for them."""
     return (
         cell is None
         or (isinstance(cell, float) and cell != cell)
         or (isinstance(cell, Decimal) and cell.is_nan())
-        or type(cell).__name__ in ("NAType", "NaTType")
+        or type(cell).__name__ in ("NAType", "NaTType", "MaskedConstant")
     )

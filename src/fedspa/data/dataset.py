@@ -110,9 +110,10 @@ def require_finite(tree: Tree, what: str) -> None:
 
 
 def _from_zero(numbers: object, examples: int) -> bool:
-    """Whether these are as many whole numbers, none of them negative."""
+    """Whether these are as many whole numbers, none of them negative or masked."""
     return (
         isinstance(numbers, np.ndarray)
+        and not np.ma.is_masked(numbers)
         and numbers.dtype == np.int64
         and numbers.shape == (examples,)
         and int(numbers.min()) >= 0

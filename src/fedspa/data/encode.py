@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.data.cells import MISSING, Odd, word
+from fedspa.data.cells import MISSING, Odd, identifier, word
 from fedspa.data.columns import Number, Schema
 from fedspa.errors import DataError, quoted
 
@@ -122,11 +122,13 @@ class Encoder:
         whose = dict(zip(self.wanted[len(self._readers) :], cells[len(self._readers) :]))
         test = False
         if self._split is not None:
-            known, part = self._known(line, self._split, whose[self._split])
+            known, part = self._known(line, self._split, whose[self._split], word)
             good &= known
             test = part == self._schema.test
         for column, numbers in ((self._owner, self._owners), (self._person, self._persons)):
-            known, name = (False, "") if column is None or test else self._known(line, column, whose[column])
+            known, name = (
+                (False, "") if column is None or test else self._known(line, column, whose[column], identifier)
+            )
             good &= known or column is None or test
             if known:
                 numbers.add(name)
@@ -143,12 +145,12 @@ class Encoder:
             numbers.skip()
         self._close(False, False)
 
-    def _known(self, line: int, column: str, cell: object) -> tuple[bool, str]:
+    def _known(self, line: int, column: str, cell: object, read: Callable[[object], str | None]) -> tuple[bool, str]:
         """Whether a cell names anything, and what."""
         try:
-            text = word(cell)
+            text = read(cell)
             if text is None or text.lower() in MISSING:
-                raise Odd(LACKING, "every record must have it")
+                raise Odd(LACKING, "every record must have it: fill it in, or take the row out")
         except Odd as odd:
             self._report(line, column, cell, odd)
             return False, ""

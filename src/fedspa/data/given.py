@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedspa.data import plugin
+from fedspa.data.cells import Odd, identifier
 from fedspa.data.columns import Schema, checked, load_schema
 from fedspa.data.dataset import Dataset, require_finite
 from fedspa.data.foreign import Entry, examples, require_alike
+from fedspa.data.persons import id_array
 from fedspa.data.table import from_frame, read_table
 from fedspa.errors import DataError, quoted
 from fedspa.examples import Tree, count, joined, mapped, taken
@@ -286,21 +288,41 @@ def _numbered(ids: Any, what: str) -> Numbers:
 def _ids(ids: Any, what: str) -> NDArray[Any]:
     """A record without an id is nobody's and could be anybody's: it is refused, since a person in two places would be
     protected in neither."""
-    ids = ids.detach().cpu() if isinstance(ids, torch.Tensor) else ids
     try:
-        # numpy makes the text "nan" of a missing one among texts: so each by itself, and only then as numpy would.
-        array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(list(ids), dtype=object)
+        array = id_array(ids)
         kinds = {type(one) for one in array.flat} if array.dtype.kind == "O" else set()
         if any(kinds <= {kind} for kind in (str, bytes, int)):
             array = np.asarray(array.tolist() or array)
+        missing = _without_id(array)
     except Exception as cause:  # a foreign object's own conversion may raise anything
         raise DataError(f"{what} are not an array of ids ({plugin.one_line(cause)})") from cause
-    if array.dtype.kind not in "iuUS" or array.ndim != 1 or (array.dtype.kind in "US" and not array.all()):
+    if len(missing):
+        rows = ", ".join(map(str, missing[:5])) + ", …" * (len(missing) > 5)
+        raise DataError(
+            f"{what}: {len(missing)} of {len(array)} ids are missing, as {quoted(array.tolist()[missing[0]], 60)}, of "
+            f"the records {rows}: together they would count as one; fill them in, or take those records out"
+        )
+    if array.dtype.kind not in "iuUS" or array.ndim != 1:
         raise DataError(
             f"{what} are {array.dtype} of shape {array.shape}: one id per training record is needed, a whole number "
             "or a text, and none may be missing"
         )
-    return array
+    return np.char.strip(array) if array.dtype.kind in "US" else array  # "17 " is 17, as in tables
+
+
+def _without_id(array: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the numbers of the records whose id is missing."""
+    if array.ndim != 1 or array.dtype.kind in "OV":
+        return np.array([i for i, one in enumerate(array.tolist()) if _is_missing(one)], dtype=np.int64)
+    values, places = np.unique(array, return_inverse=True)
+    return np.flatnonzero(np.array([_is_missing(one) for one in values.tolist()], dtype=np.bool_)[places])
+
+
+def _is_missing(one: object) -> bool:
+    try:
+        return identifier(one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one) is None
+    except Odd:  # something, though no id
+        return False
 
 
 def _classes_as_whole(*ys: Tree) -> list[Tree]:

@@ -8,6 +8,8 @@ person other records.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,6 +18,17 @@ from fedspa.errors import DataError
 from fedspa.examples import Examples, Tree, mapped, taken
 
 Numbers = NDArray[np.int64]
+
+
+def id_array(ids: Any) -> NDArray[Any]:
+    """Ids as an array, in which a missing one is still seen: numpy alone makes the text "nan" of one among texts, and
+    forgets a mask."""
+    ids = ids.detach().cpu() if isinstance(ids, torch.Tensor) else ids
+    if isinstance(ids, np.ma.MaskedArray):
+        cells = np.asarray(ids).astype(object)
+        cells[np.ma.getmaskarray(ids)] = None
+        return cells
+    return np.asarray(ids) if hasattr(ids, "dtype") else np.array(list(ids), dtype=object)
 
 
 def grouped(x: Tree, y: Tree, persons: Numbers, most: int, draws: NDArray[np.uint64]) -> Examples:

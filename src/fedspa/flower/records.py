@@ -24,15 +24,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data import plugin
-from fedspa.data.cells import MISSING, Odd, word
+from fedspa.data.cells import Odd, identifier
 from fedspa.data.columns import is_table, load_schema
+from fedspa.data.persons import id_array
 from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, taken
 from fedspa.learning.tasks import Task
 from fedspa.runs.sections import Data
-
-_NO_IDS = {"none", "<na>", "nat"}  # Python's and pandas' words for nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,9 +218,7 @@ def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | Non
     """Whose each record is, and which of them have an id."""
     if ids is None:
         return None, torch.ones(records, dtype=torch.bool)
-    ids = ids.detach().cpu() if isinstance(ids, Tensor) else ids
-    # numpy would make the text "nan" of a missing one among texts.
-    array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(ids, dtype=object)
+    array = id_array(ids)
     if array.shape != (records,):
         raise DataError(f"{what} has persons of shape {array.shape}; one id per record is needed, for {records}")
     known: dict[str, int] = {}  # not in an array of texts, in which all are as long as the longest
@@ -231,13 +228,11 @@ def _persons(ids: Any, records: int, what: str) -> tuple[NDArray[np.int64] | Non
 
 
 def _id(cell: Any) -> str | None:
-    """An id as tables read it, so that 17 and "17 " are one person; None where there is none. What other programs write
-    for a missing one is none: as the id of many it would be a second one of theirs."""
+    """An id as tables read it, so that 17 and "17 " are one person; None where there is none."""
     try:
-        text = word(cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell)
+        return identifier(cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell)
     except Odd:
         return None
-    return None if text is None or text.lower() in MISSING | _NO_IDS else text
 
 
 def _numbers(values: Any, what: str) -> NDArray[Any]:

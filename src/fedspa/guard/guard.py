@@ -255,24 +255,25 @@ class Guard:
         run = f"{tool}:{run or self.run}"
         # The first has the name itself, so that a name is taken whether it paid for one mechanism or for several.
         named = {message if i == 1 else f"{message}/{i}": own for i, own in enumerate(events, 1)}
-        taken = LedgerError(
-            f"agent {self.agent!r}, run {run!r}, message {message!r} was paid for before, and may have run: an "
-            "entry pays for one run of its body; use a new message name, which is a new spend"
-        )
         with self.opened() as ledger:
-            if ledger.find(self.agent, run, message) is not None:
-                raise taken
-            done = ledger.participations(self.agent, run)
-            for i, own in enumerate(events, 1):
-                self._check(own, done + i)
-            if len(events) == 1:
-                paid = [ledger.reserve(self.agent, events[0], run, message, cap=self.cap, announced=announced)]
-            else:
-                paid = ledger.reserve_each(self.agent, named, run, cap=self.cap)
-            if not all(entry.fresh for entry in paid):  # another process was quicker
-                raise taken
-            for name in named:
-                ledger.release(self.agent, run, name, UNSEEN)
+            if len(events) == 1:  # evaluates ε before the lock is taken
+                ledger.would_exceed(self.agent, events[0], self.cap, announced=announced)
+            with ledger.transaction():
+                ledger.require_known(self.agent)
+                if ledger.find(self.agent, run, message) is not None:
+                    raise LedgerError(
+                        f"agent {self.agent!r}, run {run!r}, message {message!r} was paid for before, and may have "
+                        "run: each entry covers one execution; use a new message name, which is a new spend"
+                    )
+                done = ledger.participations(self.agent, run)
+                for i, own in enumerate(events, 1):
+                    self._check(own, done + i)
+                if len(events) == 1:
+                    ledger.reserve(self.agent, events[0], run, message, cap=self.cap, announced=announced)
+                else:
+                    ledger.reserve_each(self.agent, named, run, cap=self.cap)
+                for name in named:
+                    ledger.release(self.agent, run, name, UNSEEN)
 
     def total(self) -> Total:
         """What all that was ever spent on these records costs.

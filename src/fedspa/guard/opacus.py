@@ -1,5 +1,8 @@
 """Opacus under the guard: an optimiser and its loader, as `PrivacyEngine.make_private` returns them.
 
+The ledger charges each step as one fresh Poisson batch. So the guard counts the batches that the loader hands out, and
+each step must use exactly one of them, with one gradient for each record that was drawn.
+
 Before a step's noise is added, the step is read off the optimiser as it is at that moment: how much noise it will add,
 beside the bound that its gradients were clipped to. A step that the newest entry covers uses one of the steps that the
 entry paid for; any other is paid for first, with a block of its own. So a scheduler that lowers the noise is seen, and
@@ -13,7 +16,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,15 +35,15 @@ if TYPE_CHECKING:
 _MARK = "_fedspa_guard"
 # Opacus draws a record where a float32 of 24 random bits falls below the rate.
 _DRAWS = 2**24
+_NEVER = -60  # log2 of a probability
 _REFUSED = {
     "AdaClipDPOptimizer": "its clip follows a count that is divided by the true size of the batch, which nothing hides",
     "DPOptimizerFastGradientClipping": "it takes gradients as they come, and cannot show that they were clipped",
 }
-_ONE_BATCH = (
-    "gradients would be added to those of an earlier batch, and nothing shows that both are parts of one Poisson "
-    "batch: a record in two batches counts twice; take a step and then zero_grad() for each whole batch, without "
-    "BatchMemoryManager or signal_skip_step; where memory is short, use smaller batches and more noise; after a step "
-    "that was skipped, make the optimiser anew"
+_NO_BATCH = (
+    "no batch was drawn from the guarded loader for this step: its batch was used for a step before, or comes from "
+    "another loader, and either costs more than the fresh Poisson batch that the ledger charges; take exactly one step "
+    "for each batch of the guarded loader"
 )
 _DISTRIBUTED = "each of its processes sees a part of the batch and one adds the noise, which this guard does not follow"
 
@@ -50,16 +55,98 @@ def watch(guard: Guard, optimizer: Any, data_loader: Any, *, epochs: int, block:
     sampler = _sampler(data_loader)
     if hasattr(optimizer, _MARK):
         raise PrivacyError("this optimiser is guarded already; wrap each optimiser once")
+    if hasattr(sampler, _MARK):
+        raise PrivacyError(
+            "this loader is guarded with another optimiser: both would release the same batches, and each would be "
+            "charged as a fresh sample; train all parameters by one optimiser (with parameter groups), or give each "
+            "optimiser a loader of its own by make_private"
+        )
     given.count("epochs", epochs)
     if block is not None:
         given.count("block", block)
     _check_pair(guard, optimizer, sampler)
     watcher = _Watcher(guard, optimizer, sampler, bound, epochs, block or len(sampler))
     guard.require(watcher.block_event(), participations=epochs)
+    watcher.draws.count(data_loader)
     optimizer.clip_and_accumulate, optimizer.add_noise = watcher.clip_and_accumulate, watcher.add_noise
-    optimizer.signal_skip_step = watcher.signal_skip_step
     setattr(optimizer, _MARK, watcher)
+    setattr(sampler, _MARK, watcher)
     return optimizer
+
+
+class _Draws:
+    """The sizes of the batches that the training loop was given and that no step has used yet.
+
+    A batch counts when it is handed out. A loader with worker processes draws ahead, so the draws of a loader's
+    iterator wait in its queue until then. Draws that others take from the sampler, such as BatchMemoryManager, count at
+    once.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.unused: deque[int] = deque()
+        self.rate = sampler.sample_rate
+        self._sampler = sampler
+        self._drawn: set[int] = set()
+        self._starting = threading.local()  # the queue of the iterator that this thread is making
+
+    def count(self, data_loader: Any) -> None:
+        """Count what the loader and its sampler hand out from now on."""
+        batches_of, draws_of = type(data_loader).__iter__, type(self._sampler).__iter__
+
+        def iterate_loader(loader: Any) -> Iterator[Any]:
+            self._starting.queue = queue = deque[int]()
+            try:
+                batches = batches_of(loader)
+            finally:
+                self._starting.queue = None
+            return self._hand_out(batches, queue)
+
+        def iterate_sampler(sampler: Any) -> Iterator[list[int]]:
+            queue = getattr(self._starting, "queue", None)
+            return self._draw(draws_of(sampler), self.unused if queue is None else queue)
+
+        _set_iter(data_loader, iterate_loader)
+        _set_iter(self._sampler, iterate_sampler)
+
+    def check_rate(self) -> None:
+        """Raise where the sampler no longer draws at the rate that steps are charged at."""
+        if self._sampler.sample_rate != self.rate:
+            raise PrivacyError(
+                f"the loader's sample rate is {self._sampler.sample_rate}, and it was {self.rate} when the optimiser "
+                "was wrapped; make the loader anew"
+            )
+
+    def _check_fresh(self, drawn: list[int]) -> None:
+        """Raise for a batch that was drawn before, unless it is so small or so likely that chance may repeat it."""
+        kept, left = len(drawn), self._sampler.num_samples - len(drawn)
+        if self.rate < 1 and kept * math.log2(self.rate) + left * math.log2(1 - self.rate) < _NEVER:
+            if (name := hash(tuple(drawn))) in self._drawn:
+                raise PrivacyError(
+                    "the loader drew the same batch twice: its generator was set to the same seed again, and noise may "
+                    "repeat with it; set the seed once, before training"
+                )
+            self._drawn.add(name)
+
+    def _draw(self, draws: Iterator[list[int]], sizes: deque[int]) -> Iterator[list[int]]:
+        for drawn in draws:
+            self.check_rate()
+            self._check_fresh(drawn)
+            sizes.append(len(drawn))
+            yield drawn
+
+    def _hand_out(self, batches: Iterator[Any], queue: deque[int]) -> Iterator[Any]:
+        for batch in batches:
+            if not queue:  # an iterator with persistent workers starts over for the next one that is asked for
+                raise PrivacyError("the guarded loader is iterated twice at once; finish one iterator before the next")
+            self.unused.append(queue.popleft())
+            yield batch
+
+
+def _set_iter(iterable: Any, method: Callable[[Any], Iterator[Any]]) -> None:
+    """Give one object an `__iter__` of its own. Python looks that method up in the class: it gets a class of its own,
+    under the same name."""
+    kind = type(iterable)
+    iterable.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, "__iter__": method})
 
 
 class _Watcher:
@@ -68,10 +155,12 @@ class _Watcher:
     def __init__(
         self, guard: Guard, optimizer: Any, sampler: Any, bound: Callable[[Any], float], epochs: int, block: int
     ) -> None:
+        self.draws = _Draws(sampler)
         self._guard, self._optimizer, self._sampler, self._bound = guard, optimizer, sampler, bound
-        self._epochs, self._block, self._rate = epochs, block, sampler.sample_rate
+        self._epochs, self._block = epochs, block
         self._clip_and_accumulate, self._add_noise = optimizer.clip_and_accumulate, optimizer.add_noise
-        self._clipped_to = 0.0  # the bound of the newest batch, as it was when that was clipped
+        self._examples = 0  # gradients of the current batch that were clipped and summed, in one part or several
+        self._clipped_to = 0.0  # the largest bound that they were clipped to
         self._paid: GaussianEvent | None = None
         self._left = 0
         self._process = os.getpid()
@@ -84,31 +173,59 @@ class _Watcher:
         """A block of steps with the optimiser as it is now."""
         return self._event(self._bound(self._optimizer))
 
-    def signal_skip_step(self, do_skip: bool = True) -> NoReturn:
-        """Opacus pairs signals with batches by their order alone: after an epoch that was broken off, or a batch that
-        was left out, parts of two batches are one step."""
-        raise PrivacyError(_ONE_BATCH)
-
     def clip_and_accumulate(self) -> None:
+        """Clip and add up a batch, or a part of one: each record of the draw once, and nothing else."""
         if (batches := self._optimizer.accumulated_iterations) != 1:
             raise PrivacyError(
                 f"the gradients of {batches} batches were added up for one step: a record in two of them counts twice, "
                 "which nothing here prices; take a step for each batch"
             )
-        if any(parameter.summed_grad is not None for parameter in self._optimizer.params):
-            raise PrivacyError(_ONE_BATCH)
-        self._clipped_to = self._bound(self._optimizer)
+        drawn = self._drawn()
+        if self._examples == 0 and any(parameter.summed_grad is not None for parameter in self._optimizer.params):
+            raise PrivacyError(
+                "gradients would be added to those of an earlier batch: a record in both counts twice; take a step and "
+                "then zero_grad() for each whole batch"
+            )
+        found = {len(parameter.grad_sample) for parameter in self._optimizer.params}
+        examples = self._examples + max(found)
+        if len(found) > 1 or examples > drawn:
+            raise PrivacyError(_wrong_number(" or ".join(map(str, sorted(found))), drawn))
+        bound = self._bound(self._optimizer)
         self._clip_and_accumulate()
+        self._clipped_to = bound if self._examples == 0 else max(self._clipped_to, bound)
+        self._examples = examples
 
     def add_noise(self) -> None:
+        """Pay for the step where no entry covers it, then add its noise."""
+        drawn = self._drawn()
+        if self._examples != drawn:
+            raise PrivacyError(_wrong_number(str(self._examples), drawn))
         event = self._event(self._clipped_to)
-        if os.getpid() != self._process:  # what was paid for belongs to the process that forked
-            self._process, self._left = os.getpid(), 0
         if self._left == 0 or self._paid is None or not _covers(self._paid, event):
             self._guard.pay(event, announced=self._epochs, tool="opacus")
             self._paid, self._left = event, self._block
         self._left -= 1
+        self.draws.unused.clear()
+        self._examples = 0
         self._add_noise()
+
+    def _drawn(self) -> int:
+        """Return the size of the one batch that this step may use."""
+        if os.getpid() != self._process:  # its copy of the batch, and of torch's generator, is the parent's too
+            raise PrivacyError(
+                "this optimiser was guarded in another process, which may release the same batch; make and guard the "
+                "optimiser in the process that trains"
+            )
+        if not self.draws.unused:
+            raise PrivacyError(_NO_BATCH)
+        if (batches := len(self.draws.unused)) > 1:
+            raise PrivacyError(
+                f"{batches} batches were drawn from the guarded loader for one step, and nothing shows which of them "
+                "the step uses; take exactly one step for each batch, empty ones too; stop early after a step, as by "
+                "itertools.islice(loader, n); load ahead by num_workers, and with BatchMemoryManager not at all; to "
+                "train on, make the optimiser and the loader anew and guard those"
+            )
+        return self.draws.unused[0]
 
     def _event(self, clipped_to: float) -> GaussianEvent:
         multiplier, norm = float(self._optimizer.noise_multiplier), float(self._optimizer.max_grad_norm)
@@ -118,15 +235,19 @@ class _Watcher:
             )
         if clipped_to != norm:  # noise scales with max_grad_norm as it is now
             multiplier = multiplier * norm / clipped_to
-        if self._sampler.sample_rate != self._rate:  # batches that were drawn ahead may be of either rate
-            raise PrivacyError(
-                f"the loader's sample rate is {self._sampler.sample_rate}, and it was {self._rate} when the optimiser "
-                "was wrapped; make the loader anew"
-            )
-        rate = _chance(self._rate)
+        self.draws.check_rate()
+        rate = _chance(self.draws.rate)
         mode = _noise_mode(self._optimizer, self._sampler)
         batch, records = rate.as_integer_ratio()
         return GaussianEvent("poisson", batch, records, self._block, multiplier, noise=mode)
+
+
+def _wrong_number(found: str, drawn: int) -> str:
+    return (
+        f"the step has the gradients of {found} examples, and the loader drew {drawn} records: each record of the "
+        "batch must have exactly one gradient; use the whole batch once, without dropping, splitting or repeating "
+        "examples (BatchMemoryManager may split it)"
+    )
 
 
 def _covers(paid: GaussianEvent, now: GaussianEvent) -> bool:
@@ -176,6 +297,11 @@ def _sampler(data_loader: Any) -> Any:
         raise PrivacyError(
             "the loader fills empty batches with a made-up record (rand_on_empty=True): one record more then changes a "
             "sum by twice the clip; leave rand_on_empty out"
+        )
+    if not getattr(data_loader, "in_order", True):
+        raise PrivacyError(
+            "the loader hands out batches in another order than it draws them (in_order=False), so that a step cannot "
+            "be held against its draw; leave in_order out"
         )
     return sampler
 

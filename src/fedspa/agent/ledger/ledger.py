@@ -39,6 +39,7 @@ class Ledger:
         self._connection = connection
         self._simulated = simulated
         self._process = os.getpid()
+        self._writing = False
         self._file = ledger_file.identity(path)
 
     @classmethod
@@ -111,12 +112,12 @@ class Ledger:
             check_name(name, value)
         if announced is not None and not 1 <= announced <= MOST:
             raise LedgerError(f"announced is {told(announced)}; it must lie between 1 and {MOST:g}")
-        if cap is not None:
+        if cap is not None and not self._writing:
             # ε takes a fraction of a second. Evaluated here first, it is remembered, so that the lock below is held for
             # that long only where another process changed the total in between.
             for agent, event in events.items():
                 self.would_exceed(agent, event, cap, announced=announced)
-        with self._write():
+        with self.transaction():
             return self._reserve(events, run, message, cap, announced)
 
     def reserve_each(
@@ -125,7 +126,7 @@ class Ledger:
         """`reserve` for several events of one agent, by message, in one durable write: all of them, or none."""
         for name, value in (("run", run), ("agent", agent), *(("message", message) for message in events)):
             check_name(name, value)
-        with self._write():
+        with self.transaction():
             return [self._reserve({agent: event}, run, message, cap)[0] for message, event in events.items()]
 
     def _reserve(
@@ -192,7 +193,7 @@ class Ledger:
         """`release` for all agents of a round in one durable write."""
         for digest in digests.values():
             check_name("digest", digest)
-        with self._write():
+        with self.transaction():
             rows, now = [], _now()
             for agent, digest in digests.items():
                 found = self._connection.execute(
@@ -337,13 +338,18 @@ class Ledger:
         return Counter(spent) + Counter({event: participations})
 
     @contextmanager
-    def _write(self) -> Iterator[None]:
-        """One durable transaction that no other process's write can come between, and its witness."""
+    def transaction(self) -> Iterator[None]:
+        """Keep other processes from writing until the block ends: what is checked in it still holds when it writes.
+        The writes in it become durable together at its end, with their witness; on an error none does."""
+        if self._writing:
+            yield
+            return
         if os.getpid() != self._process:
             # SQLite's locks do not survive a fork: two processes on one connection can damage the file.
             raise LedgerError(f"the ledger {self.path} was opened before a fork; open it in the process that uses it")
         with explained(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
+            self._writing = True
             try:
                 if ledger_file.identity(self.path) != self._file:
                     raise LedgerError(
@@ -357,6 +363,8 @@ class Ledger:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+            finally:
+                self._writing = False
         ledger_witness.advance(self.path, Witness(self.name, head), force=not self._simulated)
 
 
