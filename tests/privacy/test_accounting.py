@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.event import SOUND, GaussianEvent, rdp
-from fedspa.mechanisms.gaussian.tail import told_apart
+from fedspa.mechanisms.gaussian.tail import truncation_delta
 from fedspa.privacy.accounting import epsilon, gaussian_epsilon
 
 RELATION = {
@@ -262,11 +262,14 @@ def test_corners_give_numbers(
     only where what lies beyond the noise's end takes all of δ."""
     width = 1 if neighbours == "add-remove" else 2
     found = one(sampling, neighbours, noise=noise, steps=steps, delta=delta, batch=batch, records=records)
-    left = delta - steps * told_apart(width / noise)
+    left = delta - steps * truncation_delta(width / noise)
     unsampled = gaussian_epsilon(width * math.sqrt(steps) / noise, left) if left > 0 else math.inf
     assert 0 <= found <= unsampled * (1 + 2e-3)
     ended = (
-        steps * batch / records * told_apart((1 if sampling == "poisson" and 2 * batch <= records else width) / noise)
+        steps
+        * batch
+        / records
+        * truncation_delta((1 if sampling == "poisson" and 2 * batch <= records else width) / noise)
     )
     assert math.isinf(found) == (ended >= delta)
     if noise == 1000.0 and steps == 10**6:
