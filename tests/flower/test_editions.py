@@ -63,7 +63,7 @@ def test_another_version_of_the_package_takes_part(deployment, train):
     [
         lambda patched: patched.setattr(terms, "VERSION", terms.VERSION + 1),
         lambda patched: patched.setattr(editions, "EDITIONS", {**editions.EDITIONS, "payload": 2}),
-        lambda patched: patched.setattr(editions, "EDITIONS", {**editions.EDITIONS, "pricing": 2}),
+        lambda patched: patched.setattr(editions, "EDITIONS", {**editions.EDITIONS, "pricing": editions.PRICING + 1}),
     ],
     ids=["terms", "payload", "pricing"],
 )
