@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -152,3 +154,14 @@ class Standardising(nn.Module):
 
 def test_a_model_of_each_record_by_itself_is_taken() -> None:
     assert choose("generic", Standardising(), blank((4,)), "cpu", 1, exact=False).name == "generic"
+
+
+def test_what_native_cannot_run_is_traced_and_the_page_says_so() -> None:
+    """`auto` takes `generic` only where `traced` has an obstacle, too."""
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
+    choice = decide("auto", module, blank((1, 3, 3)), "cpu", 1, exact=False)
+    assert choice.engine == "traced"
+    assert "native" in choice.passed
+    page = (Path(__file__).parents[2] / "docs/engine.md").read_text("utf-8")
+    section = " ".join(page.partition("## What it cannot do")[2].partition("##")[0].split())
+    assert "`auto` then takes `traced`, or `generic` where that cannot run the model either" in section

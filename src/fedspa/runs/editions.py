@@ -16,7 +16,7 @@ from fedspa.wire import payload
 # Which coordinates a seed means: the test vectors of docs/wire.md.
 MASK: Final = 1
 # What an event costs. The server states ε, and each agent's ledger counts it: both by the same prices.
-PRICING: Final = 1
+PRICING: Final = 2
 
 EDITIONS: Final[Mapping[str, int]] = {
     "mask": MASK,
