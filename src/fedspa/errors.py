@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -151,6 +151,12 @@ def _is_installed(file: str) -> bool:
     homes = {str(Path(__file__).parent), *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
     own = Path(file).resolve()
     return any(own.is_relative_to(Path(home).resolve()) for home in homes)
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Names in quotes, the first few of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"'{name}'" for name in names[:most]) + more
 
 
 def quoted(value: object, most: int = 200) -> str:
