@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from fedspa.examples import Examples, Tree, count, mapped, named_leaves, taken
+from fedspa.examples import Examples, Tree, count, layout, mapped, named_leaves, taken
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.tasks import Classification, Task
 from fedspa.learning.tasks.base import OfOutputs
@@ -21,6 +23,7 @@ _LARGE = 1000  # integers of a leaf that takes any
 _BYTE = 255
 
 Largest = dict[str, int]
+_FOUND: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], Largest]] = WeakKeyDictionary()
 
 
 def synthetic_examples(like: Examples, module: nn.Module, task: Task | None = None) -> list[Examples]:
@@ -28,14 +31,17 @@ def synthetic_examples(like: Examples, module: nn.Module, task: Task | None = No
 
     Floats have the same values in another order, larger and smaller, negative and very large ones, and whole numbers.
     None is constant, for models that divide by an example's own spread. Integers cover the range that the module
-    accepts: the whole vocabulary of an Embedding, for example. The first example has few zeros and the target of
-    `like`, which is valid whatever the task.
+    accepts: the whole vocabulary of an Embedding, for example. The first example has few zeros. Where the range of its
+    target is not known it has that of `like`, which is valid whatever the task.
     """
     first = Examples(_row(like.x, 0), _row(like.y, 0))
     largest = _Probe(module, task, first).largest()
     words = max(_vocabularies(module), default=_BYTE + 1) - 1
     made = [
-        Examples(_varied(first.x, n, "x", largest, words), _varied(first.y, n, "y", largest, words) if n else first.y)
+        Examples(
+            _varied(first.x, n, "x", largest, words),
+            _varied(first.y, n, "y", largest, words) if n or largest.get("y", 1) > 1 else first.y,
+        )
         for n in range(_MADE)
     ]
     return made + [Examples(_row(like.x, n), _row(like.y, n)) for n in range(min(_GIVEN, count(like.x)))]
@@ -89,6 +95,13 @@ class _Probe:
         self._module, self._task, self._first = module, task, first
 
     def largest(self) -> Largest:
+        layouts = layout(self._first.x), layout(self._first.y), "" if self._task is None else self._task.name
+        found = _FOUND.setdefault(self._module, {})
+        if layouts not in found:
+            found[layouts] = self._largest()
+        return found[layouts]
+
+    def _largest(self) -> Largest:
         known: Largest = {}
         if isinstance(self._task, Classification) and self._task.classes is not None:
             known["y"] = max(1, self._task.classes - 1)
@@ -102,7 +115,8 @@ class _Probe:
         theta = model.flatten()
         with generators_kept(), one_example_a_time(), torch.no_grad():
             for name in names:
-                most = next((v for v in self._candidates(model, theta) if self._accepts(model, theta, name, v)), 1)
+                takes = partial(self._accepts, model, theta, known, name)
+                most = next(filter(takes, self._candidates(model, theta)), 1)
                 known[name] = _LARGE if most == _ANY else most
         return known
 
@@ -123,11 +137,13 @@ class _Probe:
                 sizes |= {*model.outputs(theta, _varied(self._first.x, 0, "x", {}, 1)).shape[1:]}
         return sorted({size - 1 for size in sizes if size > 2}, reverse=True)
 
-    def _accepts(self, model: FlatModel, theta: Tensor, name: str, value: int) -> bool:
+    def _accepts(self, model: FlatModel, theta: Tensor, known: Largest, name: str, value: int) -> bool:
         def leaf_at(other: str, leaf: Tensor) -> Tensor:
             if other != name:
-                return _leaf(leaf, 0, 1, 1, "mask" in other) if other.startswith("x") else leaf
-            return value - (torch.arange(leaf.numel()).view(leaf.shape) % 2).to(leaf)
+                return _leaf(leaf, 0, known.get(other, 1), 1, "mask" in other) if other.startswith("x") else leaf
+            made = _leaf(leaf, 0, value, 1, mask=False)
+            made.view(-1)[0] = value
+            return made
 
         try:
             x, y = (_named(tree, root, leaf_at) for root, tree in (("x", self._first.x), ("y", self._first.y)))

@@ -41,6 +41,7 @@ _NOT_REACHED = (
 )
 _REACH = "read them in `forward` as attributes of the layer that registers them, and keep no second reference to them"
 _FINITE = "look at its loss, and at divisions and logarithms in its forward pass"
+_NO_SPEC_AUGMENT = "`module.config.apply_spec_augment = False` switches SpecAugment off, which draws them"
 _PUT_BACK = "what it sets for a forward pass it must put back in a `finally:`, or make anew at the start of each"
 
 
@@ -287,7 +288,11 @@ class _Trying:
         with watched(model.module) as calls, suppress(Exception):
             self._value(model, theta.clone(), *example)
         layer = next((call.layer for call in calls if which in call.drew), "")
-        self._add(layer, f"draws from {which}, whose numbers all examples share", _DRAW_FROM_TORCH)
+        masking = any(
+            getattr(getattr(each, "config", None), "apply_spec_augment", False) for each in model.module.modules()
+        )
+        fix = _NO_SPEC_AUGMENT if masking else _DRAW_FROM_TORCH
+        self._add(layer, f"draws from {which}, whose numbers all examples share", fix)
 
     def _locate(self, theta: Tensor, asked: Examples, others: list[Examples]) -> None:
         """The layer that gives the same example something else the second time."""
