@@ -41,7 +41,7 @@ class Net(nn.Module):
         self.second: Any = None if hold is None else hold(self.first)
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.first(x)
+        made = self.first(x) if self.second is None or self.share < 1 else torch.zeros(())
         if self.second is not None:
             made = (1 - self.share) * made + self.share * functional.linear(x, self.second(), self.first.bias)
         return self.last(torch.tanh(made))  # type: ignore[no-any-return]
@@ -149,6 +149,14 @@ def test_a_parameter_that_is_reached_a_second_way_is_refused_by_name(way: str, e
     # The module is tried itself, and left as it was.
     assert all(map(torch.equal, before, module.parameters()))
     assert all(isinstance(parameter, nn.Parameter) for parameter in module.parameters())
+
+
+def test_a_copy_whose_closure_leads_to_the_original_is_refused() -> None:
+    """Plain autograd agrees there: the copy's own weight has no part in its outputs."""
+    fixed = fedspa.fix(nn.Sequential(nn.BatchNorm1d(4), Net(closure)))
+    with pytest.raises(ConfigError, match=r"'1\.first\.weight'.*otherwise than by their registration"):
+        choose("auto", fixed, LIKE, "cpu", 1, exact=False, task=TASK)
+    assert fedspa.check(fixed, torch.rand(2, 4))
 
 
 @pytest.mark.parametrize("engine", ["auto", "generic"])

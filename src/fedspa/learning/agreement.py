@@ -61,6 +61,8 @@ def require_agreement(
         alone, coordinates = plain.gradients(theta)
         if not bool(alone.isfinite().all(1).any()):
             raise Disagreement([])
+        if lost := plain.lost():
+            raise Disagreement(lost)
 
         def found(index: Tensor) -> Tensor:
             torch.default_generator.manual_seed(SEED)
@@ -95,6 +97,7 @@ class _Plain:
         # An engine passes parameters of float32 even to a module that holds others.
         double = all(parameter.dtype == torch.float64 for parameter in model.parameters())
         self._x, self._y = (in_float64(tree) if double else tree for tree in (x, y))
+        self._leaves: dict[int, Tensor] = {}
         self._ends = torch.tensor(model.sizes).cumsum(0)
 
     @contextmanager
@@ -132,12 +135,21 @@ class _Plain:
         try:
             with self._mode(), one_example_a_time(), forward.differentiable(self._model.module), torch.enable_grad():
                 loss = self._model.task.loss(self._model.module, taken(self._x, one), taken(self._y, one))
+                self._leaves.update((id(leaf), leaf) for leaf in _leaves(loss))
                 parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
             return torch.cat([part.reshape(-1) for part in parts]).to(theta)
         except (Exception, SystemExit):  # the user's forward may raise anything for what is synthetic
             return torch.full_like(theta, torch.nan)
         finally:
             switches.put_back()
+
+    def lost(self) -> list[str]:
+        """The parameters without a part in any loss, where a trainable tensor of the same shape has one that is not
+        registered: a copied module whose closures lead to the parameters of the original."""
+        registered = {id(parameter) for parameter in self._model.module.parameters()}
+        stray = {leaf.shape for key, leaf in self._leaves.items() if key not in registered}
+        named = zip(self._model.names, self._model.parameters())
+        return [name for name, each in named if id(each) not in self._leaves and each.shape in stray]
 
     def far(self, found: Tensor, alone: Tensor, coordinates: Tensor, near: Tensor | None = None) -> list[int]:
         """The parameters whose gradients differ by more than rounding."""
@@ -153,6 +165,19 @@ class _Plain:
             if not bool(((found - alone)[:, columns].norm(dim=1) <= allowed).all()):
                 far.append(place)
         return far
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """The tensors that autograd would give a gradient of this loss."""
+    left, seen = [loss.grad_fn], set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(leaf := getattr(node, "variable", None), Tensor):
+            yield leaf
+        left += [each for each, _ in node.next_functions]
 
 
 def _looked_at(gradient: Tensor, sizes: list[int]) -> Tensor:

@@ -30,8 +30,9 @@ def fix(module: nn.Module) -> nn.Module:
 
     Examples:
         >>> import fedspa, torch
-        >>> fedspa.fix(torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8)))[1]
-        GroupNorm(2, 8, eps=1e-05, affine=True)
+        >>> module = fedspa.fix(torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8)))
+        >>> type(module[1]).__name__, module[1].num_groups
+        ('GroupNorm', 2)
     """
     require_module(module)
     fixed, changes = replace_layers(module)

@@ -40,7 +40,7 @@ _NOT_REACHED = (
     "where engines cannot pass them other values: their gradients would differ from plain autograd's"
 )
 _REACH = "read them in `forward` as attributes of the layer that registers them, and keep no second reference to them"
-_FINITE = "look at its loss, and at divisions and logarithms in its forward pass"
+_FINITE = "it must be finite: look at the task's loss, and at divisions and logarithms in its forward pass"
 _NO_SPEC_AUGMENT = "`module.config.apply_spec_augment = False` switches SpecAugment off, which draws them"
 _PUT_BACK = "what it sets for a forward pass it must put back in a `finally:`, or make anew at the start of each"
 
@@ -124,7 +124,7 @@ def _differing(module: nn.Module, task: Task | None, examples: list[Examples]) -
         require_agreement(model, examples, lambda theta, x, y, chosen: model.gradients_alone(theta, x, y)[:, chosen])
     except Disagreement as error:
         if not error.parameters:
-            yield Problem("", type(module).__name__, "has no finite gradient for any synthetic example", _FINITE)
+            yield Problem("", type(module).__name__, "gives every synthetic example a gradient that is nan", _FINITE)
         for layer in dict.fromkeys(name.rpartition(".")[0] for name in error.parameters):
             names = [name for name in error.parameters if name.rpartition(".")[0] == layer]
             yield Problem(layer, type(module.get_submodule(layer)).__name__, _NOT_REACHED.format(listed(names)), _REACH)
