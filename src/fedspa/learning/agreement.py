@@ -56,7 +56,7 @@ def require_agreement(
     theta = _elsewhere(model.flatten())
     chosen = [*examples[: _EXAMPLES - 1], examples[-1]]
     x, y = (moved(joined([one[i] for one in chosen]), theta.device) for i in range(2))
-    with generators_kept(), forward.attributes_kept(model.module):
+    with generators_kept(), forward.attributes_kept(model.module), _full_precision(theta.device):
         plain = _Plain(model, mode, unit, x, y)
         alone, coordinates = plain.gradients(theta)
         if not bool(alone.isfinite().all(1).any()):
@@ -80,6 +80,21 @@ def require_agreement(
                     with plain.holding(theta):
                         own = plain.far(found(index), alone[index], coordinates)
                     raise Disagreement([model.names[place] for place in own or far])
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """On a GPU, torch rounds the factors of convolutions to 10 bits unless it is forbidden."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 def _elsewhere(theta: Tensor) -> Tensor:
