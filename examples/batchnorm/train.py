@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def main() -> None:
         print(" ", problem)
 
     print("fedspa.fix:")
-    logging.basicConfig(level=logging.INFO, format="  %(message)s")  # a line for each layer that is replaced
+    logging.basicConfig(level=logging.INFO, format="  %(message)s", stream=sys.stdout)  # a line for each replaced layer
     net = fedspa.fix(net)
     assert not fedspa.check(net, torch.rand(4, 1, 8, 8))
 
