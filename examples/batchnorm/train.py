@@ -6,6 +6,8 @@ python train.py
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +44,9 @@ def main() -> None:
     for problem in fedspa.check(net, torch.rand(4, 1, 8, 8)):
         print(" ", problem)
 
-    net, done = fedspa.fix(net)
     print("fedspa.fix:")
-    for line in done:
-        print(" ", line)
+    logging.basicConfig(level=logging.INFO, format="  %(message)s", stream=sys.stdout)  # a line for each replaced layer
+    net = fedspa.fix(net)
     assert not fedspa.check(net, torch.rand(4, 1, 8, 8))
 
     result = fedspa.run(

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -157,6 +157,12 @@ def real_path(path: str | os.PathLike[str]) -> Path:
     """The absolute path without symbolic links. `Path.resolve` raises a RuntimeError at a loop of links; here such a
     path stays as it is, and the system's own error follows where it is used."""
     return Path(os.path.realpath(path))
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Names in quotes, the first few of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"'{name}'" for name in names[:most]) + more
 
 
 def quoted(value: object, most: int = 200) -> str:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import nn
 
 from fedspa import report
 from fedspa.data.dataset import Dataset
-from fedspa.errors import ConfigError, FedspaError, RunWarning, SeededNoiseWarning, quoted, warn
+from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, one_line, quoted, warn
 from fedspa.learning.tasks.own import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.progress import Progress, watching
@@ -53,8 +53,8 @@ class Following(Tracking):
         super().finish(summary)
         try:
             report.write([self._path], self._path / "report.html")
-        except FedspaError as error:
-            log.warning("there is no report: %s; `fedspa report %s` tries again", error, self._path)
+        except Exception as error:  # the run is over and written: nothing of a report may end it in an error
+            log.warning("there is no report: %s; `fedspa report %s` tries again", one_line(error), self._path)
 
 
 class Stopped(Stopping):
@@ -209,6 +209,10 @@ def _simulated(
                     measured = simulation.round(cohort, books)
                 except Diverged as error:
                     raise Diverged(error.round, error.sign, folder.checkpoints) from error
+                except Exception:
+                    with suppress(Exception):  # keep what was paid for; the first error is the one to raise
+                        course.keep_model()
+                    raise
                 course.add_round(measured)
                 last = len(done) == config.federation.rounds
                 stopping = not last and stop is not None and stop()
@@ -225,7 +229,7 @@ def _simulated(
                 summary["warnings"].append(f"{books.skipped} participations were skipped: {CAP_USED_UP}")
             if course.over:
                 _report_changes(folder, summary)
-        folder.finish(summary, module)
+        folder.finish(summary)
     return RunResult(summary, done, module, folder.path)
 
 

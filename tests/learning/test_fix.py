@@ -11,6 +11,14 @@ import fedspa
 from fedspa.learning.sound import refuse
 
 
+def logged(caplog: pytest.LogCaptureFixture, module: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The fixed module, and what was logged of it."""
+    caplog.clear()
+    with caplog.at_level("INFO", "fedspa"):
+        fixed = fedspa.fix(module)
+    return fixed, [record.getMessage() for record in caplog.records]
+
+
 class Basic(nn.Module):
     """A block of a ResNet."""
 
@@ -39,14 +47,14 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def test_a_residual_net_is_mended_in_one_call() -> None:
+def test_a_residual_net_is_mended_in_one_call(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     module, x = ResNet(), torch.rand(3, 3, 8, 8)
     nn.init.normal_(module.layer1[0].bn1.weight)
     module.layer1[0].bn2.bias.requires_grad_(False)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     assert len(fedspa.check(module, x)) == 10
-    fixed, changes = fedspa.fix(module)
+    fixed, changes = logged(caplog, module)
     assert fedspa.check(fixed, x) == []
     refuse(fixed)
     assert len(changes) == 10
@@ -70,7 +78,7 @@ def test_a_residual_net_is_mended_in_one_call() -> None:
     ("channels", "groups"), [(1, 1), (3, 1), (6, 1), (8, 2), (16, 4), (37, 1), (40, 10), (64, 16), (128, 32), (512, 32)]
 )
 def test_groups_divide_the_channels_and_hold_at_least_four(channels: int, groups: int) -> None:
-    norm, _ = fedspa.fix(nn.BatchNorm2d(channels))
+    norm = fedspa.fix(nn.BatchNorm2d(channels))
     assert isinstance(norm, nn.GroupNorm)
     assert norm.num_groups == groups
 
@@ -79,7 +87,7 @@ def test_groups_divide_the_channels_and_hold_at_least_four(channels: int, groups
 def test_a_batch_norm_of_plain_features_keeps_what_they_say(shape: tuple[int, ...]) -> None:
     """In groups of one feature each, every output would be the bias."""
     torch.manual_seed(0)
-    fixed, _ = fedspa.fix(nn.BatchNorm1d(6))
+    fixed = fedspa.fix(nn.BatchNorm1d(6))
     x = torch.rand(shape)
     out = fixed(x)
     assert len(out[:, 0].flatten().unique()) == out[:, 0].numel()
@@ -87,32 +95,32 @@ def test_a_batch_norm_of_plain_features_keeps_what_they_say(shape: tuple[int, ..
     assert torch.equal(out.flatten(1).argsort(1), order)
 
 
-def test_what_is_sound_is_left_alone() -> None:
+def test_what_is_sound_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval(), nn.Dropout(), nn.GroupNorm(2, 4))
-    fixed, changes = fedspa.fix(module)
+    fixed, changes = logged(caplog, module)
     assert changes == []
     assert [type(layer) for layer in fixed] == [type(layer) for layer in module]
     assert [layer.training for layer in fixed] == [True, False, True, True]
 
 
-def test_a_layer_in_two_places_stays_one() -> None:
+def test_a_layer_in_two_places_stays_one(caplog: pytest.LogCaptureFixture) -> None:
     norm = nn.BatchNorm1d(4)
-    fixed, changes = fedspa.fix(nn.Sequential(nn.Linear(4, 4), norm, nn.Sequential(nn.Linear(4, 4), norm)))
+    fixed, changes = logged(caplog, nn.Sequential(nn.Linear(4, 4), norm, nn.Sequential(nn.Linear(4, 4), norm)))
     assert isinstance(fixed[1], nn.GroupNorm)
     assert fixed[1] is fixed[2][1]
     assert len(changes) == 1
 
 
-def test_settings_are_carried_over() -> None:
+def test_settings_are_carried_over(caplog: pytest.LogCaptureFixture) -> None:
     layer = nn.BatchNorm2d(8, eps=0.5, affine=False, track_running_stats=False).eval()
-    fixed, [line] = fedspa.fix(nn.Sequential(nn.Conv2d(1, 8, 1), layer))
+    fixed, [line] = logged(caplog, nn.Sequential(nn.Conv2d(1, 8, 1), layer))
     assert isinstance(fixed[1], nn.GroupNorm)
     assert (fixed[1].eps, fixed[1].affine, fixed[1].training) == (0.5, False, False)
     assert line == "1: BatchNorm2d(8) became GroupNorm(2, 8); it had no running statistics"
 
 
 @pytest.mark.filterwarnings("ignore:.*spectral_norm")
-def test_other_layers_that_keep_something_are_switched_off() -> None:
+def test_other_layers_that_keep_something_are_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     module = nn.Sequential(
         nn.Embedding(9, 4, max_norm=0.5),
         nn.InstanceNorm1d(6, track_running_stats=True),
@@ -121,7 +129,7 @@ def test_other_layers_that_keep_something_are_switched_off() -> None:
     )
     x = torch.randint(9, (5, 6))
     assert [problem.layer for problem in fedspa.check(module, x)] == ["0", "1", "2", "3"]
-    fixed, changes = fedspa.fix(module)
+    fixed, changes = logged(caplog, module)
     assert fedspa.check(fixed, x) == []
     assert changes[0] == "0: Embedding has max_norm = None instead of 0.5"
     assert changes[1] == "1: InstanceNorm1d(6) keeps no running statistics any more"
@@ -139,11 +147,35 @@ class Activated(nn.BatchNorm2d):
         return torch.relu(super().forward(input))
 
 
-def test_what_cannot_be_mended_is_left_for_the_check() -> None:
+def test_what_cannot_be_mended_is_left_for_the_check(caplog: pytest.LogCaptureFixture) -> None:
     hooked = nn.BatchNorm2d(4)
     hooked.register_forward_hook(lambda module, inputs, output: 2 * output)
     module = nn.Sequential(nn.Conv2d(1, 4, 1), Activated(4), hooked, nn.LazyLinear(3))
-    fixed, changes = fedspa.fix(module)
+    fixed, changes = logged(caplog, module)
     assert changes == []
     assert [problem.layer for problem in fedspa.check(fixed)] == ["1", "2", "3"]
     assert all("use GroupNorm or LayerNorm instead" in problem.mend for problem in fedspa.check(fixed)[:2])
+
+
+class NormAct(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d: norm, dropout and activation in one layer."""
+
+    def __init__(self, channels: int, drop: nn.Module, act: nn.Module) -> None:
+        super().__init__(channels)
+        self.drop, self.act = drop, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(x)))  # type: ignore[no-any-return]
+
+
+def test_a_norm_with_its_activation_keeps_it(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 8, 3), NormAct(8, nn.Dropout(0.1), nn.SiLU()), nn.Flatten(), nn.Linear(32, 3))
+    x = torch.randn(2, 1, 4, 4)
+    assert [(problem.layer, "fedspa.fix" in problem.mend) for problem in fedspa.check(module, x)] == [("1", True)]
+    fixed, changes = logged(caplog, module)
+    assert [type(layer) for layer in fixed[1].children()] == [nn.Dropout, nn.SiLU]
+    assert fixed[1].act is not module[1].act
+    assert fedspa.check(fixed, x) == []
+    assert len(changes) == 1
+    norm = nn.GroupNorm(2, 8)
+    assert torch.equal(fixed.eval()[:2](x), nn.functional.silu(norm(fixed[0](x))))

@@ -104,7 +104,7 @@ def test_architectures(name: str, tmp_path: Path) -> None:
     """Mended where they have BatchNorm; gradients are compared in eval mode, where dropout draws nothing."""
     torch.manual_seed(0)
     stock = ARCHITECTURES[name]
-    module, _ = fedspa.fix(stock.make())
+    module = fedspa.fix(stock.make())
     data = data_of(stock)
     task = resolve(stock.task, data.train_y, data.classes, data.key)
     same_gradients(name, copy.deepcopy(module).eval(), task, data.train_x, data.train_y)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedspa.engine import generic, native, stacked
+from fedspa.engine.local import engine_rows
 from fedspa.engine.names import EngineName
 from fedspa.engine.obstacle import Obstacle, together
 from fedspa.engine.reference import ReferenceEngine
 from fedspa.engine.task import Engine
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, listed
 from fedspa.examples import Examples, layout
+from fedspa.learning.agreement import FLOAT32_UNIT, TF32_UNIT, Disagreement, require_agreement
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.person import tried
 from fedspa.learning.trial import try_failures, try_gradients
@@ -136,7 +139,7 @@ def _fastest(case: _Case) -> Choice:
         why or "the fastest that can run this model here",
         passed,
         (*mends, *_own_hints(candidate, case), *_gpu_hints(case, candidate.name)),
-        lambda: candidate.make(case),
+        lambda: _made(candidate, case),
     )
 
 
@@ -150,7 +153,30 @@ def _forced(name: EngineName, case: _Case) -> Choice:
     first = next(each for each in _CANDIDATES if each.by_itself(case.device))
     free = () if candidate is first else ("run.engine = 'auto' takes the fastest that can",)
     hints = (*free, *_own_hints(candidate, case))
-    return Choice(name, f"run.engine = {name!r}", {}, hints, lambda: candidate.make(case))
+    return Choice(name, f"run.engine = {name!r}", {}, hints, lambda: _made(candidate, case))
+
+
+def _made(candidate: _Candidate, case: _Case) -> Engine:
+    """The engine, compared with plain autograd on the module, where that lies on the engine's device. A trace was
+    compared where it was made; the reference draws other numbers in float64; persons are trained as the records are
+    that the module was tried with."""
+    engine, model = candidate.make(case), FlatModel(case.module, case.task)
+    compared = candidate.name not in ("traced", "reference") and model.device.type == case.device.type
+    if not compared or isinstance(case.task, PerPerson):
+        return engine
+    unit = TF32_UNIT if getattr(engine, "tf32", False) else FLOAT32_UNIT
+    try:
+        examples = synthetic_examples(case.like, case.module, case.task)
+        require_agreement(model, examples, partial(engine_rows, engine), unit=unit)
+    except Disagreement as error:
+        fix = "" if candidate.name == "generic" else "; use run.engine = 'generic'"
+        raise ConfigError(
+            f"engine {engine.name!r} computes another gradient than plain autograd on the module for the parameters "
+            f"{listed(error.parameters)}{fix}"
+            if error.parameters
+            else f"the module ({type(case.module).__name__}) has no finite gradient for any synthetic example"
+        ) from error
+    return engine
 
 
 def _own_hints(candidate: _Candidate, case: _Case) -> Iterator[str]:

@@ -28,11 +28,10 @@ from fedspa.engine.layers import (
     Weighted,
 )
 from fedspa.engine.obstacle import Obstacle, together
+from fedspa.errors import listed
 from fedspa.learning.flat import copied
 from fedspa.learning.threads import TRACING
 from fedspa.learning.tracer import Forgotten, Tracer
-
-_NAMED = 3  # layers of a kind that are named; there may be hundreds
 
 
 def describe(module: nn.Module, input_shape: Shape, takes: tuple[type, ...] = get_args(Layer)) -> list[Layer]:
@@ -89,10 +88,10 @@ def _held(module: nn.Module) -> Iterator[Obstacle]:
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     if frozen:
         mend = "train them too, or give the frozen part's outputs as records and the rest as the model"
-        yield Obstacle(f"the model has frozen parameters ({_listed(frozen)})", mend)
+        yield Obstacle(f"the model has frozen parameters ({listed(frozen)})", mend)
     buffers = [name for name, _ in module.named_buffers()]
     if buffers:
-        yield Obstacle(f"the model has buffers ({_listed(buffers)})", f"leave out the buffers {_listed(buffers)}")
+        yield Obstacle(f"the model has buffers ({listed(buffers)})", f"leave out the buffers {listed(buffers)}")
 
 
 def _traced(module: nn.Module) -> tuple[fx.Graph, dict[fx.Node, nn.Module]]:
@@ -114,7 +113,7 @@ def _strangers(unknown: Mapping[fx.Node, nn.Module], known: list[type[nn.Module]
     kinds: dict[type[nn.Module], list[str]] = {}
     for node, leaf in unknown.items():
         kinds.setdefault(type(leaf), []).append(str(node.target))
-    told = [f"{kind.__name__} ({_listed(names)})" for kind, names in kinds.items()]
+    told = [f"{kind.__name__} ({listed(names)})" for kind, names in kinds.items()]
     leave = all(issubclass(kind, _DropoutNd) for kind in kinds)
     mend = (
         f"leave {', '.join(told)} out: the noise regularises anyway"
@@ -147,11 +146,6 @@ def _in_a_row(graph: fx.Graph, leaves: Mapping[fx.Node, nn.Module], unknown: Con
             layers.append(_functional(node))
         previous = node
     return layers
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + more
 
 
 def _functional(node: fx.Node) -> nn.Module:

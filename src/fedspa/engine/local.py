@@ -17,8 +17,9 @@ from fedspa.engine.places import Places
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError, DataError, one_line
 from fedspa.examples import Examples, Tree, count, each_alone, leaves, mapped, moved
+from fedspa.learning.agreement import SEED
 from fedspa.mechanisms.base import CLIP_UNITS as CLIP_UNITS
-from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.base import Clipping, NoPlan
 from fedspa.mechanisms.clipping import count_not_finite
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.mechanisms.parts import Parts
@@ -91,6 +92,18 @@ class ClippedSums(Protocol):
         to the clip value; and how many examples counted as zero. One example's numbers stay within the bound, whatever
         the example. `rows` are those of x and y to add up; without, all."""
         ...
+
+
+def engine_rows(engine: Engine, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor) -> Tensor:
+    """The gradients of a few examples on these coordinates, without noise. Randomness is drawn from `SEED`."""
+    if isinstance(engine, Gradients):
+        given = (x, torch.full((count(y),), SEED, device=_device(x))) if engine.draws else x
+        return torch.cat([*engine.rows(theta, given, y, coordinates)])
+    # Far enough that nothing of a step is lost when it is added to θ and taken off again.
+    steps, far = NoPlan(len(theta), len(theta), "fixed", 1, 1), 2.0**20
+    singles = zip(each_alone(x), each_alone(y))
+    tasks = [LocalTask(one, target, None, 1.0, far, steps, bytes(32)) for one, target in singles]
+    return torch.stack([found.delta / -far for found in engine.train(theta, tasks)])[:, coordinates]
 
 
 class Counted:

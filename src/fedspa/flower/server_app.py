@@ -75,7 +75,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         summary["dropped"] = dict(sorted(strategy.dropped.items()))
         if voids := sum(times for code, times in strategy.dropped.items() if code.startswith("void-")):
             summary["warnings"].append(f"{voids} rounds gave no sum, and everyone who was asked paid for them")
-        folder.finish(summary, job.server.model.module)
+        folder.finish(summary)
     name = summary["score"]
     log(INFO, "%s %s; %s", label(name), shown_score(name, summary["score_last"]), statement(summary))
     for warning in summary["warnings"]:

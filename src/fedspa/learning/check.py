@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedspa.errors import ConfigError, one_line
 from fedspa.examples import Examples, Tree, count
 from fedspa.learning import forward
-from fedspa.learning.fix import fix
+from fedspa.learning.fix import replace_layers
 from fedspa.learning.sound import Problem, layer_problems, require_module
 from fedspa.learning.tasks import Own
 from fedspa.learning.traces.watch import tensors
@@ -45,11 +45,13 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
         return problems
     # With what is known already out of the way, the rest can be found as well.
     try:
-        rest, _ = fix(module)
+        fixed, _ = replace_layers(module)
     except Exception as error:  # torch cannot copy all that a module may hold
         why = f"cannot be copied, and only copies are tried ({one_line(error)})"
         mend = "keep what cannot be copied, such as open files and locks, outside of it"
         return problems or [Problem("", type(module).__name__, why, mend)]
+    # A module without known problems is tried itself: a copy's closures lead to the parameters of the original.
+    rest = fixed if problems else module
     layers = dict(rest.named_modules())
     for problem in layer_problems(rest):
         layers[problem.layer or ""].training = False

@@ -1,44 +1,101 @@
-"""Whether a module can learn a task from such examples, asked with blank ones before anything else is done."""
+"""Whether a module can learn a task from such examples, asked with synthetic ones before anything else is done."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import torch
 
 from fedspa.data import plugin
-from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, blanks, layout, leaves, moved
+from fedspa.errors import ConfigError, DataError, RunWarning, warn
+from fedspa.examples import Examples, Tree, blanks, joined, layout, leaves, moved, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating, outputs
+from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.tasks.own import Own
 from fedspa.learning.traces.blame import of_function
 
+_TOGETHER = 3
+
 
 def require_fit(model: FlatModel, like: Examples, what: str) -> None:
-    """Three blank examples, made as the one that is given, through the module. A ConfigError begins with `what`."""
-    device = next(model.module.parameters()).device
-    x, y = (moved(blanks(tree, 3), device) for tree in like)
+    """Pass examples made like the one that is given through the module: three together, and one by itself, as records
+    are trained. A ConfigError begins with `what`."""
     try:
         with evaluating(model.module):
             pass
     except Exception as cause:  # what torch.export made has no other modes
         raise ConfigError(f"{what} cannot be switched to eval mode and back ({plugin.one_line(cause)})") from cause
+    device = next(model.module.parameters()).device
+    examples = synthetic_examples(like, model.module, model.task)
+    several = (examples[:_TOGETHER], [examples[0]] * _TOGETHER, [Examples(blanks(like.x), blanks(like.y))] * _TOGETHER)
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
+        given = [Examples(*(moved(joined([one[i] for one in each]), device) for i in range(2))) for each in several]
+        fitting = next((each for each in given if _fits(model, each)), None)
+        if fitting is None:
+            _refuse_unfit(model, given[0], like, what)
+            return
+        x, y = (taken(tree, slice(1)) for tree in fitting)
         try:
-            model.task.require_fit(model.module, x, y)
-        except ConfigError as cause:
-            whose = model.task.what if type(model.task) is Own else what
-            raise ConfigError(f"{whose}: {cause}") from cause
-        except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
-            why = plugin.one_line(cause)
-            if type(model.task) is Own and of_function(cause, model.module, x):
-                raise ConfigError(  # it may take outputs, as torch's losses do
-                    f"{model.task.what} failed on records of shape {layout(like.x)} ({why}); it is called as "
-                    "loss(module, example), where example is the pair (x, y) or the dict that was given"
-                ) from cause
+            model.task.loss(model.module, x, y)
+        except Exception as cause:  # the user's own code, which took several records
             raise ConfigError(
-                f"{what} cannot take the data's records, of shape {layout(like.x)} ({why}){_hint(model, like)}"
+                f"{what} cannot take one record by itself, of shape {layout(like.x)} ({plugin.one_line(cause)}), and "
+                "that is how records are trained: each as a batch of one, whose dimension a `.squeeze()` without an "
+                "argument would drop"
             ) from cause
+        _warn_of_probabilities(model, [moved(each.x, device) for each in examples], what)
+
+
+def _fits(model: FlatModel, few: Examples) -> bool:
+    try:
+        model.task.require_fit(model.module, *few)
+    except Exception:  # the user's forward may raise anything
+        return False
+    return True
+
+
+def _refuse_unfit(model: FlatModel, few: Examples, like: Examples, what: str) -> None:
+    """Raise, in the task's words or the module's."""
+    try:
+        model.task.require_fit(model.module, *few)
+    except ConfigError as cause:
+        whose = model.task.what if type(model.task) is Own else what
+        raise ConfigError(f"{whose}: {cause}") from cause
+    except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
+        why = plugin.one_line(cause)
+        if type(model.task) is Own and of_function(cause, model.module, few.x):
+            raise ConfigError(  # it may take outputs, as torch's losses do
+                f"{model.task.what} failed on records of shape {layout(like.x)} ({why}); it is called as "
+                "loss(module, example), where example is the pair (x, y) or the dict that was given"
+            ) from cause
+        raise ConfigError(
+            f"{what} cannot take the data's records, of shape {layout(like.x)} ({why}){_hint(model, like)}"
+        ) from cause
+
+
+def _warn_of_probabilities(model: FlatModel, inputs: list[Tree], what: str) -> None:
+    """Warn where outputs lie between 0 and 1 whatever the input and the weights, and the task takes logits."""
+    if not isinstance(model.task, OfOutputs) or not model.task.takes_logits:
+        return
+    theta = model.flatten()
+    elsewhere = theta + 0.5 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(3)).to(theta)
+    found = []
+    for at, x in ((at, x) for at in (theta, elsewhere) for x in inputs):
+        with suppress(Exception):  # the user's forward may raise anything for what is synthetic
+            found.append(model.outputs(at, x).reshape(-1))
+    if not found:
+        return
+    values = torch.cat(found)
+    values = values[values.isfinite()]
+    inside = bool(((values >= 0) & (values <= 1)).all())
+    if inside and bool(((values > 0) & (values < 1)).any()):  # a dead ReLU gives nothing but zeros
+        warn(
+            f"{what} gives numbers between 0 and 1 only, as a sigmoid or softmax does; task {model.task.name!r} takes "
+            "logits and makes probabilities of them itself, so that little would be learned: leave out the last one",
+            RunWarning,
+        )
 
 
 def _hint(model: FlatModel, like: Examples) -> str:
@@ -57,8 +114,10 @@ def require_known(model: FlatModel, x: Tree, y: Tree, what: str) -> None:
         return
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
         try:
-            found = outputs(model.module, moved(blanks(x), next(model.module.parameters()).device))
-        except Exception as cause:  # the user's own code, which took several records
+            like = Examples(blanks(x), blanks(y))
+            one = synthetic_examples(like, model.module, model.task)[0].x
+            found = outputs(model.module, moved(one, next(model.module.parameters()).device))
+        except Exception as cause:  # the user's own code
             raise ConfigError(
                 f"the module cannot take one record by itself, of shape {layout(x)} ({plugin.one_line(cause)}), "
                 "and that is how records are trained: each as a batch of one"

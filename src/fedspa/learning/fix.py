@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-from torch import nn
+import logging
+
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedspa.learning.flat import copied
 from fedspa.learning.sound import iterates, keeps_statistics, mixes_batch, renormalises, replaceable, require_module
 
+log = logging.getLogger(__name__)
 _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 4
 
 
-def fix(module: nn.Module) -> tuple[nn.Module, list[str]]:
+def fix(module: nn.Module) -> nn.Module:
     """A copy of the module whose unsound layers are replaced or switched off.
 
-    BatchNorm in training mode becomes GroupNorm with the same weight and bias; its running statistics are dropped. What
-    is sound stays as it is: weights, frozen parts, modes, a BatchNorm in eval mode. What this cannot mend is left for
-    `check` to name.
+    BatchNorm in training mode becomes GroupNorm with the same weight and bias; its running statistics are dropped, and
+    an activation or dropout that its class applies afterwards is kept. All else stays as it is: weights, frozen parts,
+    modes, a BatchNorm in eval mode. Each change is logged (INFO, logger `fedspa`). `check` names what is left to do.
 
     Args:
         module: The module, which is left as it was.
 
     Returns:
-        The copy, and a line for each change.
+        The copy.
 
     Examples:
         >>> import fedspa, torch
-        >>> module, changes = fedspa.fix(torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8)))
-        >>> type(module[1]).__name__
-        'GroupNorm'
-        >>> changes
-        ['1: BatchNorm2d(8) became GroupNorm(2, 8); weight and bias kept, running statistics dropped']
+        >>> module = fedspa.fix(torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8)))
+        >>> type(module[1]).__name__, module[1].num_groups
+        ('GroupNorm', 2)
     """
     require_module(module)
+    fixed, changes = replace_layers(module)
+    for line in changes:
+        log.info("%s", line)
+    return fixed
+
+
+def replace_layers(module: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The copy that `fix` returns, and a line for each change."""
     fixed, done = copied(module), []
-    instead: dict[nn.Module, nn.Module] = {}
+    instead: dict[nn.Module, nn.GroupNorm] = {}
     for name, layer in fixed.named_modules():
         named = f"{name or 'the module itself'}: {type(layer).__name__}"
         if isinstance(layer, _BatchNorm) and mixes_batch(layer) and replaceable(layer):
@@ -68,10 +77,24 @@ def group_norm(layer: _BatchNorm) -> nn.GroupNorm:
     # Where a channel is a single number, as in BatchNorm1d on (N, C), a group of few channels would leave nothing but
     # signs of it: all channels together then.
     groups = 1 if isinstance(layer, nn.BatchNorm1d) else _groups(channels)
-    norm = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
+    children = dict(layer.named_children())
+    norm = (GroupNormThen if children else nn.GroupNorm)(groups, channels, eps=layer.eps, affine=layer.affine)
     if layer.affine:
         norm.weight, norm.bias = layer.weight, layer.bias
-    return norm.train(layer.training)
+    norm.training = layer.training
+    for name, child in children.items():
+        norm.add_module(name, child)
+    return norm
+
+
+class GroupNormThen(nn.GroupNorm):
+    """A GroupNorm and then its children in order, under the names that they had in the layer that it replaces."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        for layer in self.children():
+            x = layer(x)
+        return x
 
 
 def _groups(channels: int) -> int:

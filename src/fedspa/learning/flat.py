@@ -11,7 +11,6 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedspa.examples import Tree, count, each_alone, mapped
 from fedspa.learning import forward
@@ -30,8 +29,15 @@ class FlatModel:
         refuse(module)
         self.module, self.task = module, task if task is not None else Classification()
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._carrier = _Carrier(module)
         self._names = list(trained)
+        # A parameter may be registered several times, and a layer stand under several names: each slot counts once.
+        names = {id(parameter): name for name, parameter in trained.items()}
+        self._slots = [
+            (layer, key, names[id(parameter)])
+            for layer in module.modules()
+            for key, parameter in layer._parameters.items()
+            if id(parameter) in names
+        ]
         self._shapes = [p.shape for p in trained.values()]
         self._sizes = [p.numel() for p in trained.values()]
 
@@ -39,6 +45,16 @@ class FlatModel:
     def sizes(self) -> list[int]:
         """How many coordinates of θ each parameter tensor has, in θ's order."""
         return list(self._sizes)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the trained parameters, in θ's order."""
+        return list(self._names)
+
+    def parameters(self) -> list[Tensor]:
+        """The trained parameters themselves, in θ's order."""
+        named = dict(self.module.named_parameters())
+        return [named[name] for name in self._names]
 
     @property
     def dimension(self) -> int:
@@ -52,14 +68,13 @@ class FlatModel:
 
     def flatten(self) -> Tensor:
         """θ as the module holds it now (a copy, float32)."""
-        trained = dict(self.module.named_parameters())
-        return torch.cat([trained[name].detach().reshape(-1) for name in self._names]).to(torch.float32)
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).to(torch.float32)
 
     def load(self, theta: Tensor) -> None:
         """Write θ back into the module."""
         with torch.no_grad():
-            for name, value in self.parts(theta).items():
-                self.module.get_parameter(name).copy_(value)
+            for parameter, value in zip(self.parameters(), self.parts(theta).values()):
+                parameter.copy_(value)
 
     def outputs(self, theta: Tensor, x: Tree) -> Tensor:
         return self._at(self.parts(theta), lambda module: forward.outputs(module, x))
@@ -121,26 +136,24 @@ class FlatModel:
         )
 
     def _at(self, parameters: dict[str, Tensor], function: Callable[[nn.Module], T]) -> T:
-        """`function` of the module while it has these parameters."""
-        named = {f"module.{name}": value for name, value in parameters.items()}
-        with forward.differentiable(self.module):
-            return cast(T, functional_call(self._carrier, named, (function,)))
+        """`function` of the module while these tensors are registered in place of its trained parameters.
+
+        Unlike torch.func.functional_call, this restores a layer that is registered under several names.
+        """
+        before = [layer._parameters[key] for layer, key, _ in self._slots]
+        try:
+            for layer, key, name in self._slots:
+                layer._parameters[key] = parameters[name]  # type: ignore[assignment]
+            with forward.differentiable(self.module):
+                return function(self.module)
+        finally:
+            for (layer, key, _), parameter in zip(self._slots, before):
+                layer._parameters[key] = parameter
 
     def parts(self, theta: Tensor) -> dict[str, Tensor]:
         """θ's pieces by the names of the parameters whose values they are."""
         parts = torch.split(theta, self._sizes)
         return {name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes)}
-
-
-class _Carrier(nn.Module):
-    """Through which a module gets its parameters once for whatever is then done with it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, function: Callable[[nn.Module], object]) -> object:
-        return function(self.module)
 
 
 def copied(module: nn.Module) -> nn.Module:

@@ -72,6 +72,23 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Attributes and buffers that a forward pass assigns are afterwards the objects that they were: a trace, whose
+    tensors torch wraps, would leave one that no other pass can read."""
+    layers = [layer for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
+    before = [(holder, dict(holder)) for layer in layers for holder in (vars(layer), layer._buffers)]
+    try:
+        yield
+    finally:
+        for holder, kept in before:
+            for key in [key for key in holder if key not in kept]:
+                del holder[key]
+            for key, value in kept.items():
+                if key not in holder or holder[key] is not value:
+                    holder[key] = value
+
+
+@contextmanager
 def differentiable(module: nn.Module) -> Iterator[None]:
     """On a GPU, recurrent layers in eval mode run by torch's own kernels: cuDNN's have no backward pass in that mode,
     and each example would lose its gradient."""

@@ -6,11 +6,13 @@ gradient of its own, and what a layer keeps of one example is in the next one's 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -21,7 +23,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from fedspa.errors import ConfigError
 
 _REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_FIX = "`module = fedspa.fix(module)[0]`"
+_FIX = "`module = fedspa.fix(module)`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,33 @@ def mixes_batch(layer: nn.Module) -> bool:
 
 
 def replaceable(layer: nn.Module) -> bool:
-    """A batch norm of torch's own kinds, with nothing hung onto it that a replacement would lose."""
+    """A batch norm of torch's own kinds, or one that is followed by its children, without hooks that a replacement
+    would lose."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return type(layer) in _REPLACED and not any(hooks) and "forward" not in vars(layer)
+    if any(hooks) or "forward" in vars(layer):
+        return False
+    return type(layer) in _REPLACED or (isinstance(layer, _REPLACED) and _norm_then_children(layer))
+
+
+def _norm_then_children(layer: _BatchNorm) -> bool:
+    """Whether a subclass normalises and then applies its children in order, as timm's BatchNormAct2d does. With
+    statistics that are held fixed, its outputs must be those."""
+    sides = 1 if isinstance(layer, nn.BatchNorm1d) else 3 if isinstance(layer, nn.BatchNorm3d) else 2
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            tried = copy.deepcopy(layer).to("cpu", torch.float32).eval()
+            torch.default_generator.manual_seed(0)
+            x = torch.randn(2, layer.num_features, *[3] * sides)
+            for values in (*tried.parameters(recurse=False), *tried.buffers(recurse=False)):
+                values.copy_(torch.rand_like(values, dtype=torch.float32) + 0.5)
+            found = functional.batch_norm(
+                x, tried.running_mean, tried.running_var, tried.weight, tried.bias, eps=tried.eps
+            )
+            for child in tried.children():
+                found = child(found)
+            return torch.allclose(tried(x), found, atol=1e-5)
+    except Exception:  # whatever a class of its own may do
+        return False
 
 
 def keeps_statistics(layer: nn.Module) -> bool:

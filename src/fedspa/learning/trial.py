@@ -1,4 +1,4 @@
-"""A model tried on made-up examples before it sees any: does it have gradients, and does it keep examples apart?
+"""A model tried on synthetic examples before it sees any: does it have gradients, and does it keep examples apart?
 
 What one example leaves behind in a model would be in the next one's gradient, beyond any clip. And what fails for every
 example must fail here, by name: once records are private, an example whose gradient fails counts as zero.
@@ -7,19 +7,21 @@ example must fail here, by name: once records are private, an example whose grad
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedspa.errors import ConfigError, MixingWarning, one_line, warn
+from fedspa.errors import ConfigError, MixingWarning, listed, one_line, warn
 from fedspa.examples import Examples, Tree, layout, mapped
+from fedspa.learning.agreement import SEED, Disagreement, require_agreement
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.forward import evaluating
-from fedspa.learning.made_up import made_up
 from fedspa.learning.mixing import mixing
 from fedspa.learning.sound import Problem, Unsound, may_draw
+from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import Own, PerPerson, Task
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.threads import Switches, one_example_a_time
@@ -28,12 +30,18 @@ from fedspa.learning.traces.outside import Outside
 from fedspa.learning.traces.state import Drawn, State, Where, changed, of_task, parameter_at, same_bits, within
 from fedspa.learning.traces.watch import first_difference, foreign_generators, generators_kept, watched
 
-_SEED = 20
 _FAILURES = 6  # layers at which a pass is made to fail
 _KEEP_NOTHING = "make it of the example alone, in each forward pass anew"
 _DRAW_FROM_TORCH = (
     "draw from torch's default generator, as torch.rand does: each example then has randomness of its own"
 )
+_NOT_REACHED = (
+    "uses its parameters {} otherwise than by their registration (through a dict, list, closure or another object), "
+    "where engines cannot pass them other values: their gradients would differ from plain autograd's"
+)
+_REACH = "read them in `forward` as attributes of the layer that registers them, and keep no second reference to them"
+_FINITE = "it must be finite: look at the task's loss, and at divisions and logarithms in its forward pass"
+_NO_SPEC_AUGMENT = "`module.config.apply_spec_augment = False` switches SpecAugment off, which draws them"
 _PUT_BACK = "what it sets for a forward pass it must put back in a `finally:`, or make anew at the start of each"
 
 
@@ -85,7 +93,8 @@ def try_scores(module: nn.Module, like: Examples, task: Task | None = None) -> N
 def _found(trying: _Trying, like: Examples, *, failures: bool) -> list[Problem]:
     with generators_kept(), one_example_a_time():
         try:
-            return trying.left_by_failures(made_up(like)) if failures else trying.problems(made_up(like))
+            examples = trying.examples(like)
+            return trying.left_by_failures(examples) if failures else trying.problems(examples)
         finally:
             trying.outside.restore()
 
@@ -93,17 +102,32 @@ def _found(trying: _Trying, like: Examples, *, failures: bool) -> list[Problem]:
 def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
     """All that is found, on copies and on a CPU, where the same example has the same gradient to the bit. On a GPU it
     need not: sums are made in another order each time, which must not be mistaken for a state."""
-    examples = made_up(like)
     with generators_kept(), one_example_a_time():
         trying = _Trying(module, task)
         try:
+            examples = trying.examples(like)
             found = trying.problems(examples)
             trying.outside.restore()
+            if not found:  # a module that keeps nothing can be tried itself
+                found = list(_differing(module, task, examples))
             if not found and not isinstance(task, PerPerson):  # a person's records may mix: they are one example
                 found = mixing(copied(module).to("cpu"), examples)
             return Trial(found, trying.draws)
         finally:
             trying.outside.restore()
+
+
+def _differing(module: nn.Module, task: Task | None, examples: list[Examples]) -> Iterator[Problem]:
+    """The parameters that the module reaches by another way than their registration."""
+    model = FlatModel(module, task)
+    try:
+        require_agreement(model, examples, lambda theta, x, y, chosen: model.gradients_alone(theta, x, y)[:, chosen])
+    except Disagreement as error:
+        if not error.parameters:
+            yield Problem("", type(module).__name__, "gives every synthetic example a gradient that is nan", _FINITE)
+        for layer in dict.fromkeys(name.rpartition(".")[0] for name in error.parameters):
+            names = [name for name in error.parameters if name.rpartition(".")[0] == layer]
+            yield Problem(layer, type(module.get_submodule(layer)).__name__, _NOT_REACHED.format(listed(names)), _REACH)
 
 
 class _Trying:
@@ -117,6 +141,9 @@ class _Trying:
         # By its kind too: Dropout may stand where none of the examples comes by.
         self.draws = any(may_draw(layer) for layer in module.modules())
         self._found: dict[tuple[str | None, str], Problem] = {}
+
+    def examples(self, like: Examples) -> list[Examples]:
+        return synthetic_examples(like, self._module, self._task)
 
     def problems(self, examples: list[Examples]) -> list[Problem]:
         try:
@@ -166,7 +193,7 @@ class _Trying:
             raise RuntimeError("a trial")
 
         switches, given = Switches(), theta.clone()
-        torch.default_generator.manual_seed(_SEED)
+        torch.default_generator.manual_seed(SEED)
         x, y = (mapped(lambda leaf: leaf.detach().clone(), tree) for tree in example)
         handle = model.module.get_submodule(layer).register_forward_hook(fail)
         try:
@@ -200,7 +227,7 @@ class _Trying:
     def _refuse_drawing_backward(self, model: FlatModel, theta: Tensor, example: Examples) -> None:
         """An example's seed is for its forward pass."""
         both = torch.get_rng_state()
-        torch.default_generator.manual_seed(_SEED)
+        torch.default_generator.manual_seed(SEED)
         model.mean_loss(theta.clone().requires_grad_(), *example)
         if not torch.equal(both, torch.get_rng_state()):
             self._add("", "draws random numbers in its backward pass", "draw them in the forward pass and keep them")
@@ -233,7 +260,7 @@ class _Trying:
 
     def _gradient(self, model: FlatModel, theta: Tensor, example: Examples) -> Tensor:
         """With the same randomness for each: torch's own is then no state."""
-        torch.default_generator.manual_seed(_SEED)
+        torch.default_generator.manual_seed(SEED)
         seeded, foreign, given = torch.get_rng_state(), foreign_generators(), theta.clone()
         x, y = (mapped(lambda leaf: leaf.detach().clone(), tree) for tree in example)
         gradient = self._value(model, given, x, y)
@@ -261,7 +288,11 @@ class _Trying:
         with watched(model.module) as calls, suppress(Exception):
             self._value(model, theta.clone(), *example)
         layer = next((call.layer for call in calls if which in call.drew), "")
-        self._add(layer, f"draws from {which}, whose numbers all examples share", _DRAW_FROM_TORCH)
+        masking = any(
+            getattr(getattr(each, "config", None), "apply_spec_augment", False) for each in model.module.modules()
+        )
+        fix = _NO_SPEC_AUGMENT if masking else _DRAW_FROM_TORCH
+        self._add(layer, f"draws from {which}, whose numbers all examples share", fix)
 
     def _locate(self, theta: Tensor, asked: Examples, others: list[Examples]) -> None:
         """The layer that gives the same example something else the second time."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from fedspa.errors import one_line
 from fedspa.runs.books import LedgerTotal, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.folder import RunFolder
@@ -19,6 +20,7 @@ from fedspa.runs.setup import Job
 from fedspa.runs.summary import reached, summarise
 from fedspa.runs.trials import Trials
 from fedspa.server.coordinator import Coordinator
+from fedspa.server.evaluation import Closing
 
 
 class Course:
@@ -81,13 +83,24 @@ class Course:
         )
         self.folder.save(state, self.job.config.run.keep)
 
-    def summary(self, guarantee: Guarantee | None, total: LedgerTotal | None) -> dict[str, Any]:
-        """Summarise the run and load its last parameters into the model. The last checkpoint, the ledger and the plan
-        decide all of it, so that a finished run is summarised again the same way."""
+    def keep_model(self) -> None:
+        """Write the parameters that the server has now into the module, and the module into the folder."""
         self.job.server.model.load(self.server.state.model)
+        self.folder.save_model(self.job.server.model)
+
+    def summary(self, guarantee: Guarantee | None, total: LedgerTotal | None) -> dict[str, Any]:
+        """Write the model with its last parameters, then summarise the run: nothing that follows, least of all the
+        user's code, may cost the model. The last checkpoint, the ledger and the plan decide all of the summary, so that
+        a finished run is summarised again the same way."""
+        self.keep_model()
         # What is said of the result is said of the settings that made it.
         job = self.job if self._trials is None else self._trials.chosen(self.job)
-        summary = summarise(job, self.history, guarantee, self._saved_seconds, self.server.closing(), total)
+        try:
+            closing, failed = self.server.closing(), []
+        except Exception as error:  # the user's module or task may raise anything
+            closing, failed = Closing(None, None), [f"the last model could not be examined ({one_line(error)})"]
+        summary = summarise(job, self.history, guarantee, self._saved_seconds, closing, total)
+        summary["warnings"] += failed
         if self._trials is not None:
             summary |= {**reached(job.server.model.task, self._trials.own), "tuning": self._trials.told()}
         return {**summary, "provenance": provenance(job.config, self._facts, summary["engine"])}

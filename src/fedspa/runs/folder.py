@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -18,17 +19,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from torch import nn
-
 from fedspa import durable
 from fedspa.agent.ledger.content import has_entries
-from fedspa.errors import ConfigError, FedspaError, worded
+from fedspa.errors import ConfigError, FedspaError, one_line, worded
+from fedspa.learning.flat import FlatModel
 from fedspa.runs import checkpoint, ending, project
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
 from fedspa.runs.journal import Journal
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.provenance import to_go_on
+
+log = logging.getLogger(__name__)
 
 
 class Follower(Protocol):
@@ -121,12 +123,24 @@ class RunFolder:
             return None
         return found if isinstance(found, dict) else None
 
-    def finish(self, summary: Mapping[str, Any], module: nn.Module) -> None:
-        """The model, then the summary: where there is one, the run is done."""
-        from safetensors.torch import save_model
+    def save_model(self, model: FlatModel) -> None:
+        """The trained module as it is now. What its state_dict cannot say is left out: its parameters are not."""
+        from safetensors.torch import save_file, save_model
 
+        file, module = self.path / "model.safetensors", model.module
         with self._writing():
-            durable.replace_tensors(self.path / "model.safetensors", lambda draft: save_model(module, str(draft)))
+            try:
+                durable.replace_tensors(file, lambda draft: save_model(module, str(draft)))
+            except OSError:
+                raise
+            except Exception as error:  # a module may have a state_dict of its own
+                log.warning("model.safetensors has the trained parameters only: %s", one_line(error))
+                values = {name: values.detach().contiguous() for name, values in zip(model.names, model.parameters())}
+                durable.replace_tensors(file, lambda draft: save_file(values, str(draft)))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The summary, after the model: where there is one, the run is done."""
+        with self._writing():
             durable.replace_text(
                 self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
             )

@@ -108,7 +108,9 @@ class Evaluation:
         found = None if self._engine is None or not isinstance(x, Tensor) else self._engine.logits(theta, x)
         # Where something overflows, what torch says counts: engines differ in which NaN survives a maximum.
         if found is None or not found.isfinite().all():
-            found = torch.cat([self._model.outputs(theta, few) for few in split(x, self._at_once)])
+            parts = [(self._model.outputs(theta, few), count(few)) for few in split(x, self._at_once)]
+            # `.squeeze()` drops the dimension of a batch of one, which the last part may be.
+            found = torch.cat([one.reshape(size, *parts[0][0].shape[1:]) for one, size in parts])
         return found
 
 

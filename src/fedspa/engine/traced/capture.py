@@ -23,7 +23,7 @@ from fedspa.engine.traced.recorder import record
 from fedspa.errors import first_line
 from fedspa.examples import Examples, Tree, blanks, mapped, moved
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.forward import Modes, in_modes
+from fedspa.learning.forward import Modes, attributes_kept, in_modes
 
 
 class Untraceable(Exception):
@@ -47,12 +47,12 @@ def capture(model: FlatModel, modes: Modes, like: Examples, size: int, agents: i
     if agents is not None:
         mapping = torch.func.vmap(mapping, in_dims=(0, 0, 0), randomness="different")
         arguments = pytree.tree_map(lambda leaf: leaf.expand(agents, *leaf.shape).clone(), arguments)
-    return _traced(mapping, modes, arguments)
+    return _traced(model, mapping, modes, arguments)
 
 
 def capture_mean(model: FlatModel, modes: Modes, like: Examples, size: int) -> fx.GraphModule:
     """(parameters, x, y) → the gradient of the mean loss, of each parameter."""
-    return _traced(torch.func.grad(model.loss_at), modes, _arguments(model, like, size))
+    return _traced(model, torch.func.grad(model.loss_at), modes, _arguments(model, like, size))
 
 
 def _arguments(model: FlatModel, like: Examples, size: int) -> list[Any]:
@@ -60,10 +60,17 @@ def _arguments(model: FlatModel, like: Examples, size: int) -> list[Any]:
     return [list(model.parts(theta).values()), *(moved(blanks(tree, size), theta.device) for tree in like)]
 
 
-def _traced(function: Callable[..., Any], modes: Modes, arguments: list[Any]) -> fx.GraphModule:
+def _traced(model: FlatModel, function: Callable[..., Any], modes: Modes, arguments: list[Any]) -> fx.GraphModule:
     """With all tensors of the arguments as arguments of its own, and those of the result as a list."""
     flat, spec = pytree.tree_flatten(arguments)
-    with _quiet(), _compiling(), in_modes(modes), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
+    with (
+        _quiet(),
+        _compiling(),
+        in_modes(modes),
+        attributes_kept(model.module),
+        sdpa_kernel(SDPBackend.MATH),
+        torch.random.fork_rng(devices=[]),
+    ):
         try:
             return record(lambda *given: pytree.tree_leaves(function(*pytree.tree_unflatten(given, spec))), flat)
         except Exception as error:  # a user's forward may raise anything where it cannot be mapped

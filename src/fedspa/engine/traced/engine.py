@@ -19,7 +19,7 @@ from fedspa.engine.traced.capture import Untraceable
 from fedspa.engine.traced.cuts import Cuts, as_made, take
 from fedspa.engine.traced.program import Program, trace, trace_mean
 from fedspa.engine.traced.repeatable import repeatable
-from fedspa.engine.traced.verify import require_agreement
+from fedspa.engine.traced.verify import verify
 from fedspa.errors import first_line
 from fedspa.examples import Examples, Tree, count, in_order, mapped, taken
 from fedspa.learning.flat import FlatModel
@@ -85,7 +85,7 @@ class TracedEngine:
         self._mean: Callable[..., list[Tensor]] | None = None
         self._lock = Lock()
         with torch_threads(1), repeatable(self._device, tf32=False):
-            require_agreement(self._model, self._modes, like, self._keeping_all)
+            verify(self._model, self._modes, like, self._keeping_all)
 
     @property
     def draws(self) -> bool:

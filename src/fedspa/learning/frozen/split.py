@@ -19,7 +19,7 @@ from fedspa.learning.frozen.built import built
 from fedspa.learning.frozen.cut import Cut, Values, bytes_of, cut
 from fedspa.learning.frozen.same import require_apart, require_same
 from fedspa.learning.frozen.traced import Traced, Untraced, by_layers, by_operations
-from fedspa.learning.made_up import made_up
+from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.threads import one_example_a_time
@@ -62,7 +62,10 @@ def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
     if any(_hooked(layer) for layer in module.modules()):
         return "the module has hooks, or a forward of its own"
     copy, device = copied(module), next(module.parameters()).device
-    given = [Examples(*(moved(tree, device) for tree in each)) for each in [*made_up(like), _blank(like)]]
+    given = [
+        Examples(*(moved(tree, device) for tree in each))
+        for each in [*synthetic_examples(like, module, task), _blank(like)]
+    ]
     why = "it takes none of the records that were made up to try it"
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), one_example_a_time():

@@ -62,7 +62,10 @@ class Task(ABC):
 
 
 class OfOutputs(Task):
-    """A task whose loss is a function of the module's outputs and of the targets."""
+    """A task whose loss is a function of the module's outputs and of the targets. `takes_logits` says that the loss
+    makes probabilities of the outputs itself, by a sigmoid or softmax."""
+
+    takes_logits = False
 
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
         return self.mean_loss(outputs(module, x), y)

@@ -18,6 +18,7 @@ class Classification(OfOutputs):
     """Targets are whole numbers 0 … classes - 1."""
 
     name = "classification"
+    takes_logits = True
     headline = "accuracy"
 
     def __init__(
@@ -59,6 +60,8 @@ class Classification(OfOutputs):
 
     def _loss(self, found: Tensor, y: Tree, reduction: str) -> Tensor:
         assert isinstance(y, Tensor)
+        if found.ndim == 1:  # `.squeeze()` drops the dimension of a batch of one
+            found = found.reshape(len(y), -1)
         # torch passes over one label, -100 by default: here each outside the classes is wrong, so that one is out of
         # reach.
         y, ignored = y.clamp(min=-1), torch.iinfo(torch.int64).min
@@ -78,7 +81,7 @@ class Classification(OfOutputs):
 
     def strange(self, found: Tensor, y: Tree) -> Tensor | None:
         assert isinstance(y, Tensor)
-        return (y < 0) | (y >= found.shape[1])
+        return (y < 0) | (y >= found.shape[-1])
 
     def measure(self) -> ClassCounts:
         assert self.classes is not None

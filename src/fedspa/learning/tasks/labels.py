@@ -17,6 +17,7 @@ class MultiLabel(OfOutputs):
     """Targets are 0 or 1, (examples, labels). An example's loss is the mean over its labels."""
 
     name = "multi-label"
+    takes_logits = True
     headline = "auc"
 
     def __init__(self, width: int, *, weights: tuple[float, ...] | None = None) -> None:

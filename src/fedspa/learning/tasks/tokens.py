@@ -21,6 +21,7 @@ class TokenClassification(OfOutputs):
     """Targets are whole numbers, (examples, positions); `ignore_index` where a token does not count."""
 
     name = "token-classification"
+    takes_logits = True
     headline = "token_accuracy"
 
     def __init__(self, *, ignore_index: int = -100) -> None:
