@@ -9,26 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedspa.mechanisms.gaussian.published import (
-    in_range,
-    published_epsilon,
-    published_noise,
-    smallest_certified_epsilon,
-)
 from sample_plans import CIFAR, MNIST
 
 from fedspa.data import datasets
 from fedspa.data.participation import schedule
 from fedspa.engine.generic import GenericEngine
 from fedspa.learning import models
-from fedspa.mechanisms.binomial.bound import composed_epsilon
 from fedspa.mechanisms.binomial.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.randomness.sparsify import scale
 from fedspa.server.optimizers import ServerOptimizer
-from reproduction import rows, stand_in
+from reproduction import cpsgd_theorem, rows, stand_in
+from reproduction.theorem1 import (
+    in_range,
+    published_epsilon,
+    published_noise,
+    smallest_certified_epsilon,
+)
 
 DIMENSION = {"mnist": 21_840, "cifar10": 537_610}
 
@@ -280,8 +279,9 @@ def _binomial(name: str, setting: dict[str, int], bits: int, trials: int, advers
         records=setting["records"],
         participations=45 if name == "mnist" else 200,
         delta=1e-3,
+        members=0 if adversary == "local" else 100,
     )
-    return composed_epsilon({plan.event: plan.participations}, plan.delta, published=True)
+    return cpsgd_theorem.published_epsilon(plan.event, plan.participations, plan.delta)
 
 
 @pytest.mark.parametrize(("name", "setting"), [("mnist", MNIST), ("cifar10", CIFAR)])

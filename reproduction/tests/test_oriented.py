@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from fedspa.learning.initial import oriented
 from torch import nn
 
 from fedspa.errors import ConfigError
 from fedspa.learning import models
 from fedspa.learning.threads import torch_threads
+from reproduction.oriented import oriented
 
 
 def first(seed: int) -> nn.Sequential:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
-from fedspa.mechanisms.gaussian.published import (
-    in_range,
-    published_epsilon,
-    published_noise,
-    smallest_certified_epsilon,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_plans import CIFAR, MNIST
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
+from reproduction.theorem1 import (
+    in_range,
+    published_epsilon,
+    published_noise,
+    smallest_certified_epsilon,
+)
 
 
 @pytest.mark.parametrize(

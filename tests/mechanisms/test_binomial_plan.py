@@ -187,8 +187,7 @@ POLICY = Policy(
     ("plan", "code"),
     [
         (PLAN, None),
-        (replace(PLAN, trials=5), "not-private"),
-        (replace(PLAN, adversary="secure-aggregation"), "not-private"),
+        (replace(PLAN, trials=5), "noise-too-small"),
         (replace(PLAN, delta=1.5e-3), "delta"),
         (replace(PLAN, participations=46), "too-many-rounds"),
         (replace(PLAN, trials=100_000), "compression-too-large"),

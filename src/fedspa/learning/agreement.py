@@ -56,7 +56,7 @@ def require_agreement(
     theta = _elsewhere(model.flatten())
     chosen = [*examples[: _EXAMPLES - 1], examples[-1]]
     x, y = (moved(joined([one[i] for one in chosen]), theta.device) for i in range(2))
-    with generators_kept(), forward.attributes_kept(model.module), _full_precision(theta.device):
+    with generators_kept(theta.device), forward.attributes_kept(model.module), _full_precision(theta.device):
         plain = _Plain(model, mode, unit, x, y)
         alone, coordinates = plain.gradients(theta)
         if not bool(alone.isfinite().all(1).any()):
@@ -65,7 +65,7 @@ def require_agreement(
             raise Disagreement(lost)
 
         def found(index: Tensor) -> Tensor:
-            torch.default_generator.manual_seed(SEED)
+            _seed(theta.device)
             return rows(theta, taken(x, index), taken(y, index), coordinates).to(alone)
 
         for size in sizes:
@@ -80,6 +80,14 @@ def require_agreement(
                     with plain.holding(theta):
                         own = plain.far(found(index), alone[index], coordinates)
                     raise Disagreement([model.names[place] for place in own or far])
+
+
+def _seed(device: torch.device) -> None:
+    """Begin anew all that a forward pass draws: on a GPU it draws there."""
+    torch.default_generator.manual_seed(SEED)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(SEED)
 
 
 @contextmanager
@@ -146,7 +154,7 @@ class _Plain:
 
     def _gradient(self, one: slice, theta: Tensor) -> Tensor:
         parameters, switches = self._model.parameters(), Switches()
-        torch.default_generator.manual_seed(SEED)
+        _seed(theta.device)
         try:
             with self._mode(), one_example_a_time(), forward.differentiable(self._model.module), torch.enable_grad():
                 loss = self._model.task.loss(self._model.module, taken(self._x, one), taken(self._y, one))

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+CPU = torch.device("cpu")
+
 
 class Call(NamedTuple):
     """One call of one layer. `drew` names the generators beside torch's that moved within it."""
@@ -82,11 +84,11 @@ def _kept(found: object) -> list[Tensor]:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Torch's, numpy's and Python's are afterwards as they were."""
+def generators_kept(device: torch.device = CPU) -> Iterator[None]:
+    """Keep the states of the generators of torch (also of `device`, where it is a GPU), numpy and Python."""
     numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     finally:
         np.random.set_state(numpys)  # noqa: NPY002
