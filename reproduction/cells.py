@@ -27,8 +27,7 @@ NOT_RUN = "not run"
 def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, Any]:
     """JSON for `outcomes`, of `seeds` that were asked for. Accuracies in %; `status` is the worst of the seeds.
 
-    `sound` says whether the ε beside it is a guarantee: a verified accountant's, at a clip value not read off the data.
-    Where `noise` is `seeded` it would be one with secure noise. ε is the largest over agents and seeds.
+    `sound` says whether the ε beside it is a guarantee. Where `noise` is `seeded` it would be one with secure noise. ε is the largest over agents and seeds.
     """
     done = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     failed = [outcome for outcome in outcomes if outcome.status != "done"]

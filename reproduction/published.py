@@ -18,7 +18,7 @@ def published_epsilon(ledger: Path, participations: int, delta: float) -> float 
     entries = export(ledger)["entries"] if ledger.exists() else []
     if not entries:
         return None
-    event = event_of(json.dumps(entries[0]["event"]))
+    event = event_of(json.dumps(entries[0]["event"], sort_keys=True, separators=(",", ":")))
     if isinstance(event, GaussianEvent):
         return theorem1.published_epsilon(event, participations, delta).epsilon
     if isinstance(event, BinomialEvent):

@@ -112,7 +112,7 @@ def ended(folder: Path) -> Outcome | None:
     hardware = tuple(dict.fromkeys(attempt.hardware for attempt in attempts))
     if (folder / "summary.json").is_file():
         summary = _read(folder / "summary.json", _Summary).model_dump()
-        if summary["delta"] is not None:
+        if summary.get("delta") is not None:
             terms = summary["participations_max"], summary["delta"]
             summary["epsilon_published"] = published_epsilon(folder / "ledger.sqlite", *terms)
         return Outcome("done", "", summary, commits, hardware)

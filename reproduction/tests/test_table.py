@@ -17,6 +17,7 @@ from intervals import shown_spread
 from reproduction import cells, rows, table
 from reproduction.__main__ import app, sweeping
 from reproduction.sweep import Outcome
+from reproduction.theorem1 import published_noise
 
 
 def call(*words: str) -> str:
@@ -40,7 +41,9 @@ def test_every_row_and_setting_is_there(small: tuple[Path, Path, dict[str, Any]]
     assert cells_of == {"fedspa": {"published", "verified"}, "dp-fed": {"verified"}, "fedavg": {"published"}}
     sparse, dense, plain = found["rows"]
     assert (sparse["published"]["sound"], sparse["verified"]["sound"]) == (False, True)
-    assert sparse["published"]["epsilon_published"] == pytest.approx(2.0)
+    sizes = {"batch": 10, "records": 240, "steps": 2, "participations": sparse["published"]["participations_max"]}
+    noise = published_noise(sparse["published"]["epsilon_published"], 1e-3, **sizes)
+    assert noise == pytest.approx(6.0)
     assert sparse["verified"]["epsilon"] <= 4.0
     assert plain["published"]["epsilon"] is None
     assert plain["published"]["sound"] is False

@@ -208,7 +208,7 @@ def test_a_run_of_the_simulator_does_not_go_on_here(simulation, train, tmp_path,
 def test_a_run_that_is_over_needs_nobody_to_say_so(simulation, train, monkeypatch):
     """Killed before its summary was written, when all sites have left."""
 
-    def killed(folder, summary, module):
+    def killed(folder, summary):
         raise Killed
 
     with monkeypatch.context() as patched:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from sample_plans import BINOMIAL_PLAN
 
 import fedspa
 from fedspa import mechanisms
@@ -183,7 +184,7 @@ def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_on
         reply = answer()
         if question.metadata.group_id == "2" and node == 103:
             with Ledger.open(shared, create=False) as ledger:
-                ledger.reserve("agent-0", SUMMED, "other", "0")
+                ledger.reserve("agent-0", BINOMIAL_PLAN.event, "other", "0")
             monkeypatch.delitem(mechanisms.MECHANISMS["binomial"].events, "binomial")
             mechanisms._event_of.cache_clear()
         return [reply]
@@ -547,7 +548,7 @@ def test_when_too_few_are_willing_the_run_ends(deployment, train, tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({}, None), ({"privacy.trials": 7}, "not-private")],
+    [({}, None), ({"privacy.trials": 7}, "no accountant gives a finite ε")],
 )
 def test_cpsgd_under_each_agents_own_policy(deployment, train, tmp_path, changes, code):
     for i in range(4):

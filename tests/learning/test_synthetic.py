@@ -123,6 +123,16 @@ def test_state_that_only_some_tokens_show_is_refused(kind: Callable[[], nn.Modul
         choose(engine, kind(), like, "cpu", 1, exact=False, task=TASK)
 
 
+@pytest.mark.parametrize("kind", KEEPING)
+def test_a_run_refuses_it_too(kind: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """No check before the trial may bring the state to where synthetic examples no longer move it."""
+    tokens = (torch.arange(400 * LENGTH).view(400, LENGTH) * 7) % WORDS
+    x, y = tokens.float() if kind is FloatTokens else tokens, torch.arange(400) % 3
+    data, module = fedspa.from_arrays(x, y, x[:40], y[:40], name="tokens"), kind()
+    with pytest.raises(ConfigError, match=r"keeps something of one example|another gradient once others were seen"):
+        fedspa.run({**CONFIG, "run": {"out": str(tmp_path / "run")}}, data=data, module=module, task="classification")
+
+
 def test_integers_cover_the_vocabulary_of_each_leaf() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -9,11 +9,12 @@ import torch
 from fedspa.data import plugin
 from fedspa.errors import ConfigError, DataError, RunWarning, warn
 from fedspa.examples import Examples, Tree, blanks, joined, layout, leaves, moved, taken
-from fedspa.learning.flat import FlatModel
+from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks.base import OfOutputs
 from fedspa.learning.tasks.own import Own
+from fedspa.learning.threads import Switches
 from fedspa.learning.traces.blame import of_function
 
 _TOGETHER = 3
@@ -29,6 +30,9 @@ def require_fit(model: FlatModel, like: Examples, what: str) -> None:
         raise ConfigError(f"{what} cannot be switched to eval mode and back ({plugin.one_line(cause)})") from cause
     device = next(model.module.parameters()).device
     examples = synthetic_examples(like, model.module, model.task)
+    # On a copy: what the module itself kept of these would hide from the trial that it keeps something.
+    with suppress(Exception):  # torch cannot copy all that a module may hold; a trial refuses it by name
+        model = FlatModel(copied(model.module), model.task)
     several = (examples[:_TOGETHER], [examples[0]] * _TOGETHER, [Examples(blanks(like.x), blanks(like.y))] * _TOGETHER)
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
         given = [Examples(*(moved(joined([one[i] for one in each]), device) for i in range(2))) for each in several]
@@ -49,10 +53,13 @@ def require_fit(model: FlatModel, like: Examples, what: str) -> None:
 
 
 def _fits(model: FlatModel, few: Examples) -> bool:
+    switches = Switches()
     try:
         model.task.require_fit(model.module, *few)
     except Exception:  # the user's forward may raise anything
         return False
+    finally:
+        switches.put_back()
     return True
 
 

@@ -14,7 +14,7 @@ from fedspa.examples import Examples, Tree, count, layout, mapped, named_leaves,
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.tasks import Classification, Task
 from fedspa.learning.tasks.base import OfOutputs
-from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.threads import Switches, one_example_a_time
 from fedspa.learning.traces.watch import generators_kept
 
 _MADE, _GIVEN = 7, 4  # synthetic examples, and at most so many of those given
@@ -145,8 +145,11 @@ class _Probe:
             made.view(-1)[0] = value
             return made
 
+        switches = Switches()
         try:
             x, y = (_named(tree, root, leaf_at) for root, tree in (("x", self._first.x), ("y", self._first.y)))
             return bool(model.mean_loss(theta, x, y).isfinite())
         except Exception:  # the user's forward may raise anything
             return False
+        finally:
+            switches.put_back()
