@@ -27,7 +27,8 @@ NOT_RUN = "not run"
 def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, Any]:
     """JSON for `outcomes`, of `seeds` that were asked for. Accuracies in %; `status` is the worst of the seeds.
 
-    `sound` says whether the ε beside it is a guarantee. Where `noise` is `seeded` it would be one with secure noise. ε is the largest over agents and seeds.
+    `sound` says whether the ε beside it is a guarantee; where `noise` is `seeded`, whether it would be one with secure
+    noise. ε is the largest over agents and seeds.
     """
     done = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     failed = [outcome for outcome in outcomes if outcome.status != "done"]
