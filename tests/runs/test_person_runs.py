@@ -148,20 +148,6 @@ def test_a_config_that_names_persons_beside_a_ledger_of_records_is_a_problem(tmp
     assert any("each record was protected, the config names data.person" in line for line in run.problems)
 
 
-def test_an_older_summary_is_of_records(tmp_path: Path) -> None:
-    simulate(small(tmp_path / "run"))
-    path = tmp_path / "run/summary.json"
-    summary = json.loads(path.read_text())
-    del summary["unit"]
-    path.write_text(json.dumps(summary))
-    run = read(tmp_path / "run")
-    assert run.problems == []
-    assert run.summary is not None
-    assert "for each record of each agent" in statement(run.summary)
-    promise(run)
-    assert run.problems == []
-
-
 def test_a_ledger_holds_one_unit_per_agent(tmp_path: Path) -> None:
     """Each way round, whatever the policy: the refusal comes before anything is written."""
     for first, second in ((VISITS, {}), ({}, VISITS)):

@@ -201,10 +201,8 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
         "warnings": (list,),
         "private": (bool,),
     }
-    terms = (found.get("neighbours"), found.get("adversary"))
-    if found.get("unit") not in (None, *get_args(Unit)):
-        return False
-    if terms not in {(None, None), (None, "local"), *product(get_args(Neighbours), get_args(Adversary))}:
+    terms = (found.get("unit"), found.get("neighbours"), found.get("adversary"))
+    if terms not in [(None, None, None), *product(get_args(Unit), get_args(Neighbours), get_args(Adversary))]:
         return False
     summed = found.get("adversary") == "secure-aggregation" and isinstance(found.get("colluders"), int)
     if found.get("members") and not summed:

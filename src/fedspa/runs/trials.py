@@ -26,7 +26,6 @@ from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.learning.tasks.own import Loss
 from fedspa.learning.trial import try_scores
-from fedspa.privacy.event import same_event
 from fedspa.runs.halving import Halving, Settings, Turn, settled
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job, prepare_server
@@ -272,7 +271,7 @@ def _refuse_another_event(job: Job, server: ServerJob, settings: Settings) -> No
     """The one thing that the guarantee rests on."""
     assert job.plan is not None
     plan = server.plan
-    if plan is None or not same_event(plan.event, job.plan.event) or plan.participations != job.plan.participations:
+    if plan is None or plan.event != job.plan.event or plan.participations != job.plan.participations:
         raise ConfigError(
             f"the candidate {json.dumps(dict(settings), ensure_ascii=False)} has another event than the run, so that "
             "the plan would not pay for it; try settings that leave it as it is"
