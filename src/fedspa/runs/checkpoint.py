@@ -133,7 +133,7 @@ def load(path: Path) -> Checkpoint:
                 "version that began it, or start a new run"
             )
         known = _Header.model_validate(values)
-    except (ValidationError, ValueError, RecursionError) as error:
+    except (ValidationError, ValueError) as error:
         raise CheckpointError(f"{path} is no checkpoint of this fedspa: {first_line(error)[:200]}") from None
     kept: dict[str, Any] = {key: getattr(known, key) for key in _KEPT}
     return Checkpoint(state=ServerState.of_tensors(tensors, known.round), **kept)

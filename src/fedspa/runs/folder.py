@@ -118,7 +118,7 @@ class RunFolder:
         """Of a run that is done; None where there is none, or none that can be read."""
         try:
             found = json.loads((self.path / "summary.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 

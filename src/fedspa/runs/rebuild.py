@@ -76,7 +76,7 @@ def _summary(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             f"the run in {folder} is not finished: there is no summary.json; `fedspa run --resume {folder}` goes on"
         ) from None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError(f"summary.json in {folder} is damaged; give the folder of a whole run")

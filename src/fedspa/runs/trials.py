@@ -214,9 +214,8 @@ def server_of(
     """The server of a run, with the trials that its config asks for; its agents hold so many records each."""
     tuning = job.config.tuning
     if tuning.candidates is None:
-        for key in ("rounds", "ahead", "scored_by"):
-            if getattr(tuning, key) is not None:
-                raise ConfigError(f"tuning.{key} is of tuning.candidates, and there are none: name some")
+        if tuning.scored_by is not None:  # `fedspa tune`, which chooses the candidates, reads it without any
+            raise ConfigError("tuning.scored_by is for tuning.candidates, and there are none: name some")
         return Coordinator(job.server)
     halving = Halving.within(len(tuning.candidates), tuning.rounds, tuning.ahead, scoring_rounds(job))
     _refuse(job, halving)
