@@ -74,16 +74,6 @@ def test_a_module_that_was_changed_after_the_run_gets_no_card(tmp_path: Path) ->
     assert not list(tmp_path.glob("model.onnx*"))
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.md"])
-def test_files_of_others_stay(tmp_path: Path, name: str) -> None:
-    result = fedspa.run(small(tmp_path / "run"))
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(FedspaError, match=r"is there and is no model.* of fedspa.*; nothing was written"):
-        result.export_onnx(tmp_path / "model.onnx")
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [name]
-    assert (tmp_path / name).read_text() == "mine"
-
-
 @needs_onnx
 def test_what_cannot_be_written_as_onnx_is_said_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     class Strange(nn.Module):

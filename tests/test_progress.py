@@ -14,7 +14,6 @@ from small_runs import small
 
 import fedspa
 from fedspa import progress
-from fedspa.errors import ConfigError
 from fedspa.runs.config import load
 from fedspa.runs.metrics import RoundMetrics
 
@@ -89,8 +88,3 @@ def test_a_notebook_shows_a_bar_without_further_packages(monkeypatch: pytest.Mon
         '<progress value="1" max="3"></progress> round 1 of 3 &nbsp; 50.00%  ε 0.250  1 kB',
         '<progress value="1" max="3"></progress> round 1 of 3 &nbsp; &lt;script&gt;',
     ]
-
-
-def test_anything_else_is_refused() -> None:
-    with pytest.raises(ConfigError, match="progress is 'bar'; give True, False, or nothing"):
-        fedspa.run(progress="bar")  # type: ignore[arg-type]

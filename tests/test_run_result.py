@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -144,14 +143,6 @@ def test_what_is_damaged_is_named(digits: fedspa.RunResult, tmp_path: Path) -> N
         fedspa.load_model(copy)
     with pytest.raises(ConfigError, match="run is 3; give a path"):
         fedspa.load_model(3)  # type: ignore[arg-type]
-
-
-def test_runs_of_older_versions_are_read(digits: fedspa.RunResult, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(digits.folder, tmp_path / "copy"))
-    summary = json.loads((copy / "summary.json").read_text("utf-8"))
-    del summary["schema"], summary["features"]
-    (copy / "summary.json").write_text(json.dumps(summary))
-    assert fedspa.RunResult.load(copy).summary == digits.summary
 
 
 def test_classes_are_predicted_as_they_are_scored(digits: fedspa.RunResult) -> None:

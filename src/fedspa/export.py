@@ -22,20 +22,16 @@ from fedspa.learning.forward import outputs
 from fedspa.report import card as cards
 
 _NEEDED = ("onnx", "onnxscript")
-_SOURCE = "fedspa"  # in the file's metadata, by which it is known again
 _EXAMPLES = 2  # of the batch that is traced: torch takes a batch of one for a size that never changes
 
 
 def to_onnx(module: nn.Module, like: Tree, card: str, path: Path) -> Path:
     """Write the outputs of `module` for inputs made as `like` to `path`, and `card` to the same path with `.md` behind
-    it. Files that are there are replaced only if they were written so."""
+    it."""
     if lacking := [name for name in _NEEDED if find_spec(name) is None]:
         raise ConfigError(f"ONNX needs {' and '.join(lacking)}; pip install 'fedspa[onnx]'")
     beside = path.with_name(f"{path.name}.md")
     with worded(FedspaError, lambda why: f"{path} cannot be written: {why}; name another file"):
-        if path.exists() and not _is_ours(path):
-            raise FedspaError(f"{path} is there and is no model of fedspa's; nothing was written: name another file")
-        cards.refuse_other(beside)
         durable.replace_bytes(path, _model(module, like))
         cards.write(card, beside)
     return path
@@ -76,7 +72,7 @@ def _model(module: nn.Module, like: Tree) -> bytes:
             f"torch cannot write this {type(module).__name__} as ONNX ({first_line(_reason(error))}); use the module "
             "itself, by fedspa.load_model"
         ) from error
-    proto.producer_name = _SOURCE
+    proto.producer_name = "fedspa"
     _without_traces(proto)
     return bytes(proto.SerializeToString())
 
@@ -116,14 +112,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-
-
-def _is_ours(path: Path) -> bool:
-    import onnx
-
-    if not path.is_file():
-        return False
-    try:
-        return bool(onnx.load(path, load_external_data=False).producer_name == _SOURCE)
-    except Exception:  # protobuf raises many kinds on foreign bytes
-        return False

@@ -123,17 +123,11 @@ def run(
         'Sequential'
     """
     started = time.monotonic()
-    if resume is not None and not isinstance(resume, str | Path):
-        raise ConfigError(f"resume is {quoted(resume)}; give the path of an interrupted run's folder")
-    if task is not None and not isinstance(task, str) and not callable(task):
-        raise ConfigError(f"task is {quoted(task)}; give a name, or a function loss(module, example)")
     if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
         raise ConfigError(f"metrics is {quoted(metrics)}; give functions of outputs and targets by name, as a dict")
     for name in metrics or ():
         if not isinstance(name, str) or not name.isprintable() or name in RoundMetrics.__slots__:
             raise ConfigError(f"a metric is called {quoted(name)}; give it a name that no other figure of a round has")
-    if not isinstance(progress, bool | Progress | None):
-        raise ConfigError(f"progress is {quoted(progress)}; give True, False, or nothing for what suits the screen")
     for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
         if called is not None and not callable(called):
             raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")

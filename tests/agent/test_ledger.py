@@ -373,8 +373,8 @@ class TestRefused:
         self.refused(path, "not a fedspa ledger")
 
     def test_newer_version(self, path: Path) -> None:
-        self.altered(path, "PRAGMA user_version = 3")
-        self.refused(path, "version 3, this fedspa knows 2; install")
+        self.altered(path, "PRAGMA user_version = 2")
+        self.refused(path, "version 2, this fedspa knows 1; install")
 
     @pytest.mark.parametrize(
         ("statement", "match"),

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fedspa.agent.ledger.export import export
-from fedspa.agent.ledger.file import create
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.schema import ADDED, entry_hash
+from fedspa.agent.ledger.schema import TRIGGERS
 from fedspa.agent.ledger.summary import summary
 from fedspa.agent.ledger.verify import verify
-from fedspa.agent.ledger.witness import GENESIS
 from fedspa.errors import BudgetError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
-from fedspa.privacy.cap import BY_FILTER, Cap, FirstPlan
+from fedspa.privacy.cap import Cap, FirstPlan
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.2)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)
@@ -89,30 +86,6 @@ def test_a_server_that_changes_its_plan_within_the_run_leaves_the_plan(path: Pat
         ledger.reserve("a", EVENT, "run", "19", cap=cap, announced=40)
 
 
-def test_a_ledger_of_before_is_read_as_it_is_and_goes_by_the_filter(path: Path) -> None:
-    """Version 1, as the first edition wrote it: entries, and nothing of what was announced."""
-    create(path)
-    text, link = EVENT.to_json(), GENESIS
-    rows = []
-    for number in range(3):
-        link = entry_hash(link, number + 1, "old", "run", str(number), text, "2026")
-        rows.append((number + 1, "old", "run", str(number), 1, "2026", link))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("INSERT INTO event VALUES (1, ?)", (text,))
-        connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-    before = path.read_bytes()
-    assert verify(path) == []
-    assert export(path)["plans"] == []
-    assert summary(path, delta=1e-3, neighbours="add-remove").agents[0].accountant == BY_FILTER
-    assert path.read_bytes() == before
-    with Ledger.open(path, create=False) as ledger:
-        ledger.reserve("old", EVENT, "run", "3", announced=20)
-        ledger.reserve("new", EVENT, "run", "0", announced=20)
-        assert (ledger.first_plan("old"), ledger.first_plan("new")) == (None, FirstPlan(EVENT, 20))
-        assert ledger.spent("old") == {EVENT: 4}
-    assert verify(path) == []
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -135,7 +108,7 @@ def test_a_plan_cannot_be_changed_or_added_afterwards(path: Path, statement: str
 def test_an_edited_plan_breaks_the_chain(path: Path, edit: str) -> None:
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0", announced=2)
-    guards = [statement for statement in ADDED if statement.startswith("CREATE TRIGGER")]
+    guards = [statement for statement in TRIGGERS if statement.startswith("CREATE TRIGGER")]
     altered(path, *(f"DROP TRIGGER {guard.split()[2]}" for guard in guards), edit, *guards)
     assert any("entry 1: its hash" in problem for problem in verify(path))
 
@@ -143,7 +116,7 @@ def test_an_edited_plan_breaks_the_chain(path: Path, edit: str) -> None:
 def test_a_plan_that_is_no_number_is_damage(path: Path) -> None:
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0", announced=2)
-    guards = [statement for statement in ADDED if statement.startswith("CREATE TRIGGER")]
+    guards = [statement for statement in TRIGGERS if statement.startswith("CREATE TRIGGER")]
     drop = [f"DROP TRIGGER {guard.split()[2]}" for guard in guards]
     altered(path, *drop, "UPDATE plan SET participations = 'many'", *guards)
     with pytest.raises(LedgerError, match="damaged"), Ledger.open(path) as ledger:

@@ -47,7 +47,6 @@ ARGUMENTS: dict[str, Callable[[Path], object]] = {
     "config has a NUL in its path": lambda folder: fedspa.run("a\0b"),
     "config is a folder": lambda folder: fedspa.run(folder),
     "config is a class": lambda folder: fedspa.run(Config),  # type: ignore[arg-type]
-    "resume is a number": lambda folder: fedspa.run(resume=3),  # type: ignore[arg-type]
     "resume is no run": lambda folder: fedspa.run(resume=folder),
     "resume is nowhere": lambda folder: fedspa.run(resume=folder / LONG),
     "on_round is a number": lambda folder: fedspa.run(on_round=3),  # type: ignore[arg-type]

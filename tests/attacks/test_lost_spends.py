@@ -11,7 +11,9 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,9 @@ import pytest
 from fedspa.agent.ledger import loss as ledger_loss
 from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.file import create
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.schema import TRIGGERS
 from fedspa.agent.ledger.summary import summary
 from fedspa.agent.ledger.verify import verify
 from fedspa.errors import LedgerError
@@ -170,8 +174,8 @@ def test_a_file_that_is_gone(killed: list[Files], tmp_path: Path, end: str) -> N
 
 
 def test_the_database_alone(killed: list[Files], tmp_path: Path) -> None:
-    """A ledger in use, copied without its log and its witness. When only the log had version 2, what lay there was an
-    empty ledger of version 1: `verify` had nothing to say, and 30 spends had never been."""
+    """A ledger in use, copied without its log and its witness. If only the log had the ledger's name, the copy would be
+    a new ledger: `verify` would find nothing wrong, and 30 spends would be missing."""
     path = tmp_path / "ledger.sqlite"
     for files in killed:
         put(path, {"": files[""]})
@@ -179,16 +183,6 @@ def test_the_database_alone(killed: list[Files], tmp_path: Path) -> None:
         assert "its witness ledger.sqlite.witness is missing" in problem
         with pytest.raises(LedgerError, match=r"its witness ledger\.sqlite\.witness is missing"):
             Ledger.open(path)
-
-
-def test_the_database_alone_of_an_upgraded_ledger(tmp_path: Path) -> None:
-    path, copy = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
-    first_edition(path)
-    with Ledger.open(path, create=False) as ledger:
-        take_part(ledger, 0)
-        put(copy, {"": path.read_bytes()})
-    with pytest.raises(LedgerError, match=r"its witness copy\.sqlite\.witness is missing"):
-        Ledger.open(copy)
 
 
 def test_a_database_that_is_gone_with_its_log(killed: list[Files], tmp_path: Path) -> None:
@@ -260,43 +254,6 @@ def test_what_is_damaged_otherwise_cannot_be_accepted(killed: list[Files], tmp_p
         ledger_loss.accept(path, 0)
 
 
-def test_a_ledger_of_before_the_witness_gets_one_and_keeps_it(tmp_path: Path) -> None:
-    """Version 1, as the first edition wrote it, with entries."""
-    path = tmp_path / "ledger.sqlite"
-    first_edition(path)
-    assert verify(path) == []
-    assert summary(path, delta=1e-3, neighbours="add-remove").entries == 1
-    backup = path.read_bytes()
-    with Ledger.open(path, create=False) as ledger:
-        assert ledger.spent("a") == {EVENT: 1}
-        ledger.reserve("a", EVENT, "run", "1")
-    assert verify(path) == []
-    path.write_bytes(backup)  # of version 1, which alone would need no witness
-    with pytest.raises(LedgerError, match="acknowledged 2 entries and holds 1"):
-        Ledger.open(path)
-    with pytest.raises(LedgerError, match="acknowledged 2 entries and holds 1"):
-        summary(path, delta=1e-3, neighbours="add-remove")
-    ledger_loss.accept(path, 1)
-    assert len(summary(path, delta=1e-3, neighbours="add-remove").losses) == 1
-
-
-def first_edition(path: Path) -> None:
-    import sqlite3
-
-    from fedspa.agent.ledger.file import create
-    from fedspa.agent.ledger.schema import entry_hash
-    from fedspa.agent.ledger.witness import GENESIS
-
-    create(path)
-    with sqlite3.connect(path) as connection:
-        text = EVENT.to_json()
-        link = entry_hash(GENESIS, 1, "a", "run", "0", text, "2026")
-        connection.execute("INSERT INTO event VALUES (1, ?)", (text,))
-        connection.execute("INSERT INTO entry VALUES (1, 'a', 'run', '0', 1, '2026', ?)", (link,))
-    connection.close()
-    assert not Path(f"{path}.witness").exists()
-
-
 @pytest.mark.parametrize("torn", [0, 1, 100, 300])
 def test_killed_between_commit_and_witness(tmp_path: Path, torn: int) -> None:
     """Before the witness was written, or in the middle of it: a ledger ahead of its witness lacks nothing."""
@@ -336,18 +293,51 @@ def test_a_witness_that_another_process_wrote_is_forced_too(tmp_path: Path, monk
         assert len(forced) == 1
 
 
-def test_killed_between_upgrade_and_its_commit(tmp_path: Path) -> None:
-    """Version 1 with the witness that an upgrade made before it was killed: the next one takes it over."""
+def test_killed_between_the_first_witness_and_its_commit(tmp_path: Path) -> None:
+    """A new ledger with the witness of a process that was killed before it gave the ledger its name."""
     path, twin = tmp_path / "ledger.sqlite", tmp_path / "twin.sqlite"
-    first_edition(path)
+    create(path)
+    assert verify(path) == []
     shutil.copy(path, twin)
-    with Ledger.open(twin) as upgraded:
-        name = upgraded.name
+    with Ledger.open(twin) as named:
+        name = named.name
     shutil.copy(f"{twin}.witness", f"{path}.witness")
     with Ledger.open(path, create=False) as ledger:
         assert ledger.name == name
         ledger.reserve("a", EVENT, "run", "1")
     assert verify(path) == []
+
+
+def test_a_new_ledger_in_place_of_one_in_use(tmp_path: Path) -> None:
+    """A new ledger has no name that could differ from the witness's: its missing entries give it away."""
+    path, new = tmp_path / "ledger.sqlite", tmp_path / "new.sqlite"
+    create(new)
+    with Ledger.open(path) as ledger:
+        take_part(ledger, 0)
+    path.unlink()
+    shutil.copy(new, path)
+    with pytest.raises(LedgerError, match="acknowledged 5 entries and holds 0"):
+        Ledger.open(path)
+    assert any("acknowledged 5 entries and holds 0" in problem for problem in verify(path))
+    ledger_loss.accept(path, 0)
+    assert len(summary(path, delta=1e-3, neighbours="add-remove").losses) == 1
+
+
+def test_a_ledger_without_its_name_is_refused(tmp_path: Path) -> None:
+    """Without name and witness it must not pass for a new ledger that goes on with its entries."""
+    path = tmp_path / "ledger.sqlite"
+    with Ledger.open(path) as ledger:
+        take_part(ledger, 0)
+    Path(f"{path}.witness").unlink()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        [guard] = [sql for sql in TRIGGERS if "TRIGGER identity_no_delete" in sql]
+        for statement in ("DROP TRIGGER identity_no_delete", "DELETE FROM identity", guard):
+            connection.execute(statement)
+    assert verify(path) == ["it has lost its name"]
+    with pytest.raises(LedgerError, match="it has lost its name"):
+        Ledger.open(path)
+    with pytest.raises(LedgerError, match="it has lost its name"):
+        ledger_loss.accept(path, 5)
 
 
 def test_an_owner_accepts_a_loss_on_the_command_line(

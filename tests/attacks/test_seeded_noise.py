@@ -237,7 +237,7 @@ def test_a_summary_of_the_first_edition_is_read_as_what_it_was(tmp_path: Path) -
 
 
 class TestEvents:
-    def test_the_mode_is_in_the_text_and_its_absence_is_the_old_text(self) -> None:
+    def test_the_mode_is_in_the_text_and_its_absence_is_not(self) -> None:
         assert 'noise":"' not in EVENT.to_json()
         for mode in ("secure", "exact", "seeded"):
             event = replace(EVENT, noise=mode)
@@ -259,12 +259,14 @@ class TestEvents:
         assert words.startswith("THE NOISE OF 4 OF 10 PARTICIPATIONS WAS SEEDED")
         assert seeded_words({"secure": 3, "unrecorded": 1}) is None
 
-    def test_an_entry_of_before_is_the_same_entry(self, tmp_path: Path) -> None:
+    def test_an_entry_has_one_mode(self, tmp_path: Path) -> None:
         with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
             ledger.reserve("a", EVENT, "run", "0")
-            assert not ledger.reserve("a", replace(EVENT, noise="seeded"), "run", "0").fresh
             ledger.reserve("a", replace(EVENT, noise="secure"), "run", "1", cap=Cap(100, 1e-5, "add-remove"))
-            with pytest.raises(fedspa.FedspaError, match="another event"):
-                ledger.reserve("a", replace(EVENT, noise="seeded"), "run", "1")
-            with pytest.raises(fedspa.FedspaError, match="another event"):
-                ledger.reserve("a", EVENT, "run", "1")
+            for message, event in (
+                ("0", replace(EVENT, noise="seeded")),
+                ("1", replace(EVENT, noise="seeded")),
+                ("1", EVENT),
+            ):
+                with pytest.raises(fedspa.FedspaError, match="another event"):
+                    ledger.reserve("a", event, "run", message)

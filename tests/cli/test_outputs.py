@@ -1,4 +1,4 @@
-"""No command replaces a file that it did not write: every `--out` there is, tried on somebody else's."""
+"""`--out FILE` writes that file, whole or not at all, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 import fedspa
-from fedspa.agent.ledger.verify import verify
 from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
 
@@ -27,18 +26,13 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ledger.sqlite", "config.toml", "summary.json", "model.safetensors", "metrics.jsonl", "page.html", "checkpoint"],
-)
-def test_a_report_replaces_reports_only(run: Path, name: str) -> None:
-    (run / "page.html").write_text("<!doctype html>\n<title>mine</title>")
+@pytest.mark.parametrize("command", [["report"], ["model", "card"]])
+def test_a_folder_is_not_replaced(run: Path, command: list[str]) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    ended = CliRunner().invoke(app, ["report", str(run), "--out", str(run / name)])
+    ended = CliRunner().invoke(app, [*command, str(run), "--out", str(run / "checkpoint")])
     assert isinstance(ended.exception, FedspaError)
-    assert "is no report of fedspa; nothing was written" in str(ended.exception)
+    assert "checkpoint cannot be written: it is not a plain file; name another file" in str(ended.exception)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    assert verify(run / "ledger.sqlite") == []
 
 
 def test_a_report_is_written_again(run: Path, tmp_path: Path) -> None:

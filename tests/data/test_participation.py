@@ -1,14 +1,16 @@
 import itertools
 import time
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.data.participation import RULES, cap_for, schedule
-from fedspa.errors import ConfigError
+from fedspa.data.participation import Rule, cap_for, schedule
+
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 federations = st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(1, 40)))
 caps = st.none() | st.integers(1, 50)
@@ -16,7 +18,7 @@ caps = st.none() | st.integers(1, 50)
 
 @given(rule=st.sampled_from(RULES), federation=federations, cap=caps, seed=st.integers(0, 2**64))
 def test_nobody_passes_the_planned_cap_or_comes_twice_in_a_round(
-    rule: str, federation: tuple[int, int, int], cap: int | None, seed: int
+    rule: Rule, federation: tuple[int, int, int], cap: int | None, seed: int
 ) -> None:
     agents, per_round, rounds = federation
     dealt = list(schedule(rule, agents, per_round, rounds, cap, seed=seed))
@@ -53,7 +55,7 @@ def test_rounds_shrink_only_when_candidates_run_out(federation: tuple[int, int, 
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rounds_are_uniform(rule: str) -> None:
+def test_rounds_are_uniform(rule: Rule) -> None:
     # First round of 4,000 schedules, 3 of 10 agents: each agent's count is binomial(4000, 0.3), standard deviation 29;
     # each pair's binomial(4000, 1/15), standard deviation 16. Five of them over 10 + 45 counts: a false alarm in 30,000
     # were the seeds not fixed.
@@ -69,7 +71,7 @@ def test_rounds_are_uniform(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_seed_matters(rule: str) -> None:
+def test_the_seed_matters(rule: Rule) -> None:
     assert list(schedule(rule, 50, 5, 10, seed=0)) != list(schedule(rule, 50, 5, 10, seed=1))
 
 
@@ -93,26 +95,8 @@ def test_everybody_every_round() -> None:
     assert all(sorted(some) == [0, 1, 2] for some in schedule("balanced", 3, 3, 20, seed=1))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (("fair", 10, 2, 5), r"federation\.participation = 'fair'.*balanced, uniform"),
-        (("balanced", 0, 2, 5), r"federation\.agents = 0"),
-        (("balanced", 10, 0, 5), r"federation\.per_round = 0 must be between 1 and federation\.agents = 10"),
-        (("uniform", 10, 11, 5), r"federation\.per_round = 11"),
-        (("uniform", 10, 2, 0), r"federation\.rounds = 0"),
-        (("uniform", 10, 2, 5, 0), "cap of 0"),
-    ],
-)
-def test_bad_input_is_refused_before_the_first_round(arguments: tuple[str, int, int, int], key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        schedule(*arguments, seed=0)
-    with pytest.raises(ConfigError, match=key):
-        cap_for(*arguments)
-
-
 @pytest.mark.parametrize("rule", RULES)
-def test_a_hundred_thousand_agents(rule: str) -> None:
+def test_a_hundred_thousand_agents(rule: Rule) -> None:
     # Measured at 0.1 to 0.25 ms a round; the bound leaves room for a busy machine.
     start = time.perf_counter()
     counts = np.zeros(100_000, dtype=int)

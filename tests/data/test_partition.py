@@ -1,5 +1,6 @@
 import itertools
 import time
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -7,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedspa.data.partition import SCHEMES, partition
+from fedspa.data.partition import Scheme, partition
 from fedspa.errors import ConfigError
+
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
 
 def labels(records: int, classes: int, seed: int = 0) -> NDArray[np.int64]:
@@ -29,7 +32,7 @@ def largest_share(y: NDArray[np.int64], parts: list[NDArray[np.int64]]) -> float
     seed=st.integers(0, 2**64),
 )
 def test_each_record_goes_to_one_agent_and_sizes_are_equal_up_to_one(
-    scheme: str, agents: int, extra: int, classes: int, alpha: float, seed: int
+    scheme: Scheme, agents: int, extra: int, classes: int, alpha: float, seed: int
 ) -> None:
     y = labels(agents + extra, classes, seed)
     parts = partition(y, agents, scheme, alpha=alpha, seed=seed)
@@ -43,7 +46,7 @@ def test_each_record_goes_to_one_agent_and_sizes_are_equal_up_to_one(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_another_seed_is_another_partition(scheme: str) -> None:
+def test_another_seed_is_another_partition(scheme: Scheme) -> None:
     y = labels(1000, 10)
     one, two = (np.concatenate(partition(y, 10, scheme, alpha=1.0, seed=seed)) for seed in (0, 1))
     assert not np.array_equal(one, two)
@@ -101,30 +104,15 @@ def test_iid_ignores_labels() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_too_many_or_no_agents(scheme: str) -> None:
+def test_too_many_agents(scheme: Scheme) -> None:
     with pytest.raises(ConfigError, match=r"federation\.agents = 6 is more than the 5 training records"):
         partition(np.zeros(5), 6, scheme, alpha=1.0, seed=0)
     with pytest.raises(ConfigError, match="more than the 5 training persons: each needs one"):
         partition(np.zeros(5), 6, scheme, alpha=1.0, seed=0, held="persons")
-    for agents in (0, -1):
-        with pytest.raises(ConfigError, match=rf"federation\.agents = {agents} must be at least 1"):
-            partition(np.zeros(5), agents, scheme, alpha=1.0, seed=0)
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf"), 1e-9, 1e9])
-def test_alpha_out_of_range(alpha: float) -> None:
-    with pytest.raises(ConfigError, match=r"data\.alpha = .* must be between"):
-        partition(np.zeros(5), 2, "dirichlet", alpha=alpha, seed=0)
-    partition(np.zeros(5), 2, "iid", alpha=alpha, seed=0)
-
-
-def test_an_unknown_scheme() -> None:
-    with pytest.raises(ConfigError, match=r"data\.partition = 'pathological'.*iid, dirichlet, shards"):
-        partition(np.zeros(5), 2, "pathological", alpha=1.0, seed=0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_hundred_thousand_agents_in_seconds(scheme: str) -> None:
+def test_a_hundred_thousand_agents_in_seconds(scheme: Scheme) -> None:
     # Measured at 0.2 to 0.7 s; the bound leaves room for a busy machine and fails on anything quadratic.
     y = labels(1_000_000, 10)
     start = time.perf_counter()

@@ -17,7 +17,6 @@ from flwr.app import Message
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.flower import strategy
 from fedspa.flower.asked import AskedRounds
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import read_config
@@ -179,17 +178,6 @@ def test_a_resume_with_other_noise_is_refused(kind, request, train, monkeypatch)
             train(grid, flower__resume=True)
     assert "\n" not in str(caught.value)
     assert train(grid, flower__resume=True)["rounds"] == 3
-
-
-def test_a_checkpoint_that_does_not_say_its_noise_is_refused(deployment, train, monkeypatch):
-    """As older versions wrote them."""
-    monkeypatch.setattr(strategy, "noise", lambda job: {})
-    die_in_round(deployment, 1, 0)
-    with pytest.raises(Killed):
-        train(deployment)
-    deployment.fault = honest
-    with pytest.raises(FedspaError, match=r"older fedspa.*finish the run with the version that began it"):
-        train(deployment, flower__resume=True)
 
 
 @pytest.mark.parametrize("noise", ["secure", "seeded"])

@@ -89,7 +89,7 @@ def test_a_ready_site_says_so_first(site, monkeypatch):
     assert lines[0] == "north: ready"
     assert all(len(line.split()[0]) <= 3 for line in lines[1:])
     assert "50 of shape" in output
-    assert "terms 6, mask 1, payload 1, pricing 2, sum 1" in output
+    assert "terms 1, mask 1, payload 1, pricing 2, sum 1" in output
 
 
 @pytest.mark.parametrize("ready", [True, False])

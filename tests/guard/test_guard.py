@@ -22,7 +22,7 @@ import fedspa.guard
 from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.loss import accept
-from fedspa.agent.ledger.schema import ADDED, TRIGGERS
+from fedspa.agent.ledger.schema import TRIGGERS
 from fedspa.agent.ledger.summary import summary
 from fedspa.agent.ledger.verify import verify
 from fedspa.agent.policy import Policy, PolicyRefusal
@@ -226,10 +226,9 @@ def test_a_ledger_that_is_missing_or_replaced_is_no_fresh_budget(
 
 def forged(path: Path, *statements: str) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
-    made = [sql for sql in (*TRIGGERS, *ADDED) if sql.startswith("CREATE TRIGGER")]
-    for trigger in made:
+    for trigger in TRIGGERS:
         connection.execute(f"DROP TRIGGER {trigger.split()[2]}")
-    for statement in (*statements, *made):
+    for statement in (*statements, *TRIGGERS):
         connection.execute(statement)
     connection.close()
 

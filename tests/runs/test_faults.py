@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -200,34 +201,37 @@ def test_a_clock_that_jumps_back(tmp_path: Path, whole: dict[str, Any], monkeypa
 
 
 class TestDamagedFiles:
+    def test_metrics_beyond_the_checkpoint(self, stopped: Path, whole: dict[str, Any]) -> None:
+        """What a kill leaves after the lines of the checkpoint: a torn line, or lines of later rounds."""
+        file = stopped / "metrics.jsonl"
+        before = file.read_bytes()
+        for more in (b'{"round": 2, "accu', before):
+            file.write_bytes(before + more)
+            copy = Path(shutil.copytree(stopped, stopped.with_name(f"copy-{len(more)}")))
+            simulate(resume=copy)
+            assert outcome(copy) == whole
+
     @pytest.mark.parametrize(
         "damage",
         [
             lambda content: b"",
             lambda content: content[:-10],
-            lambda content: content + b'{"round": 2, "accu',
-            lambda content: content + content,
+            lambda content: content[:-1],
             lambda content: b"\xff" * 100 + content[100:],
             lambda content: b"\0" * len(content),
             lambda content: content.replace(b"0", b"1"),
+            lambda content: None,
         ],
-        ids=["empty", "cut", "torn", "doubled", "overwritten", "zeros", "altered"],
+        ids=["empty", "cut", "unended", "overwritten", "zeros", "altered", "gone"],
     )
-    def test_metrics(
-        self, stopped: Path, whole: dict[str, Any], damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """The checkpoint holds them too: they are written anew, and where that was more than cutting, it is said."""
+    def test_metrics(self, stopped: Path, damage: Callable[[bytes], bytes | None]) -> None:
         file = stopped / "metrics.jsonl"
-        before = file.read_bytes()
-        file.write_bytes(damage(before))
-        simulate(resume=stopped)
-        assert outcome(stopped) == whole
-        assert ("written anew" in caplog.text) == (not damage(before).startswith(before))
-
-    def test_metrics_that_are_gone(self, stopped: Path, whole: dict[str, Any]) -> None:
-        (stopped / "metrics.jsonl").unlink()
-        simulate(resume=stopped)
-        assert outcome(stopped) == whole
+        left = damage(file.read_bytes())
+        file.unlink() if left is None else file.write_bytes(left)
+        with pytest.raises(FedspaError, match=r"damaged: it does not hold the 2 rounds.*backup") as caught:
+            simulate(resume=stopped)
+        one_line(caught.value)
+        assert (file.read_bytes() if file.exists() else None) == left
 
     @pytest.mark.parametrize("content", [b"", b"\0" * 3000, None], ids=["empty", "zeros", "flipped"])
     def test_the_newest_checkpoint(

@@ -52,7 +52,7 @@ def test_seeded_trials_are_no_guarantee(folder: Path) -> None:
             {"study": {"about": {"data": "wards"}, "guarantee": "NOT PRIVATE"}},
             "on wards were tried first. This run's ε",
         ),
-        ({"study": {"about": {"data": "wards"}, "epsilon": 1.0}}, "what that search cost, which was: not recorded."),
+        ({"study": {"about": {"data": "wards"}, "guarantee": "ε = 1"}}, "what that search cost, which was: ε = 1."),
         ({"study": {"about": 7}}, "data without a name"),
     ],
 )

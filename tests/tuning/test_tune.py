@@ -26,7 +26,6 @@ from fedspa.errors import ConfigError
 from fedspa.running import Stopped
 from fedspa.runs.ending import Stopping
 from fedspa.runs.statement import statement
-from fedspa.tuning.study import Study
 
 
 def config(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -179,12 +178,6 @@ def test_what_a_search_found_is_the_first_to_try_in_the_next(tmp_path: Path) -> 
     # Twice the rounds, and steps of agents that are twice as long: as far by a quarter of the rate.
     assert taken == {**found, "algorithm.server_lr": pytest.approx(found["algorithm.server_lr"] / 4, rel=0.01)}
     assert second["rehearsal"]["study"]["guarantee"] == study["guarantee"]
-
-
-def test_a_study_of_the_first_edition_says_that_its_cost_is_not_known(tmp_path: Path) -> None:
-    kept = {"settings": {"algorithm.ema": 0.5}, "reach": 3.0, "about": {"data": "wards"}, "epsilon": 1.0}
-    (tmp_path / "study.json").write_text(json.dumps(kept), "utf-8")
-    assert Study.read(tmp_path).guarantee == "not recorded"
 
 
 def test_a_study_does_not_write_to_the_terminal_by_itself(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from fedspa.errors import LedgerError, worded
 _ENDING = ".payload"
 _HEADER = struct.Struct("<4sII")
 _MAGIC = b"FSPB"
-_FIRST_HEADER, _FIRST_MAGIC = struct.Struct("<4sI"), b"FSPO"  # of the first edition, which knew no attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,7 @@ class Outbox:
 
 def _parsed(data: bytes) -> Sent | None:
     """What a file begins with; None where it is none of ours."""
-    if len(data) >= _HEADER.size and data[:4] == _MAGIC:
-        _, round_, attempt = _HEADER.unpack_from(data)
-        return Sent(round_, data[_HEADER.size :], attempt)
-    if len(data) >= _FIRST_HEADER.size and data[:4] == _FIRST_MAGIC:
-        return Sent(_FIRST_HEADER.unpack_from(data)[1], data[_FIRST_HEADER.size :])
-    return None
+    if len(data) < _HEADER.size or data[:4] != _MAGIC:
+        return None
+    _, round_, attempt = _HEADER.unpack_from(data)
+    return Sent(round_, data[_HEADER.size :], attempt)

@@ -68,7 +68,7 @@ def show(
     held = None if cap is None else Cap(cap, delta, neighbours)
     held = held if limits is None else limits.cap
     whole = summary(file, delta=delta, neighbours=neighbours, cap=held, agent=agent, most=most)
-    warnings, agents = _warnings(whole, run), iter(whole.agents)
+    warnings, agents = _warnings(whole), iter(whole.agents)
     if everyone:
         agents = each_agent(file, delta=delta, neighbours=neighbours, cap=held)
     if as_json:
@@ -77,18 +77,18 @@ def show(
         _print(whole, agents, warnings)
 
 
-def _warnings(summary: LedgerSummary, run: Privacy | None) -> list[str]:
-    """What must be said beside the ε of this ledger."""
+def _warnings(summary: LedgerSummary) -> list[str]:
+    """List what a reader of this ledger's ε must know."""
     from fedspa.privacy.event import seeded_words
 
     found = []
     if (words := seeded_words(summary.noise)) is not None:
         found.append(words)
     if unrecorded := summary.noise.get("unrecorded", 0):
-        seeded = run is not None and run.noise == "seeded"
-        told = "the run beside it says that it was SEEDED: nothing in it is private" if seeded else "if it was seeded, "
-        told += "" if seeded else "nothing in it is private"
-        found.append(f"where the noise of {unrecorded} participations came from was not recorded; {told}")
+        found.append(
+            f"where the noise of {unrecorded} participations came from was not recorded; if it was seeded, nothing in "
+            "it is private"
+        )
     return [*found, *map(str, summary.losses)]
 
 

@@ -142,7 +142,7 @@ def show(result: RunResult, screen: Console) -> None:
         highlight=False,
         markup=False,  # a layer's name may look like it
     )
-    for hint in summary.get("engine_hints", ()):  # which an older run does not have
+    for hint in summary["engine_hints"]:
         screen.print(f"Faster      {hint}", highlight=False, markup=False)
     for warning in summary["warnings"]:
         screen.print(f"[red]Note[/red]        {warning}", highlight=False)

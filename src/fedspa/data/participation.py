@@ -14,26 +14,24 @@ A cap tighter than ⌈T·|W|/n⌉ works the same way under ``balanced``: after t
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Literal
 
 import numpy as np
 
-from fedspa.errors import ConfigError
-
-RULES = ("balanced", "uniform")
+Rule = Literal["balanced", "uniform"]
 
 # Keeps the public draws of this file apart from others made with the same seed.
 _STREAM = (0x726F756E,)
 
 
-def cap_for(rule: str, agents: int, per_round: int, rounds: int, cap: int | None = None) -> int:
+def cap_for(rule: Rule, agents: int, per_round: int, rounds: int, cap: int | None = None) -> int:
     """The participations to plan for: no agent takes part more often in ``schedule`` of the same arguments."""
-    _check(rule, agents, per_round, rounds, cap)
     most = -(-rounds * per_round // agents) if rule == "balanced" else rounds
     return most if cap is None else min(cap, most)
 
 
 def schedule(
-    rule: str, agents: int, per_round: int, rounds: int, cap: int | None = None, *, seed: int
+    rule: Rule, agents: int, per_round: int, rounds: int, cap: int | None = None, *, seed: int
 ) -> Iterator[list[int]]:
     """The agents of each round, ``rounds`` times, none twice in a round.
 
@@ -43,19 +41,6 @@ def schedule(
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_STREAM))
     deal = _balanced if rule == "balanced" else _uniform
     return deal(agents, per_round, rounds, most, rng)
-
-
-def _check(rule: str, agents: int, per_round: int, rounds: int, cap: int | None) -> None:
-    if rule not in RULES:
-        raise ConfigError(f"federation.participation = {rule!r} is unknown: choose one of {', '.join(RULES)}")
-    if agents < 1:
-        raise ConfigError(f"federation.agents = {agents} must be at least 1")
-    if not 1 <= per_round <= agents:
-        raise ConfigError(f"federation.per_round = {per_round} must be between 1 and federation.agents = {agents}")
-    if rounds < 1:
-        raise ConfigError(f"federation.rounds = {rounds} must be at least 1")
-    if cap is not None and cap < 1:
-        raise ConfigError(f"a cap of {cap} participations must be at least 1: an agent at its cap is never asked again")
 
 
 def _balanced(agents: int, per_round: int, rounds: int, cap: int, rng: np.random.Generator) -> Iterator[list[int]]:

@@ -88,7 +88,7 @@ class AskedRounds:
                 entry = json.loads(line)
                 agents = [_whole(agent) for agent in entry["agents"]]
                 self._note(_whole(entry["round"]), _whole(entry.get("attempt", 1)), agents)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise FedspaError(
                     f"{self._path}, line {number}: not a line that this server wrote; put the file back from a backup"
                 ) from None

@@ -67,7 +67,7 @@ def note(node: Mapping[str, Any], answer: bytes | str) -> None:
 
 
 def _parsed(text: str) -> Tally:
-    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
         found = json.loads(text)
         refusals = {str(code): int(times) for code, times in found["refusals"].items()}
         return Tally(int(found["payloads"]), int(found["payload_bytes"]), float(found["last"]), refusals)

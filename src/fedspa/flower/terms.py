@@ -42,7 +42,7 @@ from fedspa.runs.sections import Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
-VERSION: Final = 6  # one more with every change of the keys below, or of what one means
+VERSION: Final = 1  # one more with every change of the keys below, or of what one means
 _LONGEST_EDITIONS = 200
 _LONGEST_TASK = 300_000  # its weights are as many as there are classes
 _MODEL_SEED_BYTES = 8

@@ -5,7 +5,7 @@ this file has all that is asked of one: a single release of a sampled batch as a
 at least the (ε, δ) of one.
 
 `noise` says where the noise came from: the operating system (`secure`, `exact`) or, in simulations, a seed. Whoever
-knows the seed can subtract the noise. `noise` is None where it was not recorded, as in ledgers of the first edition. It
+knows the seed can subtract the noise. `noise` is None where it is not known: a guard's caller may leave it out. It
 changes no price.
 
 `unit` says what one of the `records` is: a record, or a person with all of theirs. It changes no price either, but what
@@ -167,8 +167,7 @@ class Event(ABC):
 
     def _canonical(self, kind: str, *left_out: str) -> str:
         """The text of an event: its kind, and its fields but those that the kind says."""
-        # A mode that was not recorded is not in the text, nor is the first unit that there was, nor a cohort where
-        # there is none: events of before any of them was recorded have the text they had.
+        # A mode that is not known is not in the text, nor is the default unit, nor a cohort where there is none.
         hidden = {*left_out, *(["noise"] if self.noise is None else []), *(["unit"] if self.unit == "record" else [])}
         hidden |= set() if self.members else {"members", "colluders"}
         shown = {name: value for name, value in self.fields().items() if name not in hidden}
@@ -176,8 +175,8 @@ class Event(ABC):
 
 
 def as_server_saw(events: Mapping[Event, int]) -> Counter[Event]:
-    """These participations as the server saw them, with up to the colluders of each. Only an agent's own noise counts
-    where secure aggregation was not run, also for runs whose own ε was stated for it."""
+    """Count these participations as the server saw them, with up to the colluders of each. Only an agent's own noise
+    counts where secure aggregation was not run."""
     seen: Counter[Event] = Counter()
     for event, count in events.items():
         seen[event.as_server_saw()] += count
@@ -208,11 +207,6 @@ def require_one_unit(events: Iterable[Event]) -> None:
             "some of these participations protect each record and some each person: their ε do not add up to one of "
             "either (docs/persons.md)"
         )
-
-
-def same_event(recorded: Event, now: Event) -> bool:
-    """Whether `now` is the recorded event, which may be from before noise modes were recorded."""
-    return recorded in (now, now.with_noise(None))
 
 
 def noise_modes(events: Mapping[Event, int]) -> dict[str, int]:

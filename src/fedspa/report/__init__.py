@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 
 
 def write(folders: Sequence[Path], path: Path) -> None:
-    """The report of the runs in `folders`, at `path`, whole or not at all. A file that is there is replaced only
-    if it is a report: a slip of the hand must not cost a ledger."""
+    """Write the report of the runs in `folders` to `path`, whole or not at all."""
     text = render([read(folder) for folder in folders])
     with worded(FedspaError, lambda why: f"{path} cannot be written: {why}; name another file"):
-        if path.exists() and not _is_report(path):
-            raise FedspaError(f"{path} is there and is no report of fedspa; nothing was written: name another file")
         durable.replace_text(path, text)
 
 
@@ -60,14 +57,6 @@ def _pages() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _is_report(path: Path) -> bool:
-    if not path.is_file():  # a device or a pipe is not looked into
-        return False
-    with path.open("rb") as file:
-        head = file.read(16_384)
-    return head.lstrip().startswith(b"<!doctype html>") and b"fedspa report</title>" in head
 
 
 def _hash(text: str) -> str:

@@ -15,9 +15,6 @@ from fedspa.errors import FedspaError, printable, worded
 from fedspa.report.parts import RunParts, page
 from fedspa.report.read import read
 
-_TITLE = "# Model card: "
-_FILE = "by fedspa "  # stands in every card, near its beginning
-
 
 def card(folder: Path) -> str:
     """The card of the run in `folder`."""
@@ -26,35 +23,20 @@ def card(folder: Path) -> str:
 
 
 def write(text: str, path: Path) -> None:
-    """A card at `path`, whole or not at all. A file that is there is replaced only if it is a card."""
+    """Write a card to `path`, whole or not at all."""
     with worded(FedspaError, lambda why: f"{path} cannot be written: {why}; name another file"):
-        refuse_other(path)
         durable.replace_text(path, text)
-
-
-def refuse_other(path: Path) -> None:
-    """Raise where a file is there that is no card: a slip of the hand must not cost anybody's work."""
-    if path.exists() and not _is_card(path):
-        raise FedspaError(f"{path} is there and is no model card of fedspa; nothing was written: name another file")
-
-
-def _is_card(path: Path) -> bool:
-    if not path.is_file():  # a device or a pipe is not looked into
-        return False
-    with path.open("rb") as file:
-        head = file.read(4096)
-    return head.startswith(_TITLE.encode()) and _FILE.encode() in head
 
 
 def _blocks(run: RunParts) -> Iterator[str]:
     guarantee, *others = run.cards
-    yield f"{_TITLE}{_text(run.name)}"
+    yield f"# Model card: {_text(run.name)}"
     told = f"{guarantee.label}: {guarantee.value}"
     stated = f"**{_text(told)}**" + (f" ({_text(guarantee.detail)})" if guarantee.detail else "")
     yield f"> **NOT PRIVATE.** {stated}" if guarantee.bad else stated
     if run.subtitle:
         yield _text(run.subtitle)
-    yield f"This card was made {_FILE}{__version__} from the run's own files."
+    yield f"This card was made by fedspa {__version__} from the run's own files."
     if notes := [*run.problems, *run.warnings]:
         yield "## Read this first"
         yield "\n".join(f"- {_text(note)}" for note in notes)

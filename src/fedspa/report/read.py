@@ -180,7 +180,7 @@ def _summary(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         problems.append("summary.json is damaged and was left out")
         return None
     if not isinstance(found, dict) or not _is_summary(found):
@@ -201,10 +201,8 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
         "warnings": (list,),
         "private": (bool,),
     }
-    terms = (found.get("neighbours"), found.get("adversary"))
-    if found.get("unit") not in (None, *get_args(Unit)):
-        return False
-    if terms not in {(None, None), (None, "local"), *product(get_args(Neighbours), get_args(Adversary))}:
+    terms = (found.get("unit"), found.get("neighbours"), found.get("adversary"))
+    if terms not in [(None, None, None), *product(get_args(Unit), get_args(Neighbours), get_args(Adversary))]:
         return False
     summed = found.get("adversary") == "secure-aggregation" and isinstance(found.get("colluders"), int)
     if found.get("members") and not summed:
@@ -276,7 +274,7 @@ def _asked(path: Path, problems: list[str]) -> Participations:
             asked = json.loads(line)
             attempt = int(asked["round"]), int(asked.get("attempt", 1))
             found.update(dict.fromkeys((*attempt, int(agent)) for agent in asked["agents"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         problems.append("asked.jsonl is damaged: agents are not listed")
         return Participations()
     return Participations(tuple(Entry(f"agent-{agent}", round_) for round_, _, agent in found), source="asked")

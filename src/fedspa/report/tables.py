@@ -170,7 +170,7 @@ def _class_names(run: RunRecord) -> tuple[str, ...] | None:
 
 
 def trained(run: RunRecord) -> list[tuple[str, str]]:
-    """What the run itself found of its records, module and versions. Empty where it is not done, or older."""
+    """What the run itself found of its records, module and versions. Empty where it is not done."""
     found = None if run.summary is None else run.summary.get("provenance")
     if run.summary is None or not isinstance(found, dict):
         return []
@@ -186,7 +186,7 @@ def _is_share(value: object) -> bool:
 
 
 def _arithmetic(run: RunRecord) -> str:
-    if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an older or unfinished run
+    if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an unfinished run
         return "–"
     return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
 

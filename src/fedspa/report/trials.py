@@ -111,7 +111,7 @@ def _free(found: object, name: str) -> tuple[list[list[str]], str]:
     where = about.get("data") if isinstance(about, dict) else None
     return rows, (
         f"{words} Settings of an earlier search on {where or 'data without a name'} were tried first. This run's ε "
-        f"does not count what that search cost, which was: {study.get('guarantee', 'not recorded')}."
+        f"does not count what that search cost, which was: {study.get('guarantee')}."
     )
 
 

@@ -30,7 +30,7 @@ from fedspa.agent.policy import Policy
 from fedspa.errors import BudgetError, FedspaError, LedgerError, worded
 from fedspa.mechanisms import Plan
 from fedspa.privacy.cap import AGAINST_ALL, Cap, FirstPlan, floor_total, passed, total
-from fedspa.privacy.event import Event, noise_modes, same_event, seeded_words
+from fedspa.privacy.event import Event, noise_modes, seeded_words
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.setup import Job
@@ -93,7 +93,7 @@ def _first_plan(ledger: Ledger) -> FirstPlan | None:
 def refuse_another_event(then: Event, now: Event) -> None:
     """Raise where a resumed run took part in `then` before and its plan has come to `now`: what it promises is priced
     by one event, and the rounds that are done had the noise of the other."""
-    if not same_event(then, now):
+    if then != now:
         raise LedgerError(
             f"this run began with {then.to_json()} and would go on with {now.to_json()}: another fedspa calibrates "
             "privacy.epsilon to other noise; finish it with the version that began it, or start a new run"
@@ -166,8 +166,7 @@ def open_ledger(path: Path, begun: Checkpoint | None, *, simulated: bool = False
             f"with {path_of(path).name}, or start a new run"
         )
     ledger = Ledger.open(path, create=False, simulated=simulated)
-    # Runs of the first edition did not write the name down.
-    if begun.extra.get("ledger", ledger.name) != ledger.name:
+    if begun.extra["ledger"] != ledger.name:
         ledger.close()
         raise LedgerError(f"{path} is another ledger than the one that this run began with; put that one back")
     return ledger

@@ -3,7 +3,7 @@
 One safetensors file a checkpoint (`round-000012.safetensors`: twelve rounds are done) with the server's tensors and
 everything else as JSON in the header; nothing is ever unpickled. Files are written whole or not at all. A digest finds
 damage, and a damaged newest file falls back to the one before it. Its size does not grow with the rounds: their metrics
-are in a journal of their own, and a checkpoint says where that stood.
+are in metrics.jsonl, of which a checkpoint of t rounds counts the first t lines.
 
 No private key is in it: a stored key would let whoever reads the disk subtract the noise. Seeded noise follows from
 the config; for `secure` and `exact` a resumed run draws a new key and its ledger counts the interrupted round twice.
@@ -27,15 +27,14 @@ from torch import Tensor
 from fedspa import durable
 from fedspa.errors import FedspaError, first_line, worded
 from fedspa.runs.config import Config
-from fedspa.runs.journal import Mark
 from fedspa.runs.section import Section
 from fedspa.server.optimizers import ServerState
 
 Fact = str | int
 _NAME = re.compile(r"round-(\d{6,9})\.safetensors")
-_FORMAT = 2
+_FORMAT = 1
 # What the file's header holds of a checkpoint as it is.
-_KEPT = ("clip_value", "run", "config", "metrics", "seconds", "facts", "extra")
+_KEPT = ("clip_value", "run", "config", "seconds", "facts", "extra")
 
 
 class CheckpointError(FedspaError):
@@ -50,16 +49,14 @@ class OtherFormat(CheckpointError):
 class Checkpoint:
     """The server's state after `state.round` rounds.
 
-    `run` is the run's name in ledgers, `metrics` where its lines of metrics stood, `seconds` what was spent so far.
-    `facts` are what was trained, beside the config (runs/provenance.py); `extra` is the caller's own. `damaged` names
-    newer files that could not be read.
+    `run` is the run's name in ledgers, `seconds` the time spent so far. `facts` are what was trained, beside the config
+    (runs/provenance.py); `extra` is the caller's own. `damaged` names newer files that could not be read.
     """
 
     state: ServerState
     clip_value: float | None
     run: str
     config: Config
-    metrics: Mark = field(default_factory=Mark)
     seconds: float = 0.0
     facts: Mapping[str, Fact] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -69,12 +66,11 @@ class Checkpoint:
 class _Header(Section):
     """The JSON part."""
 
-    format: Literal[2]
+    format: Literal[1]
     round: Annotated[int, Field(ge=0)]
     clip_value: Annotated[float, Field(gt=0)] | None
     run: Annotated[str, Field(min_length=1, max_length=200)]
     config: Config
-    metrics: Mark
     seconds: Annotated[float, Field(ge=0)]
     facts: dict[str, Fact]
     extra: dict[str, Any]
@@ -98,7 +94,6 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
             "round": checkpoint.state.round,
             **{key: getattr(checkpoint, key) for key in _KEPT},
             "config": checkpoint.config.model_dump(exclude_none=True),
-            "metrics": checkpoint.metrics.model_dump(),
         },
         allow_nan=False,
     )
@@ -138,10 +133,8 @@ def load(path: Path) -> Checkpoint:
                 "version that began it, or start a new run"
             )
         known = _Header.model_validate(values)
-    except (ValidationError, ValueError, RecursionError) as error:
+    except (ValidationError, ValueError) as error:
         raise CheckpointError(f"{path} is no checkpoint of this fedspa: {first_line(error)[:200]}") from None
-    if known.metrics.lines != known.round:
-        raise CheckpointError(f"{path} is damaged: it counts {known.metrics.lines} lines for {known.round} rounds")
     kept: dict[str, Any] = {key: getattr(known, key) for key in _KEPT}
     return Checkpoint(state=ServerState.of_tensors(tensors, known.round), **kept)
 

@@ -45,6 +45,6 @@ def read(folder: Path) -> tuple[Ending, str] | None:
     try:
         found = json.loads((folder / FILE).read_bytes())
         how, why = found["ended"], str(found["why"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return (how, printable(why)) if how in ("stopped", "failed") else None

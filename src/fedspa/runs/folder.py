@@ -1,5 +1,5 @@
-"""The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/ (with a copy of those lines),
-summary.json, model.safetensors, ledger, report.html; ended.json where it ended before its last round.
+"""The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/, summary.json,
+model.safetensors, ledger, report.html; ended.json where it ended before its last round.
 
 A folder is one run's and is locked while that runs. The lock is the kernel's and ends with the process, however that
 ends, so nothing stale is left to clear away.
@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -76,7 +75,7 @@ class RunFolder:
     def _name(self, path: Path, config: Config, follow: Follow) -> None:
         self.path, self._lock, self._begun = path, -1, False
         self._follower = follow(config, path)
-        self._journal = Journal(path, self.checkpoints)
+        self._journal = Journal(path)
         self._to_go_on = to_go_on(config, path)
 
     @property
@@ -94,7 +93,7 @@ class RunFolder:
     def rewind(self, state: Checkpoint) -> list[RoundMetrics]:
         """Bring metrics.jsonl to the rounds of this checkpoint, which are returned."""
         with self._writing():
-            return self._journal.rewind(state.metrics)
+            return self._journal.rewind(state.state.round)
 
     def begin(self) -> None:
         """Nothing refuses the run any more: from here on the folder says how it ends. One that is refused leaves what
@@ -110,16 +109,16 @@ class RunFolder:
         self._follower.add_round(metrics)
 
     def save(self, state: Checkpoint, keep: int) -> None:
-        """With where the metrics stand now, which are on the disk by then."""
+        """Save a checkpoint, after the metrics of its rounds."""
         with self._writing():
             self._journal.settle()
-            checkpoint.save(self.checkpoints, replace(state, metrics=self._journal.mark), keep)
+            checkpoint.save(self.checkpoints, state, keep)
 
     def summary(self) -> dict[str, Any] | None:
         """Of a run that is done; None where there is none, or none that can be read."""
         try:
             found = json.loads((self.path / "summary.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 

@@ -35,10 +35,6 @@ def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, A
     elif not isinstance(module, nn.Module):
         raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module, built as the run's was")
     _fill(module.cpu(), folder)
-    # Runs of older versions do not say these two.
-    schema = config.data.table
-    summary.setdefault("features", config.data.features)
-    summary.setdefault("schema", None if schema is None else schema.model_dump(exclude_none=True))
     return summary, module
 
 
@@ -69,7 +65,7 @@ def known(summary: Mapping[str, Any], fact: str, folder: Path) -> Any:
     """What the run found of its records and module."""
     found = summary.get("provenance")
     if not isinstance(found, dict) or fact not in found:
-        raise ConfigError(f"summary.json in {folder} does not say the {fact}: it is of a version that did not keep it")
+        raise ConfigError(f"summary.json in {folder} does not say the {fact}; give the folder of a whole run")
     return found[fact]
 
 
@@ -80,7 +76,7 @@ def _summary(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             f"the run in {folder} is not finished: there is no summary.json; `fedspa run --resume {folder}` goes on"
         ) from None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError(f"summary.json in {folder} is damaged; give the folder of a whole run")

@@ -14,7 +14,8 @@ from pydantic import AfterValidator, Field, field_validator
 from fedspa.algorithms import ALGORITHMS
 from fedspa.data import columns as tables
 from fedspa.data.columns import ColumnName, Columns, Schema, Word
-from fedspa.data.partition import ALPHA_RANGE
+from fedspa.data.participation import Rule
+from fedspa.data.partition import ALPHA_RANGE, Scheme
 from fedspa.engine.names import EngineName
 from fedspa.learning.options import Error, Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping, ClipRule
@@ -41,7 +42,7 @@ class Federation(Section):
     agents: Many = Field(10, description="How many agents hold records (n).")
     rounds: Times = Field(30, description="How many rounds (T).")
     per_round: Many = Field(5, description="How many agents train in a round; at most `agents`.")
-    participation: Literal["balanced", "uniform"] = Field(
+    participation: Rule = Field(
         "balanced",
         description="`balanced` deals agents out in shuffled turns, so that nobody takes part oftener than "
         "⌈rounds·per_round/agents⌉ times; `uniform` draws them afresh each round (the paper) and skips those at the "
@@ -84,7 +85,7 @@ class Data(Section):
         description="The share of the training records that no agent gets, and that accuracy is measured on in place "
         "of the test records: for choosing settings, or where a table marks none for testing.",
     )
-    partition: Literal["iid", "dirichlet", "shards"] = Field(
+    partition: Scheme = Field(
         "iid",
         description="How records are dealt out: `iid`, `dirichlet` (label skew, see `alpha`), `shards` (few labels per "
         "agent).",

@@ -48,7 +48,7 @@ def statement(summary: Mapping[str, Any]) -> str:
     if summary.get("members"):
         other += f"; FLOOR ε = {shown_floor(summary['epsilon_floor'])} {AGAINST_ALL}, {summary['neighbours']}"
     if summary["epsilon_total"] is not None:
-        by = summary.get("accountant_total") or "accountant not recorded"  # older summaries do not say
+        by = summary["accountant_total"]
         other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger ({by})"
         if _sums_in_ledger(summary):
             other += f", and {shown_floor(summary['epsilon_total_floor'])} {AGAINST_ALL}"
@@ -66,8 +66,8 @@ def is_seeded(summary: Mapping[str, Any]) -> bool:
 
 
 def protected(summary: Mapping[str, Any]) -> str:
-    """What is protected; older summaries do not say, and then it is a record."""
-    return summary.get("unit") or "record"
+    """Return the unit that is protected: a record, or a person with all records."""
+    return str(summary["unit"])
 
 
 def plain_words(summary: Mapping[str, Any], agents: int) -> list[tuple[str, str]]:
@@ -151,7 +151,7 @@ def _other_terms(summary: Mapping[str, Any]) -> str:
     if summary["epsilon_total"] is not None:
         found += (
             f" With all earlier runs in the same ledger, against the server{_with_colluders(summary)}, "
-            f"ε = {shown(summary['epsilon_total'])} ({summary.get('accountant_total') or 'accountant not recorded'})"
+            f"ε = {shown(summary['epsilon_total'])} ({summary['accountant_total']})"
             f"{_total_floor(summary)}."
         )
     return found

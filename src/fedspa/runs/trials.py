@@ -26,7 +26,6 @@ from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.learning.tasks.own import Loss
 from fedspa.learning.trial import try_scores
-from fedspa.privacy.event import same_event
 from fedspa.runs.halving import Halving, Settings, Turn, settled
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job, prepare_server
@@ -215,9 +214,8 @@ def server_of(
     """The server of a run, with the trials that its config asks for; its agents hold so many records each."""
     tuning = job.config.tuning
     if tuning.candidates is None:
-        for key in ("rounds", "ahead", "scored_by"):
-            if getattr(tuning, key) is not None:
-                raise ConfigError(f"tuning.{key} is of tuning.candidates, and there are none: name some")
+        if tuning.scored_by is not None:  # `fedspa tune`, which chooses the candidates, reads it without any
+            raise ConfigError("tuning.scored_by is for tuning.candidates, and there are none: name some")
         return Coordinator(job.server)
     halving = Halving.within(len(tuning.candidates), tuning.rounds, tuning.ahead, scoring_rounds(job))
     _refuse(job, halving)
@@ -272,7 +270,7 @@ def _refuse_another_event(job: Job, server: ServerJob, settings: Settings) -> No
     """The one thing that the guarantee rests on."""
     assert job.plan is not None
     plan = server.plan
-    if plan is None or not same_event(plan.event, job.plan.event) or plan.participations != job.plan.participations:
+    if plan is None or plan.event != job.plan.event or plan.participations != job.plan.participations:
         raise ConfigError(
             f"the candidate {json.dumps(dict(settings), ensure_ascii=False)} has another event than the run, so that "
             "the plan would not pay for it; try settings that leave it as it is"

@@ -119,14 +119,13 @@ def public_key(text: str) -> bytes:
             f"{text[:100]!r} is not a public key; it has 64 digits out of 0-9a-f, as `fedspa site keygen` prints them"
         )
     public = bytes.fromhex(text)
-    alike(public)
+    check_public(public)
     return public
 
 
-def alike(public: bytes) -> bytes:
-    """The same for public keys that share one secret with everybody: a key, and its sums with the points of small
-    order, which differ from it in their bytes. A ConfigError for what is no public key."""
-    return _PROBE.shared(public)
+def check_public(public: bytes) -> None:
+    """Raise a ConfigError where this is no public key, or a point of small order."""
+    _PROBE.shared(public)
 
 
 def fingerprint(public: bytes) -> str:

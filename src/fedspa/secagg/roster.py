@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedspa import toml
 from fedspa.errors import ConfigError, quoted
-from fedspa.secagg.keys import alike, public_key, require_canonical
+from fedspa.secagg.keys import check_public, public_key, require_canonical
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -32,14 +32,11 @@ class Roster:
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", checked(self.members))
         folded: dict[str, str] = {}
-        owners: dict[bytes, str] = {}
         for name, public in self.members.items():
+            check_public(public)
             other = folded.setdefault(name.lower(), name)
             if other != name:
                 raise ConfigError(f"the members {other!r} and {name!r} differ in capital letters alone; rename one")
-            other = owners.setdefault(alike(public), name)
-            if other != name:
-                raise ConfigError(same_key(other, name))
 
     @classmethod
     def load(cls, path: Path) -> Roster:
@@ -81,13 +78,9 @@ class Roster:
         return hashed.hexdigest()
 
 
-def same_key(one: str, other: str) -> str:
-    return f"{one!r} and {other!r} have the same public key; each needs its own"
-
-
 def checked(members: Mapping[str, bytes]) -> dict[str, bytes]:
-    """`members` in the order of their names, at least two, each with a key of its own. What takes arithmetic on the
-    curve to find out is for a roster to ask, once; a cohort is out of one."""
+    """Return `members` in the order of their names, at least two, each with a key of its own. A roster checks once that
+    no key is a point of small order."""
     if len(members) < 2:
         raise ConfigError(f"there are {len(members)} members; a sum that hides anything has at least 2")
     owners: dict[bytes, str] = {}
@@ -100,5 +93,5 @@ def checked(members: Mapping[str, bytes]) -> dict[str, bytes]:
         require_canonical(public)
         other = owners.setdefault(public, name)
         if other != name:
-            raise ConfigError(same_key(other, name))
+            raise ConfigError(f"{other!r} and {name!r} have the same public key; each needs its own")
     return dict(sorted(members.items()))

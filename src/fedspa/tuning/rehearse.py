@@ -253,5 +253,5 @@ def _read(path: Path) -> Curves | None:
     try:
         kept = json.loads(path.read_bytes())
         return Curves(tuple(tuple(map(float, curve)) for curve in kept["repeats"]), str(kept["name"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None  # it is made anew

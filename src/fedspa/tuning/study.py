@@ -35,7 +35,7 @@ class Study:
     settings: dict[str, bool | int | float | str]
     reach: float
     about: dict[str, str | int | float]
-    guarantee: str = "not recorded"  # as by the first edition
+    guarantee: str
 
     @staticmethod
     def of(config: Config, settings: Settings, plan: Plan, guarantee: str) -> Study:

@@ -17,7 +17,6 @@ from pathlib import Path
 from fedspa.agent.ledger import file as ledger_file
 from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.errors import damaged, explained
-from fedspa.agent.ledger.schema import knows_plans
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.mechanisms import UnknownKind, event_of
 from fedspa.privacy.cap import FirstPlan
@@ -104,8 +103,6 @@ def largest(path: Path, connection: sqlite3.Connection, but: str | None) -> Coun
 
 def first_plan(path: Path, connection: sqlite3.Connection, agent: str) -> FirstPlan | None:
     """What was announced with the first entry of `agent`, if anything was."""
-    if not knows_plans(connection):
-        return None
     found = connection.execute(
         "SELECT text, participations FROM plan JOIN entry USING (sequence) JOIN event ON event.id = entry.event "
         "WHERE plan.agent = ?",
@@ -149,6 +146,4 @@ def noise(path: Path, connection: sqlite3.Connection) -> dict[str, int]:
 
 def first_plans(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
     """First plans: of which agent, with which entry, how many participations were announced."""
-    if not knows_plans(connection):
-        return []
     return connection.execute("SELECT agent, sequence, participations FROM plan ORDER BY sequence").fetchall()

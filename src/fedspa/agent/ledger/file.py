@@ -1,4 +1,4 @@
-"""The ledger's file: how one is created, opened, brought to this version and refused.
+"""The ledger's file: how one is created, opened and refused.
 
 An SQLite database in WAL mode with `synchronous=FULL`, so a committed row outlives a crash of the process and of the
 machine.
@@ -16,7 +16,7 @@ from typing import Literal
 from fedspa import durable
 from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.errors import BUSY_TIMEOUT_S, damaged, explained
-from fedspa.agent.ledger.schema import ADDED, APPLICATION_ID, SCHEMA_VERSION, TABLES, TRIGGERS, alterations
+from fedspa.agent.ledger.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, TRIGGERS, alterations
 from fedspa.agent.ledger.witness import GENESIS, Witness
 from fedspa.errors import LedgerError
 
@@ -42,7 +42,7 @@ def create(path: Path) -> None:
                 connection.execute(statement)
             connection.execute("INSERT INTO head VALUES (1, 0, ?, 0)", (GENESIS,))
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute("PRAGMA user_version=1")  # `connect` makes the rest, and its witness
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             connection.execute("COMMIT")
             connection.execute("PRAGMA journal_mode=WAL")
         os.link(draft, path)  # unlike a rename, never replaces what is there
@@ -95,26 +95,26 @@ def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True, witnes
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("BEGIN" if mode == "ro" else "BEGIN IMMEDIATE")
-            version = _check_kind(path, connection)
+            _check_kind(path, connection)
             if mode == "rw" and witnessed:
                 seen = ledger_witness.read(path)
             if check:
-                _check_whole(path, connection, version)
+                _check_whole(path, connection)
                 if witnessed:
                     ledger_witness.require(path, connection, ledger_witness.name(connection), seen)
             if mode == "rw":
                 # SQLite opens a write-protected file without a word; only a write tells.
-                connection.execute(f"PRAGMA user_version={version}")
-            if mode == "rw" and version == 1 and witnessed:
-                # The witness comes before the commit: killed in between, version 1 finds it and keeps it.
+                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            if mode == "rw" and witnessed and ledger_witness.name(connection) is None:
+                # The witness comes before the commit: after a kill in between, the next process takes its name.
                 drawn = seen or Witness(secrets.token_hex(16), ledger_witness.head(connection))
-                upgrade(connection, drawn.ledger)
+                set_name(connection, drawn.ledger)
                 if seen is None:
                     ledger_witness.make(path, drawn)
             connection.execute("COMMIT")
             if mode == "rw" and witnessed:
-                # Into the file itself, as far as no reader is in the way. Else what a kill leaves there may be of
-                # before the upgrade, and taken alone would pass for a ledger that never had a witness.
+                # Into the file itself, as far as no reader is in the way. Else what a kill leaves there may have no
+                # name yet, and taken alone would pass for a new ledger.
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
             if mode == "rw" and connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
                 raise LedgerError(f"{path} cannot have a write-ahead log there; put the ledger on a local disk")
@@ -124,12 +124,8 @@ def connect(path: Path, mode: Literal["rw", "ro"], *, check: bool = True, witnes
     return connection
 
 
-def upgrade(connection: sqlite3.Connection, name: str) -> None:
-    """From version 1 to 2, within a transaction."""
-    for statement in ADDED:
-        connection.execute(statement)
+def set_name(connection: sqlite3.Connection, name: str) -> None:
     connection.execute("INSERT INTO identity VALUES (1, ?)", (name,))
-    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 
 def identity(path: Path) -> tuple[int, int] | None:
@@ -141,23 +137,22 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _check_kind(path: Path, connection: sqlite3.Connection) -> int:
-    """The ledger's version."""
+def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
+    """Raise where it is no ledger, or one of another version."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise LedgerError(f"{path} is an SQLite file but not a fedspa ledger; give another path")
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if not 1 <= version <= SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise LedgerError(
             f"{path} has ledger version {version}, this fedspa knows {SCHEMA_VERSION}; install the fedspa that wrote it"
         )
-    return version
 
 
-def _check_whole(path: Path, connection: sqlite3.Connection, version: int) -> None:
-    """Totals, events and head decide ε and must be sound. The entries behind them are for `verify` to read."""
+def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
+    """Raise where totals, events or head are damaged: they decide ε. `verify` reads the entries behind them."""
     for problem in alterations(connection):
         raise LedgerError(damaged(path, problem))
-    for table in ("event", "total", "head", *(("identity", "loss", "plan") if version > 1 else ())):
+    for table in ("event", "total", "head", "identity", "loss", "plan"):
         for (problem,) in connection.execute(f"PRAGMA quick_check({table})"):
             if problem != "ok":
                 raise LedgerError(damaged(path, problem))
@@ -166,5 +161,5 @@ def _check_whole(path: Path, connection: sqlite3.Connection, version: int) -> No
     last = connection.execute("SELECT sequence, hash FROM entry ORDER BY sequence DESC LIMIT 1").fetchone()
     if ends != (last or (0, GENESIS)) or ends[0] != counted:
         raise LedgerError(damaged(path, "its totals, its head and its last entry disagree"))
-    if version > 1 and ledger_witness.name(connection) is None:
+    if counted and ledger_witness.name(connection) is None:
         raise LedgerError(damaged(path, "it has lost its name"))

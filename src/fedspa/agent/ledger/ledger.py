@@ -27,7 +27,7 @@ from fedspa.agent.ledger.schema import entry_hash
 from fedspa.agent.ledger.witness import Witness
 from fedspa.errors import BudgetError, LedgerError
 from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, floor_total, passed, shown, shown_left, total
-from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, same_event, seeded_words, told
+from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, seeded_words, told
 
 
 class Ledger:
@@ -153,7 +153,7 @@ class Ledger:
                 link = entry_hash(link, sequence, agent, run, message, text, now, plan)
                 rows.append((sequence, agent, run, message, event_id, now, link))
                 found = Reservation(sequence, agent, event, fresh=True, digest=None)
-            elif not same_event(found.event, event):
+            elif found.event != event:
                 raise LedgerError(
                     f"agent {agent!r}, run {run!r}, message {message!r} is recorded with another event "
                     f"({found.event.to_json()}, now {event.to_json()}); use a new message name"

@@ -36,8 +36,6 @@ class Loss:
 
 def losses(connection: sqlite3.Connection) -> list[Loss]:
     """What was ever accepted, oldest first."""
-    if ledger_witness.name(connection) is None:
-        return []
     return [
         Loss(*row) for row in connection.execute("SELECT accepted_at, known_entries, entries FROM loss ORDER BY id")
     ]
@@ -51,7 +49,7 @@ def accept(path: Path, entries: int) -> Loss:
     with explained(path), closing(ledger_file.connect(path, "rw", witnessed=False)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         if ledger_witness.name(connection) is None:
-            ledger_file.upgrade(connection, secrets.token_hex(16))
+            ledger_file.set_name(connection, secrets.token_hex(16))
         name, head, seen = ledger_witness.name(connection), ledger_witness.head(connection), None
         assert name is not None
         try:

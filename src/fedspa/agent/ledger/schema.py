@@ -6,8 +6,8 @@ spent. Each entry's hash covers its content and the hash before it, and `head` h
 removed or put in by hand breaks the chain. The chain cannot show that its end is gone;
 a second file does (`witness`).
 
-Version 1 had no witness. Whoever opens it to write brings it to version 2. A new ledger is made as version 1 and goes
-the same way, so that a kill in between leaves a ledger that the next one to open it completes.
+A new ledger has no name yet. The first process that opens it to write gives it one, and its witness: a kill in between
+leaves an empty ledger that the next process completes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import json
 import sqlite3
 
 APPLICATION_ID = 0x46535041  # "FSPA"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 
+# `identity`: a name drawn once, by which a witness and a run know their ledger. `loss`: missing entries that an owner
+# accepted, for every later reader. `plan`: the participations that were announced to an agent with its first entry
+# (docs/accounting.md).
 TABLES = (
     "CREATE TABLE event (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)",
     """CREATE TABLE entry (
@@ -48,6 +51,20 @@ TABLES = (
         hash TEXT NOT NULL,
         releases INTEGER NOT NULL
     )""",
+    "CREATE TABLE identity (id INTEGER PRIMARY KEY CHECK (id = 1), name TEXT NOT NULL)",
+    """CREATE TABLE loss (
+        id INTEGER PRIMARY KEY,
+        accepted_at TEXT NOT NULL,
+        known_entries INTEGER,
+        known_releases INTEGER,
+        entries INTEGER NOT NULL,
+        releases INTEGER NOT NULL
+    )""",
+    """CREATE TABLE plan (
+        agent TEXT PRIMARY KEY,
+        sequence INTEGER NOT NULL REFERENCES entry (sequence),
+        participations INTEGER NOT NULL
+    ) WITHOUT ROWID""",
 )
 
 
@@ -65,7 +82,7 @@ def _kept(*tables: str, verbs: tuple[str, ...] = ("UPDATE", "DELETE")) -> list[s
 
 TRIGGERS = (
     # What was written stays.
-    *_kept("event", "entry", "release"),
+    *_kept("event", "entry", "release", "identity", "loss", "plan"),
     *_kept("total", "head", verbs=("DELETE",)),
     # INSERT OR REPLACE deletes without firing a DELETE trigger: refuse what it would replace.
     _refuse(
@@ -114,27 +131,6 @@ TRIGGERS = (
         UPDATE total SET count = count + 1 WHERE agent = NEW.agent AND event = NEW.event;
     END""",
     "CREATE TRIGGER release_counts AFTER INSERT ON release BEGIN UPDATE head SET releases = releases + 1; END",
-)
-
-# What version 2 has beside all that. `identity`: a name drawn once, by which a witness and a run know their ledger.
-# `loss`: what an owner accepted to be gone, for every later reader. `plan`: what an agent was told, with its first
-# entry, of how often it would take part in that event (docs/accounting.md).
-ADDED = (
-    "CREATE TABLE identity (id INTEGER PRIMARY KEY CHECK (id = 1), name TEXT NOT NULL)",
-    """CREATE TABLE loss (
-        id INTEGER PRIMARY KEY,
-        accepted_at TEXT NOT NULL,
-        known_entries INTEGER,
-        known_releases INTEGER,
-        entries INTEGER NOT NULL,
-        releases INTEGER NOT NULL
-    )""",
-    """CREATE TABLE plan (
-        agent TEXT PRIMARY KEY,
-        sequence INTEGER NOT NULL REFERENCES entry (sequence),
-        participations INTEGER NOT NULL
-    ) WITHOUT ROWID""",
-    *_kept("identity", "loss", "plan"),
     _refuse("identity_is_one", "INSERT ON identity", "EXISTS (SELECT 1 FROM identity)", "a ledger has one name"),
     _refuse("loss_is_new", "INSERT ON loss", "EXISTS (SELECT 1 FROM loss WHERE id = NEW.id)", "a ledger only grows"),
     _refuse(
@@ -164,17 +160,11 @@ def entry_hash(
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
-def knows_plans(connection: sqlite3.Connection) -> bool:
-    """Whether this ledger has what version 2 added: older ones get it when they are opened to write."""
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return version > 1
-
-
 def alterations(connection: sqlite3.Connection) -> list[str]:
-    """How the tables and triggers differ from what `create` and `connect` make."""
+    """How the tables and triggers differ from what `create` makes."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
     found = {str(row[0]) for row in connection.execute(query)}  # str: in a damaged file it may be bytes
-    made = {*TABLES, *TRIGGERS, *(ADDED if knows_plans(connection) else ())}
+    made = {*TABLES, *TRIGGERS}
     return [
         *(f"missing or altered: {' '.join(sql.split()[1:3])}" for sql in sorted(made - found)),
         *(f"not part of a ledger: {' '.join(sql.split()[1:3])}" for sql in sorted(found - made)),

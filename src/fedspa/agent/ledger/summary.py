@@ -16,7 +16,6 @@ from fedspa.agent.ledger import witness as ledger_witness
 from fedspa.agent.ledger.content import announced_plan, noise, parsed, reading
 from fedspa.agent.ledger.errors import damaged
 from fedspa.agent.ledger.loss import Loss, losses
-from fedspa.agent.ledger.schema import knows_plans
 from fedspa.errors import LedgerError
 from fedspa.privacy.cap import Cap, FirstPlan, Total, floor_total, participations_within, total
 from fedspa.privacy.event import Event, Neighbours, noise_modes
@@ -139,13 +138,10 @@ class _Spent(NamedTuple):
 def _totals(connection: sqlite3.Connection, agent: str | None = None) -> Iterator[tuple[str, _Spent]]:
     """Agents by name, with what they spent as the ledger counts it."""
     only, values = ("", ()) if agent is None else (" WHERE total.agent = ?", (agent,))
-    announced, plans = "NULL, NULL", ""
-    if knows_plans(connection):
-        announced = "entry.event, plan.participations"
-        plans = " LEFT JOIN plan ON plan.agent = total.agent LEFT JOIN entry ON entry.sequence = plan.sequence"
     rows = connection.execute(
-        f"SELECT total.agent, total.event, total.count, {announced} FROM total{plans}{only} "
-        "ORDER BY total.agent, total.event",
+        "SELECT total.agent, total.event, total.count, entry.event, plan.participations FROM total "
+        "LEFT JOIN plan ON plan.agent = total.agent LEFT JOIN entry ON entry.sequence = plan.sequence"
+        f"{only} ORDER BY total.agent, total.event",
         values,
     )
     for name, of_one in groupby(rows, key=itemgetter(0)):

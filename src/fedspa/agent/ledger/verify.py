@@ -57,9 +57,12 @@ def verify(path: str | Path) -> list[str]:
 
 
 def _problems(path: Path, connection: sqlite3.Connection, seen: Witness | None) -> Iterator[str]:
-    if (gone := ledger_witness.lost(path, connection, ledger_witness.name(connection), seen)) is not None:
-        yield f"{gone}; {ledger_witness.REMEDY}"
     yield from ledger_schema.alterations(connection)
+    name = ledger_witness.name(connection)
+    if (gone := ledger_witness.lost(path, connection, name, seen)) is not None:
+        yield f"{gone}; {ledger_witness.REMEDY}"
+    if name is None and ledger_witness.head(connection).entries:
+        yield "it has lost its name"
     for (line,) in connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})"):
         if line != "ok":
             yield f"SQLite: {line}"

@@ -107,9 +107,7 @@ def advance(ledger: Path, witness: Witness, *, force: bool) -> None:
 
 
 def name(connection: sqlite3.Connection) -> str | None:
-    """The name that the ledger drew for itself; None for one of version 1."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'identity'").fetchone():
-        return None
+    """Return the name of the ledger; None where it is new and was never opened to write."""
     row = connection.execute("SELECT name FROM identity").fetchone()
     return None if row is None else str(row[0])
 
@@ -123,7 +121,7 @@ def lost(path: Path, connection: sqlite3.Connection, own: str | None, seen: Witn
     """What the ledger of the name `own` lacks of what its witness has seen, in words; None where nothing."""
     file = path_of(path).name
     if seen is None:
-        # One that was made since it was looked for is of a ledger that was upgraded meanwhile.
+        # A witness that was made since the caller looked for it is that of a ledger that got its name meanwhile.
         if own is None or path_of(path).exists():
             return None
         entries = head(connection).entries
