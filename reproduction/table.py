@@ -1,4 +1,4 @@
-"""`fedspa table`: which runs a table takes, and the table that they give."""
+"""`python -m reproduction table`: which runs a table takes, and the table that they give."""
 
 from __future__ import annotations
 

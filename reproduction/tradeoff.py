@@ -1,4 +1,4 @@
-"""`fedspa tradeoff`: Figure 1 of the paper, accuracy against ε for several compression ratios p.
+"""`python -m reproduction tradeoff`: Figure 1 of the paper, accuracy against ε for several compression ratios p.
 
 Every point is a run of one config at another ε and p. An example's active part shrinks as √p, so under `l2` the clip
 does too: the config's own clip belongs to the config's own p.

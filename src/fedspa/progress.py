@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fedspa.runs.metrics import RoundMetrics, shown_score
-from fedspa.runs.statement import shown, shown_bytes, shown_floor
+from fedspa.runs.statement import shown, shown_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ class Progress:
         self._done, self._sent = metrics.round + 1, self._sent + metrics.uplink_bytes
         privacy = self._config.privacy
         flaw = "" if metrics.private else f" ({not_private(privacy.noise)})"
-        floor = f" (floor {shown_floor(metrics.epsilon_floor)})" if privacy.adversary != "local" else ""
+        floor = f" (floor {shown(metrics.epsilon_floor)})" if privacy.adversary != "local" else ""
         spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{floor}{flaw}"
         self.say(f"{shown_score(metrics.headline, metrics.score)}{spent}  {shown_bytes(self._sent)}")
 

@@ -222,18 +222,24 @@ def _simulated(
             if books.skipped:
                 summary["warnings"].append(f"{books.skipped} participations were skipped: {CAP_USED_UP}")
             if course.over:
-                _report_changes(folder, summary)
+                summary = _summarised_again(folder, summary)
         folder.finish(summary)
     return RunResult(summary, done, module, folder.path)
 
 
-def _report_changes(folder: RunFolder, summary: Mapping[str, Any]) -> None:
-    """Warn where the summary.json of a finished run is not what its checkpoint and ledger give. It is written again
-    from those: nothing else would notice a damaged ε. Other runs in a shared ledger may change the total."""
+# Keys of a summary that neither checkpoint nor ledger decides: another machine may have another engine and rounding.
+_OF_THE_MACHINE = ("engine", "engine_reason", "engine_hints", "tf32", "workers", "accuracy_by_class", "provenance")
+_MAY_CHANGE = ("seconds", "tuning", "epsilon_total", "epsilon_total_floor", "accountant_total", "warnings")
+
+
+def _summarised_again(folder: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a finished run, with what the first one says of the machine that trained it. Warns where
+    summary.json is not what checkpoint and ledger give: nothing else would notice a damaged ε. Other runs in a shared
+    ledger may change the total."""
     before, now = folder.summary(), json.loads(json.dumps(summary))
     if before is None:
-        return
-    free = {"seconds", "tuning", "provenance", "epsilon_total", "epsilon_total_floor", "accountant_total", "warnings"}
+        return summary
+    free = {*_OF_THE_MACHINE, *_MAY_CHANGE}
     changed = [key for key in now if key not in free and before.get(key) != now[key]]
     if changed:
         log.warning(
@@ -241,6 +247,7 @@ def _report_changes(folder: RunFolder, summary: Mapping[str, Any]) -> None:
             "written again",
             *(folder.path, ", ".join(f"{key} {quoted(before.get(key))}" for key in changed)),
         )
+    return {**summary, **{key: before[key] for key in _OF_THE_MACHINE if key in before}}
 
 
 def _holds_a_run(folder: Path) -> bool:

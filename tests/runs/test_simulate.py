@@ -23,7 +23,7 @@ from fedspa import mechanisms
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
-from fedspa.errors import BudgetError, ConfigError, LedgerError
+from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.runs.books import Books
@@ -31,7 +31,7 @@ from fedspa.runs.config import load
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
-from fedspa.runs.statement import shown, statement
+from fedspa.runs.statement import plain_words, shown, statement
 from fedspa.runs.summary import TOGETHER
 from fedspa.wire.payload import HEADER_BYTES
 
@@ -438,3 +438,19 @@ def test_fedavg_reproduces_on_mnist(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"resume is '.*/none', which holds no run"):
         fedspa.run(resume=tmp_path / "none")
+
+
+def test_seeded_noise_may_be_too_small_for_one_relation_or_for_any(tmp_path: Path) -> None:
+    """A simulation may have any noise. Where a relation has no ε every page says so, and nothing fails at the end."""
+    full = {"sampling": "poisson", "delta": 1e-5, "clip_value": 0.3, "epsilon": None, "noise": "seeded"}
+    for name, noise, finite in (("one", 0.3, True), ("none", 0.01, False)):
+        settings = {"privacy": {**full, "noise_multiplier": noise}, "algorithm": {"batch": 240, "local_steps": 1}}
+        result = fedspa.run(small(tmp_path, run={"out": str(tmp_path / name)}, **settings))
+        assert (result.summary["epsilon"] is not None, result.summary["epsilon_replace_one"]) == (finite, None)
+        assert ("ε = ∞ under replace-one" in statement(result.summary)) is finite
+        assert plain_words(result.summary, 6)
+        assert "epsilon" in repr(result) or "ε" in repr(result) or "NONE" in repr(result)
+        assert (tmp_path / name / "report.html").exists()
+    settings = {"privacy": {**full, "noise_multiplier": 0.01, "noise": "secure"}, "algorithm": {"batch": 240}}
+    with pytest.raises(PrivacyError, match="no accountant gives a finite ε"):
+        fedspa.run(small(tmp_path, run={"out": str(tmp_path / "secure")}, **settings))

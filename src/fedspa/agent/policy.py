@@ -35,7 +35,6 @@ Code = Literal[
 ]
 
 _LARGEST = 1e15  # beyond any limit that means something, and still exact as a float
-PRIVATE_RULES: Final[tuple[ClipRule, ...]] = ("given", "quantile")
 _TEXTS: Final = ("Neighbours", "Unit")
 
 
@@ -73,7 +72,7 @@ class Policy:
     max_rounds: int
     max_compression: float
     clippings: tuple[Clipping, ...]
-    clip_rules: tuple[ClipRule, ...] = PRIVATE_RULES
+    clip_rules: tuple[ClipRule, ...] = get_args(ClipRule)
     unit: Unit | None = None
     min_honest: int | None = None
     min_colluders: int = 0
@@ -90,7 +89,7 @@ class Policy:
         _names("clippings", self.clippings, get_args(Clipping))
         if self.unit is not None:
             _names("unit", (self.unit,), get_args(Unit))
-        _names("clip_rules", self.clip_rules, PRIVATE_RULES)
+        _names("clip_rules", self.clip_rules, get_args(ClipRule))
         _number("min_colluders", self.min_colluders, "at least 0", self.min_colluders >= 0)
         if (self.min_honest is None) != (self.max_floor is None) or (self.min_colluders and self.min_honest is None):
             raise ConfigError(

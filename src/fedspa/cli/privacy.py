@@ -116,8 +116,8 @@ def _show_shares(
     from rich.table import Table
 
     from fedspa.cli.screen import show
-    from fedspa.privacy.cap import AGAINST_ALL, shown_digits
-    from fedspa.runs.statement import observer, shown_floor
+    from fedspa.privacy.cap import AGAINST_ALL, shown, shown_digits
+    from fedspa.runs.statement import observer
 
     screen, whom = Console(), observer({"members": members, "colluders": colluders})
     table = Table("neighbours", "accountant", box=None)
@@ -126,7 +126,7 @@ def _show_shares(
     for row in rows:
         # What a share takes, typed as it stands here, must be enough.
         noises = [shown_digits(row["noise"]), f"{row['noise_counted']:.4g}"]
-        costs = [shown_floor(row[key]) for key in ("epsilon", "epsilon_floor")]
+        costs = [shown(row[key]) for key in ("epsilon", "epsilon_floor")]
         table.add_row(row["neighbours"], row["accountant"], *noises, *costs)
     show(table, screen)
     screen.print(

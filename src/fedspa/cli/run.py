@@ -97,7 +97,7 @@ def show(result: RunResult, screen: Console) -> None:
     from fedspa.cli.screen import show as show_table
     from fedspa.progress import not_private
     from fedspa.runs.metrics import heading, label, shown_score
-    from fedspa.runs.statement import shown, shown_bytes, shown_floor, statement
+    from fedspa.runs.statement import shown, shown_bytes, statement
 
     name = result.summary["score"]
     table = Table(title=f"{heading(name)} by round", box=None)
@@ -114,7 +114,7 @@ def show(result: RunResult, screen: Console) -> None:
             *([] if name == "loss" else [shown_score(name, metrics.score)]),
             f"{metrics.loss:.3f}",
             spent,
-            *[shown_floor(metrics.epsilon_floor) for _ in floors],
+            *[shown(metrics.epsilon_floor) for _ in floors],
             shown_bytes(metrics.uplink_bytes),
         )
     show_table(table, screen)

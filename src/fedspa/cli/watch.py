@@ -99,9 +99,9 @@ def _follow(folder: Path, every: float) -> Snapshot:
 def terms(now: Snapshot, metrics: RoundMetrics) -> str:
     """What the ε of a round is relative to."""
     from fedspa.mechanisms.base import relation
-    from fedspa.privacy.cap import AGAINST_ALL
+    from fedspa.privacy.cap import AGAINST_ALL, shown
     from fedspa.runs.plans import algorithm_of, cohort_of, flat
-    from fedspa.runs.statement import observer, shown_floor
+    from fedspa.runs.statement import observer
 
     privacy = now.config.privacy
     mechanism = algorithm_of(now.config).mechanism
@@ -116,7 +116,7 @@ def terms(now: Snapshot, metrics: RoundMetrics) -> str:
     if cohort is None:
         return of
     whom = observer({"members": cohort.members, "colluders": cohort.colluders})
-    return f"{of}, against {whom}; floor {shown_floor(metrics.epsilon_floor)} {AGAINST_ALL}"
+    return f"{of}, against {whom}; floor {shown(metrics.epsilon_floor)} {AGAINST_ALL}"
 
 
 def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:

@@ -137,15 +137,11 @@ class _Plain:
 
     def gradients(self, theta: Tensor, coordinates: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A row for each example, NaN where the module raises for it; and the coordinates of the columns."""
-        found = []
         with self.holding(theta):
-            for number in range(count(self._y)):
-                gradient = self._gradient(slice(number, number + 1), theta)
-                if coordinates is None:
-                    coordinates = _looked_at(gradient, self._model.sizes)
-                found.append(gradient[coordinates])
-        assert coordinates is not None
-        return torch.stack(found), coordinates
+            rows = [self._gradient(slice(number, number + 1), theta) for number in range(count(self._y))]
+        if coordinates is None:
+            coordinates = _looked_at(torch.stack(rows).nan_to_num(0, 0, 0).abs().sum(0), self._model.sizes)
+        return torch.stack([row[coordinates] for row in rows]), coordinates
 
     def moved(self, theta: Tensor, coordinates: Tensor) -> Tensor:
         """The gradients at a θ that differs by a few units in the last place."""
@@ -204,9 +200,9 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
 
 
 def _looked_at(gradient: Tensor, sizes: list[int]) -> Tensor:
-    """Of each parameter the coordinates with the largest gradients, and some all over it."""
+    """Return, of each parameter, the coordinates where `gradient` is largest, and some all over it."""
     chosen, first = [], 0
-    for part in torch.split(gradient.abs().nan_to_num(0, 0), sizes):
+    for part in torch.split(gradient, sizes):
         each = max(1, min(len(part), _COLUMNS // 2))
         spread = torch.arange(0, len(part), -(-len(part) // each), device=gradient.device)
         chosen += [first + part.topk(min(each, len(part))).indices, first + spread]

@@ -129,10 +129,12 @@ class Total(NamedTuple):
     by: str
 
 
-def shown(epsilon: float) -> str:
+def shown(epsilon: float | None) -> str:
     """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it. What is no number
-    bounds nothing."""
-    return "∞" if not math.isfinite(epsilon) else f"{math.ceil(epsilon * 1000) / 1000:.3f}"
+    bounds nothing; in JSON, which has no infinity, that is null."""
+    if epsilon is None or not math.isfinite(epsilon):
+        return "∞"
+    return f"{math.ceil(epsilon * 1000) / 1000:.3f}"
 
 
 def shown_digits(epsilon: float) -> str:

@@ -20,7 +20,6 @@ from fedspa.runs.statement import (
     protected,
     shown,
     shown_bytes,
-    shown_floor,
     warnings,
 )
 
@@ -199,7 +198,7 @@ def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
     if facts["neighbours"] != "replace-one":
         terms += f"; ε = {shown(facts['epsilon_replace_one'])} under replace-one"
     if facts["members"]:
-        terms += f"; against {observer(facts)}; floor ε = {shown_floor(facts['epsilon_floor'])} {AGAINST_ALL}"
+        terms += f"; against {observer(facts)}; floor ε = {shown(facts['epsilon_floor'])} {AGAINST_ALL}"
     if is_seeded(facts):
         detail = f"THE NOISE WAS SEEDED: nothing is private. With secure noise ε = {shown(facts['epsilon'])}, {terms}"
         return Card("Guarantee", "none: a simulation", detail, True)

@@ -13,7 +13,7 @@ from fedspa.report.promise import Promise
 from fedspa.report.read import Entry, RunRecord
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.plans import flat
-from fedspa.runs.statement import is_seeded, noise_kind, observer, protected, shown, shown_bytes, shown_floor
+from fedspa.runs.statement import is_seeded, noise_kind, observer, protected, shown, shown_bytes
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
 
@@ -33,7 +33,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
     rows = [["verified", plots.known(facts["epsilon"]), *terms, facts["accountant"], flaw or f"the guarantee{whom}"]]
     if facts["members"]:
-        floor = shown_floor(facts["epsilon_floor"])
+        floor = shown(facts["epsilon_floor"])
         rows.append(["floor", floor, *terms, facts["accountant"], "; ".join(filter(None, (AGAINST_ALL, flaw)))])
     if facts["neighbours"] != "replace-one":
         rows.append(["verified", shown(facts["epsilon_replace_one"]), "replace-one", facts["sampling"], "pld", flaw])
@@ -42,7 +42,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
         note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
         rows.append(["verified", total, *terms, facts["accountant_total"] or "–", note])
         if facts["members"] or facts["epsilon_total_floor"] is not None:
-            total, note = shown_floor(facts["epsilon_total_floor"]), f"all runs in the ledger, {AGAINST_ALL}"
+            total, note = shown(facts["epsilon_total_floor"]), f"all runs in the ledger, {AGAINST_ALL}"
             rows.append(["floor", total, *terms, facts["accountant_total"] or "–", note])
     return rows
 
@@ -198,7 +198,7 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str |
     terms = "–"
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
-        guarantee += f", floor {shown_floor(facts['epsilon_floor'])}" if facts["members"] else ""
+        guarantee += f", floor {shown(facts['epsilon_floor'])}" if facts["members"] else ""
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
         terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
         terms += f"{facts['sampling']}, {facts['accountant']}"

@@ -130,8 +130,8 @@ def largest_total(plan: Plan, ledger: Ledger) -> LedgerTotal:
     if math.isinf(largest):
         return LedgerTotal(
             None,
-            "no guarantee over all runs in the ledger: it holds participations without one against the server (in "
-            "cpsgd, or with a clip value read off the data)",
+            "no guarantee over all runs in the ledger: it holds participations whose noise, seeded in a "
+            "simulation, is too small for any ε",
         )
     floor = floor_total(held, plan.delta, relation, first, own).epsilon
     aggregated = any(event.members for event in held)

@@ -22,11 +22,6 @@ def shown_bytes(count: float) -> str:
     return f"{count:.4g} GB"
 
 
-def shown_floor(epsilon: float | None) -> str:
-    """The floor of a run whose uploads were aggregated: where it has no number, one agent's noise bounds nothing."""
-    return shown(math.inf if epsilon is None else epsilon)
-
-
 def observer(summary: Mapping[str, Any]) -> str:
     """Against whom ε holds."""
     members = summary.get("members")
@@ -46,12 +41,12 @@ def statement(summary: Mapping[str, Any]) -> str:
     if summary["neighbours"] != "replace-one":
         other = f"; ε = {shown(summary['epsilon_replace_one'])} under replace-one (pld)"
     if summary.get("members"):
-        other += f"; FLOOR ε = {shown_floor(summary['epsilon_floor'])} {AGAINST_ALL}, {summary['neighbours']}"
+        other += f"; FLOOR ε = {shown(summary['epsilon_floor'])} {AGAINST_ALL}, {summary['neighbours']}"
     if summary["epsilon_total"] is not None:
         by = summary["accountant_total"]
         other += f"; ε = {shown(summary['epsilon_total'])} against the server with all runs in the ledger ({by})"
         if _sums_in_ledger(summary):
-            other += f", and {shown_floor(summary['epsilon_total_floor'])} {AGAINST_ALL}"
+            other += f", and {shown(summary['epsilon_total_floor'])} {AGAINST_ALL}"
     flaw = "NOT PRIVATE: THE NOISE WAS SEEDED, a simulation; with secure noise: " if is_seeded(summary) else ""
     return (
         f"{flaw}(ε = {shown(summary['epsilon'])}, δ = {summary['delta']:g}) for each {protected(summary)} of each "
@@ -183,7 +178,7 @@ def _with_colluders(summary: Mapping[str, Any]) -> str:
 def _total_floor(summary: Mapping[str, Any]) -> str:
     if not _sums_in_ledger(summary):
         return ""
-    return f", and ε = {shown_floor(summary['epsilon_total_floor'])} {AGAINST_ALL}"
+    return f", and ε = {shown(summary['epsilon_total_floor'])} {AGAINST_ALL}"
 
 
 def _against_whom(summary: Mapping[str, Any]) -> str:

@@ -66,14 +66,14 @@ def summarise(
 
     `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
     earlier runs of a ledger that outlives it, against a server that saw every upload, by `accountant_total`. `epsilon`
-    is None, too, where cpSGD has no guarantee. Where `members` says that at least so many uploads were aggregated, both
-    are against the server with up to `colluders` of them, `epsilon_floor` and `epsilon_total_floor` against all others
-    together, and null there is infinite. `uplink_bytes` is what an agent sent in the whole run (mean over all
-    agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without held-out
-    records. `baseline` is what `baseline_answer`, which looks at no input, scores on the held-out records that it was
-    chosen by: the server's own, so that nothing of an agent is in it. `adversary` says against whom ε holds; `bits` and
-    `trials` are cpSGD's. `rounds_empty` had no update. `features` and `schema` are what it takes to use the model: how
-    an image becomes its input, and what a table's columns mean.
+    is None, too, where seeded noise is too small for any ε. Where `members` says that at least so many uploads were
+    aggregated, both are against the server with up to `colluders` of them, `epsilon_floor` and `epsilon_total_floor`
+    against all others together, and null there is infinite. `uplink_bytes` is what an agent sent in the whole run (mean
+    over all agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without
+    held-out records. `baseline` is what `baseline_answer`, which looks at no input, scores on the held-out records that
+    it was chosen by: the server's own, so that nothing of an agent is in it. `adversary` says against whom ε holds;
+    `bits` and `trials` are cpSGD's. `rounds_empty` had no update. `features` and `schema` are what it takes to use the
+    model: how an image becomes its input, and what a table's columns mean.
     """
     config, server = job.config, job.server
     together = isinstance(job, Simulated) and _takes_together(job)

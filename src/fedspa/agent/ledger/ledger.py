@@ -340,7 +340,8 @@ class Ledger:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Keep other processes from writing until the block ends: what is checked in it still holds when it writes.
-        The writes in it become durable together at its end, with their witness; on an error none does."""
+        The writes in it become durable together at its end, with their witness; where an error leaves the outermost
+        block, none does."""
         if self._writing:
             yield
             return
