@@ -52,10 +52,12 @@ _SIZES: list[tuple[int, str]] = [
     (
         32,
         "hidden_size d_model n_embd dim embed_dim embedding_size emb_dim embedding_dim rnn_hidden_size "
-        "attention_hidden_size output_hidden_size decoder_hidden_size pooler_hidden_size pooler_output_size projection_dim "
+        "attention_hidden_size output_hidden_size decoder_hidden_size pooler_hidden_size pooler_output_size "
+        "projection_dim "
         "n_ctx_embed width backbone_hidden_size classifier_proj_size codevector_dim proj_codevector_dim lru_width "
         "mamba_d_ssm true_hidden_size encoder_hidden_size fpn_hidden_size neck_hidden_size hidden_dim bottleneck_size "
-        "attention_dim output_dim embed_size channels text_embed_dim mm_hidden_size q_lora_rank kv_lora_rank o_lora_rank "
+        "attention_dim output_dim embed_size channels text_embed_dim mm_hidden_size q_lora_rank kv_lora_rank "
+        "o_lora_rank "
         "q_hidden_size reassemble_hidden_size d_embed",
     ),
     (
@@ -76,13 +78,16 @@ _SIZES: list[tuple[int, str]] = [
         "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts "
         "n_routed_experts num_local_experts moe_num_experts index_n_heads linear_num_heads linear_num_key_heads "
         "linear_num_value_heads encoder_num_attention_heads decoder_num_attention_heads time_step_rank mamba_dt_rank "
-        "num_conv_pos_embedding_groups index_topk qk_rope_head_dim attention_window local_attention moe_layer_end_index",
+        "num_conv_pos_embedding_groups index_topk qk_rope_head_dim attention_window local_attention "
+        "moe_layer_end_index",
     ),
     (
         8,
-        "head_dim d_kv v_head_dim qk_nope_head_dim linear_key_head_dim linear_value_head_dim index_head_dim kv_channels "
+        "head_dim d_kv v_head_dim qk_nope_head_dim linear_key_head_dim linear_value_head_dim index_head_dim "
+        "kv_channels "
         "attention_head_dim dim_head d_head linear_head_dim mamba_d_state state_size mamba_d_head mamba_head_dim "
-        "patch_size num_conv_pos_embeddings num_mel_bins chunk_size mamba_chunk_size rotary_dim num_codevectors_per_group "
+        "patch_size num_conv_pos_embeddings num_mel_bins chunk_size mamba_chunk_size rotary_dim "
+        "num_codevectors_per_group "
         "sliding_window hidden_size_per_layer_input laurel_rank mamba_n_heads mamba_num_heads ssm_state_size key_dim "
         "coordinate_size shape_size tdnn_dim_each",
     ),
@@ -265,14 +270,11 @@ _CONVS = (
 )
 _GRAPH_NETS = "GCN GraphSAGE GIN GAT EdgeCNN"
 _TIMM = (
-    "resnet18 resnet26d resnext50_32x4d regnetx_002 regnety_002 mobilenetv2_035 mobilenetv3_small_050 tinynet_e "
-    "efficientnet_lite0 ghostnet_050 mnasnet_small lcnet_035 hardcorenas_a densenet121 dla46_c vgg11_bn convnext_atto "
-    "convmixer_768_32 vit_tiny_patch16_224 deit_tiny_patch16_224 cait_xxs24_224 beit_base_patch16_224 mixer_s32_224 "
-    "gmlp_ti16_224 resmlp_12_224 poolformer_s12 levit_128s mobilevit_xxs edgenext_xx_small repvgg_a0 skresnet18 "
-    "seresnet18 cspresnet50 nf_resnet26 eca_nfnet_l0 xcit_nano_12_p16_224 pit_ti_224 coat_lite_tiny twins_pcpvt_small "
-    "swin_tiny_patch4_window7_224 visformer_tiny volo_d1_224 tnt_s_patch16_224 fastvit_t8 starnet_s1 repghostnet_050 "
-    "mambaout_femto hgnetv2_b0 rexnet_100 selecsls42 res2net50_26w_4s efficientvit_b0 inception_next_atto "
-    "test_vit test_resnet test_efficientnet test_convnext test_byobnet test_mambaout test_nfnet test_vit2"
+    "test_vit test_vit2 test_vit3 test_vit4 test_resnet test_efficientnet test_efficientnet_ln test_efficientnet_evos "
+    "test_efficientnet_gn test_convnext test_convnext2 test_convnext3 test_byobnet test_mambaout test_nfnet test_coatnet "
+    "test_maxvit test_vit_relpos "
+    "mobilenetv2_035 mobilenetv3_small_050 regnetx_002 regnety_002 tinynet_e lcnet_035 ghostnet_050 mnasnet_small "
+    "dla46_c mobilevit_xxs edgenext_xx_small xcit_nano_12_p16_224 repghostnet_050"
 )
 
 
@@ -399,7 +401,9 @@ def names() -> tuple[list[str], dict[str, str]]:
                 ranked.append((seen[model_type], f"transformers/{head}/{model_type}"))
                 seen[model_type] += 1
             classes.add(kind)
-    return found + [name for _, name in sorted(ranked, key=lambda each: each[0])], missing
+    slow = [name for name in found if name.startswith("timm/") and "test_" not in name]
+    transformers = [name for _, name in sorted(ranked, key=lambda each: each[0])]
+    return [name for name in found if name not in slow] + transformers + slow, missing
 
 
 def build(name: str) -> Model:
