@@ -271,8 +271,8 @@ _CONVS = (
 _GRAPH_NETS = "GCN GraphSAGE GIN GAT EdgeCNN"
 _TIMM = (
     "test_vit test_vit2 test_vit3 test_vit4 test_resnet test_efficientnet test_efficientnet_ln test_efficientnet_evos "
-    "test_efficientnet_gn test_convnext test_convnext2 test_convnext3 test_byobnet test_mambaout test_nfnet test_coatnet "
-    "test_maxvit test_vit_relpos "
+    "test_efficientnet_gn test_convnext test_convnext2 test_convnext3 test_byobnet test_mambaout test_nfnet "
+    "test_coatnet test_maxvit test_vit_relpos "
     "mobilenetv2_035 mobilenetv3_small_050 regnetx_002 regnety_002 tinynet_e lcnet_035 ghostnet_050 mnasnet_small "
     "dla46_c mobilevit_xxs edgenext_xx_small xcit_nano_12_p16_224 repghostnet_050"
 )
