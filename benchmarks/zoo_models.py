@@ -216,8 +216,12 @@ def _inputs(module: Any, head: str) -> Tree:
         shape = (COUNT, 2, LENGTH) if head == "MULTIPLE_CHOICE" else (COUNT, LENGTH)
         words = torch.randint(4, WORDS, shape)
         words[..., -1] = 2  # the end, which some classifiers look for
-        x = {_TEXT: words} | ({"attention_mask": torch.ones_like(words)} if "attention_mask" in takes else {})
-        return x | ({"decoder_input_ids": words.clone()} if "SEQ_TO_SEQ" in head else {})
+        x: dict[str, Tree] = {_TEXT: words}
+        if "attention_mask" in takes:
+            x["attention_mask"] = torch.ones_like(words)
+        if "SEQ_TO_SEQ" in head:
+            x["decoder_input_ids"] = words.clone()
+        return x
     if _PIXELS in takes:
         side, channels = getattr(config, "image_size", SIDE), getattr(config, "num_channels", 3)
         side = side if isinstance(side, int) else side[0]
@@ -228,9 +232,9 @@ def _inputs(module: Any, head: str) -> Tree:
         return {_SOUND: torch.randn(COUNT, *(spectrogram if all(spectrogram) else (800,)))}
     if "input_features" in takes:
         mels = getattr(config, "num_mel_bins", None) or getattr(config, "feature_projection_input_dim", 16)
-        frames = 2 * getattr(config, "max_source_positions", 16)
-        shape = (mels, frames) if type(config).__name__.startswith("Whisper") else (frames, mels)
-        return {"input_features": torch.randn(COUNT, *shape)}
+        length = 2 * getattr(config, "max_source_positions", 16)
+        first_mels = type(config).__name__.startswith("Whisper")
+        return {"input_features": torch.randn(COUNT, *((mels, length) if first_mels else (length, mels)))}
     raise ValueError(f"its inputs are {', '.join(takes)}")
 
 
@@ -242,7 +246,7 @@ def _images(*shape: int) -> Tensor:
     return torch.randn(COUNT, *(shape or (3, SIDE, SIDE)))
 
 
-def _graph(build: Callable[[Any], nn.Module]) -> Build:
+def _graph(kind: str, *sizes: int) -> Build:
     """A graph of five nodes in a ring, with features of each example's own: a class for the graph."""
 
     class OfGraph(nn.Module):
@@ -257,7 +261,7 @@ def _graph(build: Callable[[Any], nn.Module]) -> Build:
             return self.head(nodes.mean(dim=1))  # type: ignore[no-any-return]
 
     def make() -> tuple[nn.Module, Tree]:
-        module, x = OfGraph(build(importlib.import_module("torch_geometric.nn"))), torch.randn(COUNT, 5, 6)
+        module, x = OfGraph(_named("torch_geometric.nn", kind)(*sizes)), torch.randn(COUNT, 5, 6)
         module(x)  # the head takes its size
         return module, x
 
@@ -283,18 +287,23 @@ def _others() -> dict[str, Build]:
     if find_spec("timm"):
         found |= {f"timm/image/{name}": _timm(name) for name in _TIMM.split()}
     if find_spec("torch_geometric"):
-        found |= {
-            f"torch_geometric/layer/{name}": _graph(lambda of, n=name: getattr(of, n)(6, 8)) for name in _CONVS.split()
-        }
-        found |= {
-            f"torch_geometric/net/{n}": _graph(lambda of, n=n: getattr(of, n)(6, 8, 2)) for n in _GRAPH_NETS.split()
-        }
+        found |= {f"torch_geometric/layer/{name}": _graph(name, 6, 8) for name in _CONVS.split()}
+        found |= {f"torch_geometric/net/{name}": _graph(name, 6, 8, 2) for name in _GRAPH_NETS.split()}
     if find_spec("diffusers"):
-        found |= {f"diffusers/denoiser/{name}": _diffuser(name, *given) for name, given in _DIFFUSERS.items()}
+        for name, (options, x) in _DIFFUSERS.items():
+            found[f"diffusers/denoiser/{name}"] = _by_options("diffusers", name, options, x)
     for name, (module, kind, options, x) in _TABLES.items():
         if find_spec(module.partition(".")[0]):
-            found[name] = lambda m=module, k=kind, o=options, x=x: (getattr(importlib.import_module(m), k)(**o), x())
+            found[name] = _by_options(module, kind, options, x)
     return found
+
+
+def _named(module: str, kind: str) -> Any:
+    return getattr(importlib.import_module(module), kind)
+
+
+def _by_options(module: str, kind: str, options: dict[str, Any], x: Callable[[], Tree]) -> Build:
+    return lambda: (_named(module, kind)(**options), x())
 
 
 def _timm(name: str) -> Build:
@@ -307,10 +316,6 @@ def _timm(name: str) -> Build:
             return timm.create_model(name, num_classes=CLASSES), _images(3, 64, 64)
 
     return make
-
-
-def _diffuser(name: str, options: dict[str, Any], x: Callable[[], Tree]) -> Build:
-    return lambda: (getattr(importlib.import_module("diffusers"), name)(**options), x())
 
 
 _BLOCKS = {"block_out_channels": (8, 8), "norm_num_groups": 4, "layers_per_block": 1}
@@ -420,9 +425,9 @@ def _stand_in_for_operators() -> None:
     """torchvision's wheels for CUDA have no operators where torch has none, and cannot be imported; timm needs no
     operator, only the import."""
     if find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
-        _LIBRARIES.append(torch.library.Library("torchvision", "DEF"))
+        _LIBRARIES.append(torch.library.Library("torchvision", "DEF"))  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
-            _LIBRARIES[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _LIBRARIES[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 _LIBRARIES: list[torch.library.Library] = []
