@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,50 @@ def over_seeds(values: list[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {half_interval(values):.1f} ({len(values)})"
 
 
+def zoo_outcomes() -> dict[str, str]:
+    """The outcome of each model type that was measured, with its reason."""
+    return {name: row["outcome"] for name, row in kept("zoo")["types"].items()}
+
+
+def zoo() -> str:
+    result, counts = kept("zoo"), dict[tuple[str, str], Counter[str]]()
+    for name, outcome in zoo_outcomes().items():
+        source, head, _ = name.split("/")
+        kind = outcome.partition(":")[0].partition(" by ")[0]
+        for row in ((source, head.lower().replace("_", " ")), ("**all**", "")):
+            counts.setdefault(row, Counter())[kind] += 1
+    kinds = ["runs", "fixed", "refused", "WRONG", "DIED", "not compared", "not measured", "not built"]
+    present = [kind for kind in kinds if counts[("**all**", "")][kind] or kind in ("refused", "WRONG")]
+    total = counts.pop(("**all**", ""))
+    rows = [
+        [*row, *(str(found[kind] or "–") for kind in present)]
+        for row, found in [*sorted(counts.items()), (("**all**", ""), total)]
+    ]
+    missing = [f"{name} does not load ({why})" for name, why in result["settings"]["missing"].items()]
+    said = "Not tried: " + "; ".join(missing) + ".\n\n" if missing else ""
+    return origin(result["provenance"]) + said + markdown(["source", "head or kind", *present], rows)
+
+
+def zoo_differences() -> str:
+    rows = [row for row in kept("zoo")["types"].values() if "engine_float32" in row]
+    exact = [row["float64"] for row in rows if row["float64"] is not None]
+    return (
+        f"in float64 by at most {max(exact):.1g} of the largest entry ({len(exact)} types), in float32 by at most "
+        f"{max(row['engine_float32'] for row in rows):.1g}, where plain autograd in float32 differs by at most "
+        f"{max(row['plain_float32'] for row in rows):.1g}"
+    )
+
+
+def zoo_reasons() -> str:
+    """Every type that ran neither as it is nor fixed, but those that could not be built tiny."""
+    rows = [
+        [f"`{name}`", outcome.replace("|", "\\|").replace("\n", " ")]
+        for name, outcome in zoo_outcomes().items()
+        if not outcome.startswith(("runs", "fixed", "not built"))
+    ]
+    return markdown(["type", "outcome"], rows)
+
+
 # Name → the page that has it, and what it holds.
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "engine-time": ("docs/engine.md", engine_time),
@@ -339,6 +384,9 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "models-gpu-time": ("docs/engine-gpu.md", lambda: models_time("models-gpu")),
     "models-gpu-ratios": ("docs/engine-gpu.md", lambda: by_ratio(models("models-gpu"), wall)),
     "models-gpu-memory": ("docs/engine-gpu.md", lambda: by_case(models("models-gpu"), memory)),
+    "zoo": ("docs/models.md", zoo),
+    "zoo-differences": ("docs/models.md", zoo_differences),
+    "zoo-reasons": ("docs/models.md", zoo_reasons),
     "scale": ("docs/engine.md", scale),
     "peers": ("docs/engine.md", peers),
     "tuning-images": ("docs/tuning.md", lambda: tuned("tuning")),

@@ -19,13 +19,13 @@ from fedspa.engine.choose import choose
 from fedspa.engine.local import engine_rows
 from fedspa.engine.names import EngineName
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples
+from fedspa.examples import Examples, Tree
 from fedspa.flower.trainer import trainer_for
 from fedspa.learning import models
 from fedspa.learning.agreement import Disagreement, require_agreement
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.synthetic import synthetic_examples
-from fedspa.learning.tasks import Classification, PerPerson
+from fedspa.learning.tasks import Classification, Own, PerPerson
 
 LIKE = Examples(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))
 TASK = Classification(3)
@@ -69,6 +69,18 @@ class InDict(nn.Module):
         return self.last(torch.tanh(functional.linear(x, self._params["w"])))  # type: ignore[no-any-return]
 
 
+class AllInDict(nn.Module):
+    """As ncps' LTC without a head: no parameter is read by its registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 4))
+        self._params = {"w": self.w}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._params["w"])
+
+
 def closure(layer: nn.Linear) -> Callable[[], Tensor]:
     weight = layer.weight
     return lambda: weight
@@ -82,6 +94,7 @@ def in_list(layer: nn.Linear) -> Callable[[], Tensor]:
 # How a second way leads to the weight, and what share of the layer goes that way.
 UNREACHED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "dict": (InDict, "w"),
+    "all of them": (AllInDict, "w"),
     "object": (lambda: Net(lambda layer: Holder(layer.weight)), "first.weight"),
     "list": (lambda: Net(in_list), "first.weight"),
     "closure": (lambda: Net(closure), "first.weight"),
@@ -149,6 +162,16 @@ def test_a_parameter_that_is_reached_a_second_way_is_refused_by_name(way: str, e
     # The module is tried itself, and left as it was.
     assert all(map(torch.equal, before, module.parameters()))
     assert all(isinstance(parameter, nn.Parameter) for parameter in module.parameters())
+
+
+def test_a_loss_of_its_own_is_not_blamed_for_parameters_that_no_engine_reaches() -> None:
+    def squares(module: nn.Module, example: Tree) -> Tensor:
+        assert isinstance(example, tuple)
+        found: Tensor = module(example[0])
+        return found.square().mean()
+
+    with pytest.raises(ConfigError, match=r"'w'.*otherwise than by their registration"):
+        choose("auto", made(AllInDict), LIKE, "cpu", 1, exact=False, task=Own(squares))
 
 
 def test_a_copy_whose_closure_leads_to_the_original_is_refused() -> None:

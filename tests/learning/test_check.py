@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import zoo
+import unsound_modules as zoo
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 

@@ -284,8 +284,22 @@ class Augmented(Words):
         return float(np.random.rand()) if self.config.apply_spec_augment else 1.0  # noqa: NPY002
 
 
-def test_spec_augment_is_named() -> None:
-    module = Augmented()
+class AugmentedByDefault(Augmented):
+    """As transformers' Data2VecAudioModel: its config does not have the switch, which is then on."""
+
+    def prepare(self) -> None:
+        self.config = SimpleNamespace()
+
+    def _mask_hidden_states(self) -> bool:
+        return getattr(self.config, "apply_spec_augment", True)
+
+    def scale(self, x: Tensor) -> float:
+        return float(np.random.rand()) if self._mask_hidden_states() else 1.0  # noqa: NPY002
+
+
+@pytest.mark.parametrize("kind", [Augmented, AugmentedByDefault])
+def test_spec_augment_is_named(kind: type[Augmented]) -> None:
+    module = kind()
     with pytest.raises(ConfigError, match=r"numpy\.random.*module\.config\.apply_spec_augment = False"):
         choose("auto", module, LIKE, "cpu", 1, exact=False, task=TASK)
     module.config.apply_spec_augment = False

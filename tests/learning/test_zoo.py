@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import zoo
+import unsound_modules as zoo
 from torch import Tensor, nn
 
 from fedspa.engine import native, stacked

@@ -110,6 +110,8 @@ def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
             trying.outside.restore()
             if not found:  # a module that keeps nothing can be tried itself
                 found = list(_differing(module, task, examples))
+            elif trying.no_gradient:  # plain autograd may have one, of parameters that θ does not reach
+                found = [each for each in _differing(module, task, examples) if each.mend == _REACH] or found
             if not found and not isinstance(task, PerPerson):  # a person's records may mix: they are one example
                 found = mixing(copied(module).to("cpu"), examples)
             return Trial(found, trying.draws)
@@ -141,6 +143,7 @@ class _Trying:
         # By its kind too: Dropout may stand where none of the examples comes by.
         self.draws = any(may_draw(layer) for layer in module.modules())
         self._found: dict[tuple[str | None, str], Problem] = {}
+        self.no_gradient = False
 
     def examples(self, like: Examples) -> list[Examples]:
         return synthetic_examples(like, self._module, self._task)
@@ -152,6 +155,7 @@ class _Trying:
             # behind shows only there.
             models = self._fresh(), self._fresh()
         except Exception as error:  # the user's forward may raise anything
+            self.no_gradient = True
             why = f"has no {self._of} for an example made like {layout(examples[-1].x)} ({one_line(error)})"
             if self._is_of_task(error, examples[-1].x):
                 self._add(None, why, "its loss must be made of what the module gives, without `.detach()` or `.item()`")
@@ -288,8 +292,10 @@ class _Trying:
         with watched(model.module) as calls, suppress(Exception):
             self._value(model, theta.clone(), *example)
         layer = next((call.layer for call in calls if which in call.drew), "")
+        # Where a config of transformers does not have the switch, its models read it as on.
         masking = any(
-            getattr(getattr(each, "config", None), "apply_spec_augment", False) for each in model.module.modules()
+            getattr(getattr(each, "config", None), "apply_spec_augment", hasattr(each, "_mask_hidden_states"))
+            for each in model.module.modules()
         )
         fix = _NO_SPEC_AUGMENT if masking else _DRAW_FROM_TORCH
         self._add(layer, f"draws from {which}, whose numbers all examples share", fix)
