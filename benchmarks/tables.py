@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -366,7 +367,7 @@ def zoo_differences() -> str:
 def zoo_reasons() -> str:
     """Every type that ran neither as it is nor fixed, but those that could not be built tiny."""
     rows = [
-        [f"`{name}`", outcome.replace("|", "\\|").replace("\n", " ")]
+        [f"`{name}`", textwrap.shorten(outcome.replace("|", "\\|"), 240, placeholder=" …")]
         for name, outcome in zoo_outcomes().items()
         if not outcome.startswith(("runs", "fixed", "not built"))
     ]

@@ -90,7 +90,7 @@ def test_the_server_scores_where_it_is_asked_to_and_can(tmp_path: Path) -> None:
     ("sections", "word"),
     [
         ({"tuning": {"scored_by": "server"}}, "tuning.scored_by is 'server' and data.holdout is 0"),
-        ({"tuning": {"candidates": None, "rounds": None, "scored_by": "agents"}}, "tuning.scored_by is of"),
+        ({"tuning": {"candidates": None, "rounds": None, "scored_by": "agents"}}, "tuning.scored_by is for"),
         ({"tuning": {"rounds": 7}}, "at least 8 rounds"),
         (
             {**ALGORITHMS["cpsgd"], "privacy": {**ALGORITHMS["cpsgd"]["privacy"], "epsilon": None}},
