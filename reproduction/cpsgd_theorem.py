@@ -1,15 +1,15 @@
 """The theorem that was published for cpSGD, with its sensitivities as printed. Its ε can be below the truth.
 
 Agarwal, Suresh, Yu, Kumar, McMahan, "cpSGD", NeurIPS 2018, Theorem 1, at p = 1/2; sampling and composition as in
-`fedspa.mechanisms.binomial.bound`.
+`fedspa.algorithms.cpsgd.accounting`.
 """
 
 from __future__ import annotations
 
 import math
 
-from fedspa.mechanisms.binomial.bound import Sensitivity, amplified, spread, variance
-from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.algorithms.cpsgd.accounting import Sensitivity, amplified, spread, variance
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.privacy import composition
 
 _LARGEST_STEP_DELTA = 0.1

@@ -23,9 +23,10 @@ from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.file import create
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import verify
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
-from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, total
 from fedspa.privacy.event import Event, Neighbours
@@ -76,7 +77,7 @@ def test_an_older_fedspa_is_to_be_upgraded_and_nothing_restored(path: Path, monk
     """A backup would know nothing of what was spent since."""
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0")
-        monkeypatch.delitem(mechanisms.MECHANISMS["gaussian"].events, "gaussian")
+        monkeypatch.delitem(GAUSSIAN.events, "gaussian")
         mechanisms._event_of.cache_clear()
         newer = r"written by a newer fedspa .*gaussian.*upgrade"
         with pytest.raises(LedgerError, match=newer) as caught:

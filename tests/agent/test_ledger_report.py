@@ -18,8 +18,8 @@ from fedspa.agent.ledger.schema import TRIGGERS, entry_hash
 from fedspa.agent.ledger.summary import summary
 from fedspa.agent.ledger.verify import MOST_PROBLEMS, verify
 from fedspa.agent.ledger.witness import GENESIS
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import LedgerError, PrivacyError
-from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import BY_FILTER, Cap, Total, total
 

@@ -20,8 +20,8 @@ import pytest
 from typer.main import get_command
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.cli import app, main
-from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian import compare
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
 from fedspa.algorithms import Terms, chosen
+from fedspa.algorithms.cpsgd.plan import BINOMIAL
 from fedspa.flower.terms import (
     _KEYS,
     LIMITS,
@@ -26,7 +27,6 @@ from fedspa.flower.terms import (
     to_record,
 )
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.binomial.mechanism import BINOMIAL
 from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN

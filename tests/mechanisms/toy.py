@@ -19,12 +19,9 @@ from scipy import stats
 from torch import Tensor
 
 from fedspa.algorithms import Agent, Algorithm, Terms
-from fedspa.algorithms.base import decode_values, encode_values
-from fedspa.audit.bounds import epsilon_lower
-from fedspa.audit.questions import law_question, threshold_attack
 from fedspa.audit.result import Question
-from fedspa.audit.run import Audited
-from fedspa.audit.setting import Setting
+from fedspa.audit.run import Audited, Setting
+from fedspa.audit.statistics import epsilon_lower, law_question, threshold_attack
 from fedspa.engine.local import Gradients, seeded
 from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
@@ -73,7 +70,6 @@ class LaplaceEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class LaplacePlan:
-    audited: ClassVar[str] = "laplace"
     aggregation: ClassVar[Aggregation | None] = None
     floor_event: ClassVar[Event | None] = None
     sampling: ClassVar[Sampling] = "fixed"
@@ -203,7 +199,7 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
         yield Update(terms.round, terms.dimension, terms.mask_seed or agent.mask_seed, values)
 
 
-ALGORITHM = Algorithm("laplace", LAPLACE, False, "average", respond, encode_values, decode_values)
+ALGORITHM = Algorithm(respond, LAPLACE, audit="toy:AUDIT")
 
 
 @dataclass(frozen=True)
@@ -235,5 +231,5 @@ AUDIT = Audited(
     synthetic=lambda: Target(LaplacePlan(1, 1.0, 10, 100, 3, 2.0, 1e-3)),
     of_plan=lambda plan: Target(replace(plan, dimension=1)),
     questions=questions,
-    plants={"noise": lambda target: replace(target, share=0.4)},
+    faults={"noise": lambda target: replace(target, share=0.4)},
 )

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian import compare
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import GaussianEvent

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedspa.algorithms.base import IntegerUpdate
+from fedspa.algorithms.cpsgd.codec import decode_integers, encode_integers
 from fedspa.errors import PayloadError
-from fedspa.mechanisms.binomial.codec import IntegerUpdate, decode_integers, encode_integers
 from fedspa.wire import coding as codings
 from fedspa.wire.payload import CODINGS, Expected, Update, decode, encode
 

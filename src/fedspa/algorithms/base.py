@@ -154,6 +154,17 @@ class Answer(Protocol):
     def values(self) -> NDArray[Any]: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerUpdate:
+    """An answer in whole numbers: one for each coordinate that travels. `seed` is the mask's, or of what else is
+    public."""
+
+    round: int
+    dimension: int
+    seed: bytes
+    values: NDArray[np.int64]
+
+
 def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
     """Noisy real values, at a step hidden in their noise where the coding has one.
 

@@ -16,7 +16,8 @@ from typing import Any, Final, cast, get_args
 from flwr.app import ConfigRecord
 from pydantic import ValidationError
 
-from fedspa.algorithms import ALGORITHMS, Algorithm, Terms, chosen
+from fedspa import registry
+from fedspa.algorithms import Algorithm, Terms, chosen
 from fedspa.algorithms.base import require_sendable
 from fedspa.algorithms.scores import MOST_MODELS, score_terms
 from fedspa.data.features import NAMES
@@ -258,8 +259,10 @@ def from_record(record: ConfigRecord) -> Announcement:
 
 
 def _algorithm(name: object, adversary: object) -> Algorithm:
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise TermsError(f"algorithm is {str(name)[:50]!r}; allowed: {', '.join(ALGORITHMS)}")
+    """Return the algorithm that was announced: the server's word imports nothing but what is installed here."""
+    if not isinstance(name, str) or registry.known(name) is None:
+        names = ", ".join(registry.offered())
+        raise TermsError(f"algorithm is {str(name)[:200]!r}, which nothing installed here offers; known: {names}")
     if adversary not in get_args(Adversary):
         raise TermsError(f"adversary is {str(adversary)[:50]!r}; allowed: {', '.join(get_args(Adversary))}")
     try:

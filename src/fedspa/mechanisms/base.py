@@ -131,11 +131,6 @@ class Plan(Protocol):
         """Raise a PrivacyError where the plan's numbers leave what its release can compute, whatever the records."""
         ...
 
-    @property
-    def audited(self) -> str:
-        """The name of its audit."""
-        ...
-
     def summary(self) -> Mapping[str, Any]:
         """Its own keys of a run's summary."""
         ...
@@ -200,6 +195,11 @@ class Asked:
         return self.epsilon
 
 
+def pld(config: Mapping[str, Any]) -> str:
+    """Return the accountant of all mechanisms that have a loss distribution."""
+    return PLD
+
+
 def upload(summary: Mapping[str, Any]) -> str:
     """What an upload holds: the values of the active coordinates, unless a mechanism has it otherwise."""
     return f"p = {summary['compression']:.3g} of {summary['dimension']:,} coordinates"
@@ -216,7 +216,6 @@ class Mechanism:
     `record`: the fields of a plan that a server announces beside the dimension and the steps, with their types.
     `of_record`: the plan of all these.
     `limits`: least and most of the numbers in `record` that no other mechanism has.
-    `options`: keys of a config that others do not read.
     `accountant`: the name of the accountant for such a config.
     `upload`: what an upload holds, from a run's summary.
     """
@@ -229,8 +228,7 @@ class Mechanism:
     record: Mapping[str, type]
     of_record: Callable[[Mapping[str, Any]], Plan]
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    accountant: Callable[[Mapping[str, Any]], str] = lambda config: PLD
+    accountant: Callable[[Mapping[str, Any]], str] = pld
     upload: Callable[[Mapping[str, Any]], str] = upload
 
 

@@ -70,7 +70,7 @@ def snapshot(folder: Path) -> Snapshot:
     if not done:
         state, why = _now(folder)
     return Snapshot(
-        config=load(path),
+        config=load(path, own_code=False),
         metrics=metrics,
         state=state,
         started=started,

@@ -169,7 +169,7 @@ def _plausible(metrics: RoundMetrics) -> bool:
 
 def _config(path: Path, problems: list[str]) -> Config | None:
     try:
-        return load(path)
+        return load(path, own_code=False)
     except ConfigError as error:
         problems.append(f"config.toml cannot be used: {error}")
         return None

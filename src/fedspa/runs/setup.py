@@ -187,7 +187,6 @@ def prepare_server(
     require_fit(model, like, what)
     require_known(model, *test, f"data {data.name!r}: test")
     algorithm = algorithm_of(config)
-    # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(settings.layer_shares, model.sizes)
     active = _active(settings.compression, model.dimension) if algorithm.sparse else model.dimension
     if layers is not None:

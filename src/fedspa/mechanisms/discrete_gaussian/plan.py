@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import CLIP_UNITS, Adversary, Aggregation, Clipping, ClipRule, check_clip
@@ -30,8 +30,6 @@ class DiscreteGaussianPlan:
     The server sees sums over `members` agents at least and `most` at most, and up to `colluders` of them are with it.
     `records` is a public number m, the fewest that an agent holds: gradients are divided by it.
     """
-
-    audited: ClassVar[str] = "shares"
 
     dimension: int
     active: int

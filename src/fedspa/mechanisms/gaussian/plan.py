@@ -47,7 +47,6 @@ class GaussianPlan:
     "person", each of these records is a person, with what counts of theirs.
     """
 
-    audited: ClassVar[str] = "fedspa"
     aggregation: ClassVar[Aggregation | None] = None
     floor_event: ClassVar[Event | None] = None
 

@@ -1,0 +1,56 @@
+"""The algorithms by name: those of the package, those of installed packages, and a user's own.
+
+Each is named by the reference of its `fedspa.algorithms.Algorithm`, `package.module:NAME`; the package's have short
+names besides. Only what the package or an installed package offers is imported because of its name. A name that a
+server announced, or that stands in somebody's file, is no reason to import anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedspa.algorithms.algorithm import Algorithm
+
+BUILT_IN = {
+    "fedspa": "fedspa.algorithms.builtin:FED_SPA",
+    "fedavg": "fedspa.algorithms.builtin:FEDAVG",
+    "dp-fed": "fedspa.algorithms.builtin:DP_FED",
+    "cpsgd": "fedspa.algorithms.cpsgd:CPSGD",
+}
+# Installed packages offer algorithms as entry points of this group, whose value is the reference.
+GROUP = "fedspa.algorithms"
+# Those that this process has loaded.
+ALGORITHMS: dict[str, Algorithm] = {}
+
+
+@cache
+def offered() -> dict[str, str]:
+    """Return the names that may be imported because somebody says them, with their references."""
+    return BUILT_IN | {entry.value: entry.value for entry in entry_points(group=GROUP)}
+
+
+def known(name: str) -> Algorithm | None:
+    """Return the algorithm of that name; None where nobody offers it and this process has not loaded it."""
+    if name not in ALGORITHMS and name in offered():
+        module, _, variable = offered()[name].partition(":")
+        add(name, getattr(import_module(module), variable))
+    return ALGORITHMS.get(name)
+
+
+def add(name: str, algorithm: Algorithm) -> Algorithm:
+    """Make an algorithm known to this process under the name that its config gives it."""
+    aggregated = algorithm.aggregated
+    named = replace(algorithm, name=name, aggregated=None if aggregated is None else replace(aggregated, name=name))
+    ALGORITHMS[name] = named
+    return named
+
+
+def every() -> list[Algorithm]:
+    """Return all that this process can know, each followed by its variant for sums."""
+    found = [algorithm for name in {**offered(), **ALGORITHMS} if (algorithm := known(name)) is not None]
+    return [each for algorithm in found for each in (algorithm, algorithm.aggregated) if each is not None]
