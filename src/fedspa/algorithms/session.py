@@ -59,6 +59,7 @@ def _told(algorithm: Algorithm, terms: Terms, theta: Tensor, coding: Coding, noi
         "mask": terms.mask,
         "mask_seed": None if terms.mask_seed is None else terms.mask_seed.hex(),
         "noise": noise,
+        **({"options": dict(terms.options)} if terms.options else {}),
         "plan": {key: getattr(terms.steps, key) for key in (*_OF_PLAN, *algorithm.mechanism.record)},
         "round": terms.round,
         "theta": hashlib.sha256(values.tobytes()).hexdigest(),

@@ -8,9 +8,10 @@ paid for them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast, get_args
 
 from flwr.app import ConfigRecord
@@ -39,12 +40,14 @@ from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
 from fedspa.runs import editions
+from fedspa.runs.combinations import check_options
 from fedspa.runs.sections import Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
 VERSION: Final = 1  # one more with every change of the keys below, or of what one means
 _LONGEST_EDITIONS = 200
+_LONGEST_OPTIONS = 10_000
 _LONGEST_TASK = 300_000  # its weights are as many as there are classes
 _MODEL_SEED_BYTES = 8
 _RUN = re.compile(r"[0-9a-f]{32}")
@@ -73,6 +76,7 @@ _KEYS: Final[dict[str, type]] = {
     "batch": int,
     "local_steps": int,
     "local_lr": float,
+    "options": str,
     "private": bool,
     "adversary": str,
     "attempt": int,
@@ -177,6 +181,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "editions": editions.written(),
         **{key: getattr(announcement, key) for key in _OWN},
         "task": announcement.task.model_dump_json(),
+        "options": json.dumps(dict(terms.options), sort_keys=True),
         "private": plan is not None,
         "adversary": announcement.adversary,
         "attempt": announcement.attempt,
@@ -240,6 +245,7 @@ def from_record(record: ConfigRecord) -> Announcement:
         steps=NoPlan(**{key: values[key] for key in _OF_PLAN}) if mechanism is None else _plan(mechanism, values),
         layers=_layers(values),
     )
+    terms = replace(terms, options=_options(values["options"], algorithm, terms.plan))
     try:
         answered = score_terms(terms, values["scored"]) if values["scored"] else terms
         require_sendable(answered, values["coding"], exact=values.get("noise") == "exact")
@@ -288,6 +294,23 @@ def _task(text: str) -> Task:
         return Task.model_validate_json(text)
     except ValidationError:
         raise TermsError("the task is none that this fedspa knows") from None
+
+
+def _options(text: str, algorithm: Algorithm, plan: Plan | None) -> dict[str, Any]:
+    """Return the algorithm's options, as its own model checks them. What the plan states is stated once."""
+    try:
+        found = json.loads(text[:_LONGEST_OPTIONS])
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise TermsError(f"the options must be a JSON object of at most {_LONGEST_OPTIONS} letters")
+    if twice := [key for key in found if hasattr(plan, key)]:
+        raise TermsError(f"the plan states {', '.join(twice)}; the options must not")
+    try:
+        check_options(dict(found), algorithm)
+    except ValueError as error:
+        raise TermsError(str(error)[:500]) from None
+    return found
 
 
 def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:

@@ -227,6 +227,7 @@ def prepare_server(
             steps=plan
             or NoPlan(model.dimension, active, config.privacy.sampling, settings.batch, settings.local_steps),
             layers=layers,
+            options={key: value for key, value in settings.options.items() if not hasattr(plan, key)},
         ),
         # `int` where there is noise to hide the rounding in.
         coding=settings.coding or ("int" if plan is not None else "f32"),
