@@ -26,11 +26,11 @@ from fedspa.agent.ledger.verify import verify
 from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
+from fedspa.mechanisms.gaussian.plan import GAUSSIAN
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, total
 from fedspa.privacy.event import Event, Neighbours
-from fedspa.privacy.moments import ORDERS, Moments
+from fedspa.privacy.filter import ORDERS, Moments
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
 OTHER = GaussianEvent("poisson", 10, 600, 100, 2.5)

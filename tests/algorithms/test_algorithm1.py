@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from algorithm1 import fed_spa, local_update
 from safetensors.torch import load_file
 from torch import nn
 
 import fedspa
-from fedspa.algorithms.algorithm1 import fed_spa, local_update
 from fedspa.algorithms.builtin import FED_SPA
 from fedspa.learning.flat import FlatModel
 from fedspa.randomness.streams import agent_key, derive_key, mask_seed, root_key

@@ -27,9 +27,8 @@ from fedspa.flower.terms import (
     to_record,
 )
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN
-from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
-from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
+from fedspa.mechanisms.discrete_gaussian.plan import DISCRETE_GAUSSIAN, DiscreteGaussianPlan
+from fedspa.mechanisms.gaussian.plan import GAUSSIAN
 from fedspa.runs.sections import Task
 
 SIZES = {"dimension": 650, "clip_value": 0.3, "batch": 20, "records": 100, "participations": 3}

@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 from scripted import Scripted, stream
 
-from fedspa.mechanisms.discrete_gaussian import noise as module
+from fedspa.mechanisms.discrete_gaussian import release as module
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
-from fedspa.mechanisms.discrete_gaussian.noise import REACH, discrete_gaussian
+from fedspa.mechanisms.discrete_gaussian.release import REACH, discrete_gaussian
 from fedspa.mechanisms.inversion import BITS
 
 

@@ -13,8 +13,8 @@ from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.base import CLIP_UNITS, Asked, Cohort, Plan
 from fedspa.mechanisms.discrete_gaussian.event import FINE, MOST_BOUND, SIGMA, DiscreteGaussianEvent
-from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN, calibrated, check, of_event, of_record
-from fedspa.mechanisms.discrete_gaussian.noise import REACH
+from fedspa.mechanisms.discrete_gaussian.plan import DISCRETE_GAUSSIAN, calibrated, check, of_event, of_record
+from fedspa.mechanisms.discrete_gaussian.release import REACH
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.event import Event

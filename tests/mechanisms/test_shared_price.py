@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from fedspa.mechanisms import inversion
-from fedspa.mechanisms.discrete_gaussian import noise, price
+from fedspa.mechanisms.discrete_gaussian import price
+from fedspa.mechanisms.discrete_gaussian import release as noise
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.discrete_gaussian.price import SharedNoise, stretch
 from fedspa.privacy import accounting, filter

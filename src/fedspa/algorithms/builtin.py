@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fedspa.algorithms.algorithm import Algorithm, for_sums
-from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN
-from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
+from fedspa.mechanisms.discrete_gaussian.plan import DISCRETE_GAUSSIAN
+from fedspa.mechanisms.gaussian.plan import GAUSSIAN
 
 if TYPE_CHECKING:
     import numpy as np

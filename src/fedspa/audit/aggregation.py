@@ -66,8 +66,8 @@ from fedspa.errors import ConfigError
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import Aggregation
 from fedspa.mechanisms.discrete_gaussian.event import FINE, MOST_BOUND, SIGMA
-from fedspa.mechanisms.discrete_gaussian.noise import REACH
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
+from fedspa.mechanisms.discrete_gaussian.release import REACH
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Event, Neighbours
 from fedspa.randomness.streams import agent_key

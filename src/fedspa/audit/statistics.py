@@ -211,8 +211,8 @@ def overlap_question(name: str, plan: Plan, both: int, pairs: int) -> Question:
         law = stats.binom(pairs * m, q * q)
         chance = 2 * min(float(law.cdf(both)), float(law.sf(both - 1)))
     else:
-        # A pair's overlap is hypergeometric, whose moments those of independent draws bound (Hoeffding 1963). So Chernoff's
-        # bound holds whatever the number of pairs, which a normal law in its place does not.
+        # A pair's overlap is hypergeometric, whose moments those of independent draws bound (Hoeffding 1963). So
+        # Chernoff's bound holds whatever the number of pairs, which a normal law in its place does not.
         draws = pairs * plan.batch
         chance = 2 * math.exp(-draws * _divergence(both / draws, q))
     return _surprise(name, chance, f"drawn twice in a row: {both}, expected {expected:.0f}")

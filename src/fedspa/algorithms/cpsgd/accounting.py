@@ -4,7 +4,7 @@
                   can be below the truth.)
     rounding      the sensitivities after stochastic quantisation (their Section 4, here for one record of a batch)
     sampling      Balle, Barthe, Gaboardi 2018, Theorem 9: B of m without replacement, replace-one
-    composition   `privacy.composition`, for mechanisms of which (ε, δ) is all that is known
+    composition   `compose_releases`, for mechanisms of which (ε, δ) is all that is known
 
 A release is (ε, 2δ)-DP for every δ at which there is a bound, so δ is chosen for the total at hand. Where noise can run
 out at every δ there is no guarantee, and ε is infinite.
@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedspa.algorithms.cpsgd.event import FAR, BinomialEvent, spread
-from fedspa.privacy import composition
+from fedspa.privacy.accounting import compose_releases
 from fedspa.privacy.event import Neighbours, Step
 from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, reach_for, split
 
@@ -135,7 +135,7 @@ def sampled_epsilon(event: BinomialEvent, delta: float) -> float:
 
 def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float) -> float:
     """ε at `delta`, replace-one, of taking part in each event its number of times; infinite where none is known."""
-    return composition.epsilon(events, delta, sampled_epsilon)
+    return compose_releases(events, delta, sampled_epsilon)
 
 
 # A coordinate's losses are told apart this finely: so many cells to a standard deviation. Tightness only.

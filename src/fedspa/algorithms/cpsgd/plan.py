@@ -14,8 +14,16 @@ from typing import Any
 
 from fedspa.algorithms.cpsgd.event import KIND, MOST_TRIALS, BinomialEvent, spread
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Adversary, Aggregation, Asked, Clipping, ClipRule, Mechanism, check_clip
-from fedspa.mechanisms.gaussian.grid import Grid
+from fedspa.mechanisms.base import (
+    Adversary,
+    Aggregation,
+    Asked,
+    Clipping,
+    Mechanism,
+    PlanDefaults,
+    check_clip,
+)
+from fedspa.mechanisms.gaussian.exact import Grid
 from fedspa.privacy import accounting
 from fedspa.privacy.event import MOST, PLD, Event, Neighbours, Sampling, Unit, check_word, told
 
@@ -25,7 +33,7 @@ _ROOM = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class BinomialPlan:
+class BinomialPlan(PlanDefaults):
     """The terms of every agent. `clip_value` is X = G/√d (`coordinate`) or G (`l2`, with rotation), of an example.
 
     `agents` is n, who take part in every round. Under `secure-aggregation` the server sees no more than sums over
@@ -101,15 +109,6 @@ class BinomialPlan:
         return 1
 
     @property
-    def clip_rule(self) -> ClipRule:
-        return "given"
-
-    @property
-    def clip_norm(self) -> float:
-        """G: the most that one example's clipped gradient can weigh in L2."""
-        return math.sqrt(self.dimension) * self.clip_value if self.clip == "coordinate" else self.clip_value
-
-    @property
     def reach(self) -> float:
         """X: the levels span ±X. With rotation wider than G/√d, as a rotated coordinate may pass that."""
         if not self.rotation:
@@ -159,13 +158,6 @@ class BinomialPlan:
     @property
     def floor_event(self) -> BinomialEvent | None:
         return self.event.floor() if self.members else None
-
-    def with_clip_value(self, clip_value: float) -> BinomialPlan:
-        return replace(self, clip_value=clip_value)
-
-    @property
-    def clip_growth(self) -> float:
-        return 1.0
 
     def update_noise(self, local_lr: float, scale: float) -> float:
         """Rounding to levels adds at most a quarter of a squared step."""
@@ -273,30 +265,11 @@ def _first(holds: Callable[[int], bool], start: int) -> int | None:
         if enough == MOST_TRIALS:
             return None
         short, enough = enough, min(64 * enough, MOST_TRIALS)
-    while enough - short > 1:
-        middle = (short + enough) // 2
-        short, enough = (short, middle) if holds(middle) else (middle, enough)
-    return enough
+    return accounting.last_that_fits(holds, enough, short)
 
 
 # What decides the noise in a config.
 _NOISE = ("privacy.epsilon", "algorithm.options.trials", "algorithm.options.compression")
-# What a server announces of a plan, beside what every round has.
-_RECORD: dict[str, type] = {
-    "records": int,
-    "participations": int,
-    "clip": str,
-    "clip_value": float,
-    "bits": int,
-    "trials": int,
-    "rotation": bool,
-    "adversary": str,
-    "agents": int,
-    "delta": float,
-    "unit": str,
-    "members": int,
-    "colluders": int,
-}
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -376,10 +349,6 @@ def of_event(event: Event, asked: Asked) -> BinomialPlan:
     )
 
 
-def of_record(values: Mapping[str, Any]) -> BinomialPlan:
-    return BinomialPlan(**{key: values[key] for key in ("dimension", "batch", *_RECORD)})
-
-
 def upload(summary: Mapping[str, Any]) -> str:
     return f"p = {summary['compression']:.3g}: {2 ** summary['bits']} levels + Binomial({summary['trials']:,}, 1/2)"
 
@@ -394,8 +363,7 @@ BINOMIAL = Mechanism(
     check=check,
     calibrated=calibrated,
     of_event=of_event,
-    record=_RECORD,
-    of_record=of_record,
+    plan=BinomialPlan,
     limits={"bits": (1, 16), "trials": (1, MOST_TRIALS), "members": (0, MOST_TRIALS), "colluders": (0, MOST_TRIALS)},
     accountant=_accountant,
     upload=upload,

@@ -23,7 +23,7 @@ from fedspa.algorithms.cpsgd.event import FAR, MOST_TRIALS
 from fedspa.algorithms.cpsgd.plan import BinomialPlan, example_grid, reach
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.exact import integer_sum
+from fedspa.mechanisms.gaussian.release import integer_sum
 from fedspa.mechanisms.inversion import AT_ONCE, DIGITS, heads, settle, upper_ends
 from fedspa.randomness.philox import ROTATION_DOMAIN, words
 from fedspa.randomness.streams import Stream
