@@ -23,7 +23,7 @@ PINNED = "52b37e6ba40d5a03"
 
 
 def expected(count: int, **changes: object) -> Expected:
-    base = Expected(round=3, dimension=700, active=count, bound=1e9, codings=frozenset({"binomial"}), seed=SEED)
+    base = Expected(round=3, dimension=700, active=count, bound=1e9, codings=frozenset({"whole"}), seed=SEED)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -69,7 +69,7 @@ def test_low_bits_travel_lowest_first(count: int, trials: int, seed: int) -> Non
     assert body.startswith(plain)
     if len(bits) % 8:
         filled = plain[:-1] + bytes([plain[-1] | 0x80]) + body[len(plain) :]
-        header = Header("binomial", best_scale((numbers - middle) >> shift), 3, 700, count, SEED, 0.0, 0.0)
+        header = Header("whole", best_scale((numbers - middle) >> shift), 3, 700, count, SEED, 0.0, 0.0)
         with pytest.raises(PayloadError, match="filled up"):
             decode_integers(sealed(header, filled), expected(count), trials, 2)
 
