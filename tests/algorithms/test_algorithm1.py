@@ -1,4 +1,4 @@
-"""The real path, from config to θ, is Algorithm 1 as `algorithms/algorithm1.py` spells it out."""
+"""The real path, from config to θ, is Algorithm 1 as `algorithm1.py` beside this spells it out."""
 
 from __future__ import annotations
 

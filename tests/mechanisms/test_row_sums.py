@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedspa.mechanisms import sums
+from fedspa.mechanisms import clipping as sums
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import CLIP_MARGIN, PLAIN, SPAN, RowSum, two_sum
 from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, GaussianPlan

@@ -28,6 +28,7 @@ from fedspa.learning.constants import NUMBERS
 from fedspa.mechanisms.base import (
     LARGEST_CLIP,
     SMALLEST_CLIP,
+    STEPS,
     Adversary,
     Clipping,
     ClipRule,
@@ -86,8 +87,6 @@ _KEYS: Final[dict[str, type]] = {
 }
 # What an announcement says as it is.
 _OWN: Final = ("run", "number", "algorithm", "model", "model_seed", "classes", "features", "coding", "mask_seed")
-# What the plan says and the record says besides: where they disagree, the record is refused.
-_OF_PLAN: Final = ("dimension", "active", "sampling", "batch", "local_steps")
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "mask": get_args(MaskMode),
     "coding": get_args(Coding),
@@ -192,7 +191,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
         **{key: getattr(terms, key) for key in ("round", "mask", "local_lr")},
-        **{key: getattr(terms.steps, key) for key in _OF_PLAN},
+        **{key: getattr(terms.steps, key) for key in STEPS},
     }
     mechanism = chosen(announcement.algorithm, announcement.adversary).mechanism
     if plan is not None and mechanism is not None:
@@ -242,7 +241,7 @@ def from_record(record: ConfigRecord) -> Announcement:
         mask=cast(MaskMode, values["mask"]),
         mask_seed=None if values["mask"] == "per-agent" else values["mask_seed"],
         local_lr=values["local_lr"],
-        steps=NoPlan(**{key: values[key] for key in _OF_PLAN}) if mechanism is None else _plan(mechanism, values),
+        steps=NoPlan(**{key: values[key] for key in STEPS}) if mechanism is None else _plan(mechanism, values),
         layers=_layers(values),
     )
     terms = replace(terms, options=_options(values["options"], algorithm, terms.plan))
@@ -342,10 +341,6 @@ def _check(key: str, value: Any, kind: type, limits: Mapping[str, tuple[float, f
 
 def _plan(mechanism: Mechanism, values: dict[str, Any]) -> Plan:
     try:
-        plan = mechanism.of_record(values)
+        return mechanism.of_record(values)
     except PrivacyError as error:
         raise TermsError(f"terms that make no plan: {error}") from error
-    for key in _OF_PLAN:
-        if values[key] != getattr(plan, key):
-            raise TermsError(f"{key} is {values[key]!r}; the plan of the same terms has {getattr(plan, key)!r}")
-    return plan

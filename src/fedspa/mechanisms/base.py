@@ -282,9 +282,14 @@ class Mechanism:
         return {name: hints[name] if hints[name] in (int, float, bool) else str for name in names}
 
     def of_record(self, values: Mapping[str, Any]) -> Plan:
-        """Return the plan that was announced; a PrivacyError where there is none such."""
+        """Return the plan that was announced; raise a PrivacyError where there is none such, or where the steps that
+        were announced beside it are others."""
         kinds: Any = self.plan
-        return self.plan(**{each.name: values[each.name] for each in fields(kinds)})
+        plan = self.plan(**{each.name: values[each.name] for each in fields(kinds)})
+        for key in STEPS:
+            if values[key] != getattr(plan, key):
+                raise PrivacyError(f"{key} is {values[key]!r}; the plan of the same terms has {getattr(plan, key)!r}")
+        return plan
 
 
 def check_one_given(config: Mapping[str, Any]) -> None:
