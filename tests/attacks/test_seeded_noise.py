@@ -183,7 +183,7 @@ def test_a_site_says_so_of_its_ledger(tmp_path: Path) -> None:
     node = dict(attacked_site.target(tmp_path, present=False).node)
     with Ledger.open(node["ledger"], create=False) as ledger:
         ledger.reserve("clinic", replace(EVENT, noise="seeded"), "run", "0")
-    told = "\n".join(finding.detail for finding in check.told(node))
+    told = "\n".join(finding.detail for finding in check.check_node(node))
     assert "add-remove, rdp filter" in told
     assert "THE NOISE WAS SEEDED" in told
 

@@ -15,7 +15,7 @@ from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.plans import flat
 from fedspa.runs.statement import is_seeded, noise_kind, observer, protected, shown, shown_bytes
 
-MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
+MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger show --entries` has them all
 
 _SEEDED = "FOR SIMULATIONS ONLY: follows from run.seed"
 
