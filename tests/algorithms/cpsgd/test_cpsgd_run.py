@@ -18,8 +18,7 @@ from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.engine.native import library
 from fedspa.errors import BudgetError, PrivacyError
 from fedspa.privacy.cap import BY_FILTER
-from fedspa.report.promise import promise
-from fedspa.report.read import read
+from fedspa.report.record import promise, read
 from fedspa.report.tables import epsilons
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare
