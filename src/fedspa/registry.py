@@ -7,11 +7,14 @@ server announced, or that stands in somebody's file, is no reason to import anyt
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
+
+from fedspa.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from fedspa.algorithms.algorithm import Algorithm
@@ -35,10 +38,14 @@ def offered() -> dict[str, str]:
 
 
 def known(name: str) -> Algorithm | None:
-    """Return the algorithm of that name; None where nobody offers it and this process has not loaded it."""
+    """Return the algorithm of that name; None where nobody offers it and this process has not loaded it. One that an
+    installed package offers and that cannot be imported is a ConfigError."""
     if name not in ALGORITHMS and name in offered():
         module, _, variable = offered()[name].partition(":")
-        add(name, getattr(import_module(module), variable))
+        try:
+            add(name, getattr(import_module(module), variable))
+        except Exception as error:  # somebody's module may raise anything
+            raise ConfigError(f"algorithm {name!r} is installed and cannot be loaded ({one_line(error)})") from error
     return ALGORITHMS.get(name)
 
 
@@ -51,6 +58,10 @@ def add(name: str, algorithm: Algorithm) -> Algorithm:
 
 
 def every() -> list[Algorithm]:
-    """Return all that this process can know, each followed by its variant for sums."""
-    found = [algorithm for name in {**offered(), **ALGORITHMS} if (algorithm := known(name)) is not None]
-    return [each for algorithm in found for each in (algorithm, algorithm.aggregated) if each is not None]
+    """Return all that this process can load, each followed by its variant for sums."""
+    found: list[Algorithm] = []
+    for name in {**offered(), **ALGORITHMS}:
+        with suppress(ConfigError):  # a broken package must not keep a ledger from being read
+            algorithm = known(name)
+            found += [each for each in (algorithm, algorithm and algorithm.aggregated) if each is not None]
+    return found

@@ -136,6 +136,16 @@ def test_a_site_refuses_an_algorithm_that_nothing_installed_there_offers(monkeyp
     assert from_record(record) == announced()
 
 
+def test_a_broken_package_is_named_and_keeps_no_ledger_from_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.add("toy:ALGORITHM", toy.ALGORITHM)
+    broken = {**to_record(announced()), "algorithm": "toy:RECORD"}
+    offered = {**registry.BUILT_IN, "toy:RECORD": "toy:RECORD"}
+    monkeypatch.setattr(registry, "offered", lambda: offered)
+    with pytest.raises(TermsError, match="'toy:RECORD' is installed and cannot be loaded"):
+        from_record(ConfigRecord(broken))
+    assert event_of(PLAN.event.to_json()) == PLAN.event
+
+
 def test_who_reads_a_run_imports_nothing_of_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.name is 'toy:ALGORITHM'; it must be one of"):
         load(config(tmp_path / "run"), own_code=False)

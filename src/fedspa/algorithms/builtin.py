@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedspa.algorithms.base import Agent, IntegerUpdate, Terms
+    from fedspa.algorithms.base import Agent, IntegerUpdate, ServerStep, Terms
     from fedspa.engine.task import Engine
     from fedspa.wire.payload import Update
 
@@ -37,9 +37,9 @@ def _mean(total: NDArray[np.int64], members: int, terms: Terms) -> Update:
     return mean_update(total, members, terms)
 
 
-def _private(*, sparse: bool, server: str) -> Algorithm:
+def _private(*, sparse: bool, server: ServerStep) -> Algorithm:
     """τ noisy local steps; under secure aggregation one, and an agent's share of the noise on it."""
-    steps = Algorithm(_local_steps, GAUSSIAN, sparse, server, audit="fedspa.audit.gaussian:GAUSSIAN")  # type: ignore[arg-type]
+    steps = Algorithm(_local_steps, GAUSSIAN, sparse, server, audit="fedspa.audit.gaussian:GAUSSIAN")
     shares = "fedspa.audit.aggregation:SHARES"
     return for_sums(steps, _mean, respond=_shares, mechanism=DISCRETE_GAUSSIAN, audit=shares)
 

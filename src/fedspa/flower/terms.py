@@ -265,12 +265,12 @@ def from_record(record: ConfigRecord) -> Announcement:
 
 def _algorithm(name: object, adversary: object) -> Algorithm:
     """Return the algorithm that was announced: the server's word imports nothing but what is installed here."""
-    if not isinstance(name, str) or registry.known(name) is None:
-        names = ", ".join(registry.offered())
-        raise TermsError(f"algorithm is {str(name)[:200]!r}, which nothing installed here offers; known: {names}")
     if adversary not in get_args(Adversary):
         raise TermsError(f"adversary is {str(adversary)[:50]!r}; allowed: {', '.join(get_args(Adversary))}")
     try:
+        if not isinstance(name, str) or registry.known(name) is None:
+            names = ", ".join(registry.offered())
+            raise TermsError(f"algorithm is {str(name)[:200]!r}, which nothing installed here offers; known: {names}")
         return chosen(name, str(adversary))
     except ConfigError as error:
         raise TermsError(str(error)) from error
