@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
@@ -52,7 +52,7 @@ WRITTEN = {
 
 
 @cache
-def ledger_and_witness() -> tuple[bytes, bytes]:
+def ledger_and_anchor() -> tuple[bytes, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "ledger.sqlite")
         with Ledger.open(path) as ledger:
@@ -61,17 +61,17 @@ def ledger_and_witness() -> tuple[bytes, bytes]:
                     for number in range(times):
                         ledger.reserve(agent, event, "run", f"{kind}-{number}")
                         ledger.release(agent, "run", f"{kind}-{number}", "digest")
-        return path.read_bytes(), Path(f"{path}.witness").read_bytes()
+        return path.read_bytes(), Path(f"{path}.anchor").read_bytes()
 
 
 def ledger_bytes() -> bytes:
-    return ledger_and_witness()[0]
+    return ledger_and_anchor()[0]
 
 
 def put(path: Path, content: bytes) -> None:
-    """A ledger of this content beside the witness of the whole one."""
+    """A ledger of this content beside the anchor of the whole one."""
     path.write_bytes(content)
-    Path(f"{path}.witness").write_bytes(ledger_and_witness()[1])
+    Path(f"{path}.anchor").write_bytes(ledger_and_anchor()[1])
 
 
 def test_the_whole_one_opens(tmp_path: Path) -> None:

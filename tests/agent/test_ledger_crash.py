@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fedspa.agent.ledger import ledger as ledger_module
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 from fedspa.errors import BudgetError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total

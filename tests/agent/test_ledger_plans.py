@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.schema import TRIGGERS
-from fedspa.agent.ledger.summary import summary
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import summary
+from fedspa.agent.ledger.report import verify
 from fedspa.errors import BudgetError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting

@@ -12,11 +12,11 @@ import pytest
 
 from fedspa.agent.ledger import file as ledger_file
 from fedspa.agent.ledger import summary as ledger_summary
-from fedspa.agent.ledger.export import export, lines
+from fedspa.agent.ledger.report import export, lines
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.schema import TRIGGERS, entry_hash
-from fedspa.agent.ledger.summary import summary
-from fedspa.agent.ledger.verify import MOST_PROBLEMS, verify
+from fedspa.agent.ledger.report import summary
+from fedspa.agent.ledger.report import MOST_PROBLEMS, verify
 from fedspa.agent.ledger.witness import GENESIS
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent

@@ -20,12 +20,12 @@ import pytest
 
 from fedspa.agent.ledger import loss as ledger_loss
 from fedspa.agent.ledger import witness as ledger_witness
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.file import create
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.schema import TRIGGERS
-from fedspa.agent.ledger.summary import summary
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import summary
+from fedspa.agent.ledger.report import verify
 from fedspa.errors import LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import fedspa
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import main
 from fedspa.cli.run import show

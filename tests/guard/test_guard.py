@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import fedspa
 import fedspa.guard
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.loss import accept
+from fedspa.agent.ledger.report import accept_loss
 from fedspa.agent.ledger.schema import TRIGGERS
-from fedspa.agent.ledger.summary import summary
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import summary
+from fedspa.agent.ledger.report import verify
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.cli.ledger import app
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError

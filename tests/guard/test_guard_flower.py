@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.guard import Guard, flower_mod
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import shown

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from small_runs import small
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.report import write
 from fedspa.running import simulate
 

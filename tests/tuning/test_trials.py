@@ -17,7 +17,7 @@ from small_runs import outcome, small
 from torch import Tensor
 
 import fedspa
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError
 from fedspa.privacy.accounting import epsilon as priced

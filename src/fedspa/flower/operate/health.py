@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 
-from fedspa.agent.ledger import content, witness
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError
 from fedspa.flower.operate.folders import ServerFolder, SiteFolder, address_parts
@@ -17,8 +17,8 @@ def of_site(site: SiteFolder) -> tuple[bool, str]:
     """A site is well where its node listens, its policy can be read, and its ledger lacks nothing that it knew of."""
     try:
         Policy.load(site.policy)
-        with content.reading(site.ledger) as (_, connection):
-            entries = witness.head(connection).entries
+        with Ledger.read(site.ledger) as ledger:
+            entries = ledger.position().entries
         site.digests()
     except FedspaError as error:
         return False, f"{site.agent}: NOT well: {error}"

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedspa import toml
-from fedspa.agent.ledger import content
-from fedspa.agent.ledger.loss import losses
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy
 from fedspa.flower import tally
 from fedspa.flower.operate.folders import ServerFolder, SiteFolder
@@ -80,12 +79,10 @@ def of_server(server: ServerFolder) -> str:
 def _site_samples(site: SiteFolder) -> Iterator[Sample]:
     """A plan is named by its event: sampling, steps and noise, all of them the server's words."""
     cap, name = Policy.load(site.policy).cap, site.agent
-    with content.reading(site.ledger) as (path, connection):
-        spent, first = content.spent(path, connection, name), content.first_plan(path, connection, name)
-        lost = losses(connection)
-        times = connection.execute(
-            "SELECT reserved_at FROM entry WHERE sequence = (SELECT max(sequence) FROM entry WHERE agent = ?)", (name,)
-        ).fetchone()
+    with Ledger.read(site.ledger) as ledger:
+        spent, first, lost = ledger.spent(name), ledger.first_plan(name), ledger.losses()
+        newest = "(SELECT max(last) FROM total WHERE agent = ?)"
+        times = ledger.query(f"SELECT reserved_at FROM entry WHERE sequence = {newest}", name)
     for limit in cap.limits:
         against = (("against", limit.words or "the server"),)
         epsilon = limit.total(spent, first).epsilon
@@ -99,8 +96,8 @@ def _site_samples(site: SiteFolder) -> Iterator[Sample]:
         yield Sample("site_epsilon_of_plan", cap.limits[0].total({event: rounds}, announced).epsilon, plan)
     yield Sample("site_seeded_rounds_total", noise_modes(spent).get("seeded", 0))
     yield Sample("site_ledger_losses", len(lost))
-    if times is not None:
-        yield Sample("site_last_round_age_seconds", _age(datetime.fromisoformat(times[0]).timestamp()))
+    for (reserved_at,) in times:
+        yield Sample("site_last_round_age_seconds", _age(datetime.fromisoformat(reserved_at).timestamp()))
     answers = tally.read(site.ledger)
     yield Sample("site_payloads_total", answers.payloads)
     yield Sample("site_payload_bytes_total", answers.payload_bytes)
