@@ -104,7 +104,7 @@ def test_a_damaged_ledger_is_refused_or_verify_tells(
 
 def test_damage_in_the_text_of_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    put(path, ledger_bytes().replace(b"'a ledger only grows'); END", b"'a ledger only grows'); E\x80D"))
+    put(path, ledger_bytes().replace(b"CREATE TABLE entry", b"CREATE TABL\x80 entry"))
     with pytest.raises(LedgerError):
         Ledger.open(path, create=False)
 
@@ -121,9 +121,9 @@ def test_damage_is_told_in_one_line(tmp_path: Path) -> None:
     page = 2 * 4096  # the third page is the index of the table `event`
     content[page + 3 : page + 5] = (0).to_bytes(2)  # number of cells
     put(tmp_path / "ledger.sqlite", bytes(content))
-    with pytest.raises(LedgerError) as caught:
-        Ledger.open(tmp_path / "ledger.sqlite", create=False)
-    assert "\n" not in str(caught.value)
+    problems = verify(tmp_path / "ledger.sqlite")
+    assert problems
+    assert not any("\n" in problem for problem in problems)
 
 
 @given(st.binary(max_size=5000))

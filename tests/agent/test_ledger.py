@@ -14,15 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedspa.agent.ledger.file import create
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa import mechanisms
 from fedspa.agent.ledger import ledger as ledger_module
-from fedspa.agent.ledger.report import export
-from fedspa.agent.ledger.file import create
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import verify
+from fedspa.agent.ledger.report import export, verify
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent

@@ -6,12 +6,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-
-from fedspa.agent.ledger.report import export
-from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.schema import TRIGGERS
-from fedspa.agent.ledger.report import summary
-from fedspa.agent.ledger.report import verify
+
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export, summary, verify
 from fedspa.errors import BudgetError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting

@@ -9,15 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fedspa.agent.ledger.schema import TRIGGERS, entry_hash
+from fedspa.agent.ledger.witness import GENESIS
 
 from fedspa.agent.ledger import file as ledger_file
 from fedspa.agent.ledger import summary as ledger_summary
-from fedspa.agent.ledger.report import export, lines
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.schema import TRIGGERS, entry_hash
-from fedspa.agent.ledger.report import summary
-from fedspa.agent.ledger.report import MOST_PROBLEMS, verify
-from fedspa.agent.ledger.witness import GENESIS
+from fedspa.agent.ledger.report import MOST_PROBLEMS, export, lines, summary, verify
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent

@@ -19,8 +19,7 @@ from torch import Tensor
 from fedspa.agent import participate
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.member import Member, played_key, played_keys
-from fedspa.agent.participate import Outbox
-from fedspa.agent.participate import Invitation, Refusal, participate_once
+from fedspa.agent.participate import Invitation, Outbox, Refusal, participate_once
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.algorithms.session import session_of

@@ -15,8 +15,8 @@ import pytest
 from interruptions import Crash, crash
 from small_runs import small
 
-from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import load_latest

@@ -20,8 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.participate import Outbox, Sent
-from fedspa.agent.participate import CODES, FINAL_CODES, Refusal
+from fedspa.agent.participate import CODES, FINAL_CODES, Outbox, Refusal, Sent
 from fedspa.algorithms import ALGORITHMS, FED_SPA
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
