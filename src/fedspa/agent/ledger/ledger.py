@@ -110,7 +110,8 @@ class Ledger:
     def iterate(self, statement: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a statement one at a time: a ledger may have more of them than fit in memory."""
         with explained(self.path):
-            yield from self._connection.execute(statement, values)
+            for row in self._connection.execute(statement, values):  # `yield from` would close the cursor twice
+                yield row
 
     def parse(self, text: str) -> Event:
         """Return the event that this ledger stores as `text`."""

@@ -257,7 +257,7 @@ def export(path: str | Path) -> dict[str, Any]:
             ],
             "entries": [
                 {**dict(zip(COLUMNS, row, strict=True)), "event": json.loads(ledger.parse(row[4]).to_json())}
-                for row in ledger.iterate(_ENTRIES)
+                for row in ledger.query(_ENTRIES)
             ],
         }
     try:
