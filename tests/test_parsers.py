@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspa.agent.ledger.report import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import verify
+from fedspa.agent.ledger.report import export, verify
 from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
