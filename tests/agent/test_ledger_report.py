@@ -124,12 +124,6 @@ def test_lines_that_are_no_text_are_refused(path: Path, statement: str) -> None:
         lines(path)
 
 
-def test_reading_sees_what_another_connection_has_just_written(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        ledger.reserve("c", EVENT, "run-3", "0")
-        assert export(path)["head"]["entries"] == 10
-
-
 @pytest.mark.parametrize(
     ("statements", "expected"),
     [
@@ -203,11 +197,6 @@ def test_verify_stops_at_enough_problems(path: Path) -> None:
     assert len(verify(path)) == MOST_PROBLEMS + 1
 
 
-def test_verify_of_what_is_no_ledger(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="is missing"):
-        verify(tmp_path / "nothing.sqlite")
-
-
 def test_reading_leaves_nothing_behind_and_changes_nothing(path: Path) -> None:
     before = path.read_bytes(), path.stat().st_mtime_ns
     assert verify(path) == []
@@ -233,19 +222,6 @@ def test_a_log_with_entries_is_read_and_left_to_a_writer(path: Path, tmp_path: P
     assert [entry["agent"] for entry in export(crashed)["entries"]][-1] == "c"
     assert (crashed.read_bytes(), log.read_bytes()) == before
     assert len(export(path)["entries"]) == len(export(crashed)["entries"]) + 1
-
-
-def test_what_is_left_counts_secure_aggregation_as_the_server_saw_it(tmp_path: Path) -> None:
-    summed = BinomialEvent(10, 143, 1, 650, 1, 60, False, 10)
-    for name, event in (("summed", summed), ("alone", replace(summed, aggregated=1))):
-        with Ledger.open(tmp_path / name) as ledger:
-            ledger.reserve("a", event, "run", "0")
-    one, other = (
-        summary(tmp_path / name, delta=1e-3, neighbours="replace-one", cap=Cap(1.0, 1e-3, "replace-one")).agents[0]
-        for name in ("summed", "alone")
-    )
-    assert (one.epsilon, one.epsilon_left) == (other.epsilon, other.epsilon_left)
-    assert one.participations_left == other.participations_left
 
 
 def test_both_views_of_what_was_aggregated(tmp_path: Path) -> None:

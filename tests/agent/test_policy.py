@@ -186,12 +186,6 @@ def test_what_is_said_of_sums_is_said_whole(text: str, match: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_sums_in_a_policys_text() -> None:
-    policy = Policy.parse(TEXT + "min_honest = 8\nmin_colluders = 2\nmax_floor = 3\n")
-    assert policy.cap == Cap(1.5, 1e-3, "add-remove", 3.0, 8, 2)
-    assert Policy.parse(TEXT + "min_honest = 8\nmax_floor = 3").min_colluders == 0
-
-
 def test_the_floor_of_all_runs_is_capped(tmp_path: Path) -> None:
     plan = replace(SUMMED, trials=60, participations=3)
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:

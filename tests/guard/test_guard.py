@@ -347,11 +347,6 @@ def test_what_was_lost_is_told_with_every_total(path: Path, guarded: Callable[..
     assert guard.total().by.endswith(f"; {loss}")
 
 
-def test_it_is_found_under_fedspa() -> None:
-    assert fedspa.guard is __import__("importlib").import_module("fedspa.guard")
-    assert "guard" in fedspa.__all__
-
-
 def test_show_names_the_tools(path: Path, guarded: Callable[..., Guard]) -> None:
     with guarded(run="count").spend(EVENT):
         pass
