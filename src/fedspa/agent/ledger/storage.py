@@ -24,7 +24,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -108,11 +108,11 @@ def entry_hash(previous: str, sequence: int, *content: str | int | None) -> str:
 
 def position(connection: sqlite3.Connection) -> Anchor:
     """Return the anchor that fits the ledger as this connection sees it."""
-    name = connection.execute("SELECT name FROM identity").fetchone()
-    newest = connection.execute("SELECT sequence, hash FROM entry ORDER BY sequence DESC LIMIT 1").fetchone()
-    entries, link = newest or (0, GENESIS)
-    releases = connection.execute("SELECT coalesce(max(number), 0) FROM release").fetchone()[0]
-    return Anchor("" if name is None else str(name[0]), entries, releases, link)
+    name, entries, releases, link = connection.execute(
+        "SELECT (SELECT name FROM identity), (SELECT max(sequence) FROM entry), (SELECT max(number) FROM release), "
+        "(SELECT hash FROM entry ORDER BY sequence DESC LIMIT 1)"
+    ).fetchone()
+    return Anchor(str(name), entries or 0, releases or 0, GENESIS if link is None else link)
 
 
 def missing_spends(path: Path, connection: sqlite3.Connection, anchor: Anchor | None) -> str | None:
@@ -128,9 +128,10 @@ def missing_spends(path: Path, connection: sqlite3.Connection, anchor: Anchor | 
             f"it acknowledged {anchor.entries} entries and holds {now.entries}: {anchor.entries - now.entries} spends "
             "are missing"
         )
-    link = connection.execute("SELECT hash FROM entry WHERE sequence = ?", (anchor.entries,)).fetchone()
-    if (link[0] if link is not None else GENESIS if anchor.entries == 0 else None) != anchor.hash:
-        return f"entry {anchor.entries} is not the one that it acknowledged"
+    if (now.entries, now.hash) != (anchor.entries, anchor.hash):
+        link = connection.execute("SELECT hash FROM entry WHERE sequence = ?", (anchor.entries,)).fetchone()
+        if (link[0] if link is not None else GENESIS if anchor.entries == 0 else None) != anchor.hash:
+            return f"entry {anchor.entries} is not the one that it acknowledged"
     if now.releases < anchor.releases:
         return f"it acknowledged {anchor.releases} releases and holds {now.releases}"
     return None
@@ -276,15 +277,18 @@ def advance_anchor(ledger: Path, anchor: Anchor, *, force: bool) -> None:
 
 
 def _encode(anchor: Anchor) -> bytes:
-    text = json.dumps(asdict(anchor)).encode("ascii")
+    place = f"entries {anchor.entries} releases {anchor.releases} hash {anchor.hash}"
+    text = f"ledger {anchor.ledger} {place}".encode("ascii")
     return (text + b" " + hashlib.sha256(text).hexdigest().encode("ascii")).ljust(_SLOT_BYTES, b"\n")
 
 
 def _decode(slot: bytes) -> Anchor | None:
     """Return what a slot states; None if it is damaged, or was torn by a kill."""
     text, _, checksum = slot.rstrip(b"\n").rpartition(b" ")
-    valid = hashlib.sha256(text).hexdigest().encode("ascii") == checksum
-    return Anchor(**json.loads(text)) if valid else None
+    if hashlib.sha256(text).hexdigest().encode("ascii") != checksum:
+        return None
+    _, ledger, _, entries, _, releases, _, link = text.decode("ascii").split(" ")
+    return Anchor(ledger, int(entries), int(releases), link)
 
 
 def _anchor_file(anchor: Anchor) -> bytes:
