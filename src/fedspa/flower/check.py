@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import remarks, verify
-from fedspa.agent.outbox import Outbox
-from fedspa.agent.participate import require_newest
+from fedspa.agent.ledger.report import verify
+from fedspa.agent.participate import Outbox, require_newest
 from fedspa.agent.policy import Policy
 from fedspa.checks import Check, run_checks
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError, real_path
@@ -141,7 +140,8 @@ def _spent(site: Site) -> Iterator[str]:
 def _lost(site: Site) -> list[str]:
     """What the ε above it does not count."""
     assert site.ledger is not None
-    return list(map(str, remarks(site.ledger).losses))
+    with Ledger.read(site.ledger) as ledger:
+        return list(map(str, ledger.losses()))
 
 
 def _ledger(site: SiteFolder) -> Iterator[Check]:
@@ -149,7 +149,7 @@ def _ledger(site: SiteFolder) -> Iterator[Check]:
     path = site.ledger
     if path.exists():
         problems = verify(path)
-        yield Check("ledger file", not problems, problems[0] if problems else f"{path}: sound, with its witness")
+        yield Check("ledger file", not problems, problems[0] if problems else f"{path}: verified, with its anchor")
     folder, kind = path.parent, filesystem(path.parent)
     if not os.access(folder, os.W_OK):
         yield Check("ledger disk", False, f"{folder} cannot be written by this user; change its owner")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from fedspa import durable
-from fedspa.agent.ledger.content import has_entries
+from fedspa.agent.ledger.ledger import has_entries
 from fedspa.errors import ConfigError, FedspaError, one_line, worded
 from fedspa.learning.flat import FlatModel
 from fedspa.runs import checkpoint, ending, project
