@@ -17,7 +17,7 @@ from torch import nn
 from fedspa import report
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, one_line, quoted, warn
-from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.progress import Progress, watching
 from fedspa.result import RunResult

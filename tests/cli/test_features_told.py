@@ -9,7 +9,9 @@ import torch
 from frozen_nets import chain
 
 from fedspa.examples import blank
-from fedspa.learning.frozen import Features, Split, features, split
+from fedspa.learning import features
+from fedspa.learning.backbone import Split, split
+from fedspa.learning.features import Features
 from fedspa.learning.tasks import Classification
 from fedspa.progress import _features_told
 

@@ -22,7 +22,7 @@ from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, blanks, each_alone, in_float64
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import outputs
-from fedspa.learning.tasks import Own, Task
+from fedspa.learning.tasks import CustomLoss, Task
 from fedspa.learning.tasks.named import resolve
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import derive_key
@@ -90,7 +90,7 @@ def one_private_round(module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
 def test_layers(name: str) -> None:
     torch.manual_seed(0)
     stock = LAYERS[name]
-    module, x, y, task = stock.make(), stock.x(), stock.y(), Own(waves)
+    module, x, y, task = stock.make(), stock.x(), stock.y(), CustomLoss(waves)
     same_gradients(name, module, task, x, y)
     one_private_round(module, task, x, y)
 
@@ -125,7 +125,7 @@ def test_frozen_parts_are_no_part_of_theta() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(20, 4), nn.GRU(4, 4, batch_first=True))
     net[0].requires_grad_(False)
-    task = Own(waves)
+    task = CustomLoss(waves)
     assert FlatModel(net, task).dimension == sum(p.numel() for p in net[1].parameters())
     same_gradients("frozen GRU", net, task, tokens(), torch.zeros(COUNT))
 
@@ -135,7 +135,12 @@ def test_frozen_parts_are_no_part_of_theta() -> None:
 def test_a_recurrent_layer_in_eval_mode_has_gradients_on_a_gpu(kind: type[nn.RNNBase]) -> None:
     """cuDNN has none for it."""
     torch.manual_seed(0)
-    net, task, x, y = kind(4, 5, batch_first=True).eval(), Own(waves), torch.randn(COUNT, 6, 4), torch.zeros(COUNT)
+    net, task, x, y = (
+        kind(4, 5, batch_first=True).eval(),
+        CustomLoss(waves),
+        torch.randn(COUNT, 6, 4),
+        torch.zeros(COUNT),
+    )
     wanted = alone_in_float64(net, task, x, y)
     theta = FlatModel(net.cuda(), task).flatten()
     found = torch.cat(list(GenericEngine(net, task).rows(theta, x.cuda(), y.cuda(), None)))
@@ -157,7 +162,7 @@ class TwiceUsed(nn.Module):
 
 def test_tied_weights_count_once_and_have_the_gradient_of_all_their_places() -> None:
     torch.manual_seed(0)
-    net, task = TwiceUsed(), Own(waves)
+    net, task = TwiceUsed(), CustomLoss(waves)
     model = FlatModel(net, task)
     assert model.dimension == 20 * 4 + 4 * 4 + 4
     x = tokens()

@@ -22,8 +22,8 @@ from fedspa.engine.reference import ReferenceEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, Own, Regression
-from fedspa.learning.trial import try_gradients
+from fedspa.learning.tasks import Classification, CustomLoss, Regression
+from fedspa.learning.validate import try_gradients
 
 
 class RunningMax(nn.Module):
@@ -176,7 +176,7 @@ def test_tokens_masks_and_targets_of_every_kind_are_tried() -> None:
     for y, task in (
         (torch.zeros(1, dtype=torch.int64), Classification(2)),
         (torch.zeros(1, 2), Regression(2)),
-        (torch.zeros(1), Own(lambda module, example: module(**example[0])["logits"].square().mean())),  # type: ignore[index]
+        (torch.zeros(1), CustomLoss(lambda module, example: module(**example[0])["logits"].square().mean())),  # type: ignore[index]
     ):
         assert not try_gradients(Text(False), Examples(x, y), task)
         with pytest.raises(ConfigError, match=r"^the module itself \(Text\) keeps something .* in 'last'"):

@@ -23,12 +23,12 @@ from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, Tree, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification
-from fedspa.learning.trial import try_gradients
+from fedspa.learning.validate import try_gradients
 
 ENGINES: list[EngineName] = ["generic", "reference"]
 RECORDS = 7
 REFUSED = {**zoo.KEEPING, **zoo.SHARING}
-EVERY = {**zoo.MIXING, **REFUSED, **zoo.DRAWING}
+EVERY = {**zoo.MIXING, **REFUSED, **zoo.FIRST_OUTSIDE, **zoo.DRAWING}
 # Refused by their kind, or for what they write and no gradient of the next examples shows.
 QUIET = {"counter", "hidden BatchNorm", "BatchNorm", "InstanceNorm", "max_norm", "spectral_norm"}
 
@@ -96,7 +96,17 @@ def test_what_keeps_or_shares_is_refused_with_its_layer_and_a_mend(name: str, en
         chosen(engine, name)
 
 
-@pytest.mark.parametrize("name", [name for name in REFUSED if name not in QUIET])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", zoo.FIRST_OUTSIDE)
+def test_what_keeps_only_the_first_example_outside_has_kept_a_synthetic_one(name: str, engine: EngineName) -> None:
+    """Only walking closures and globals would find it. But no record can then be the first."""
+    module, (x, y) = made(name), records(name)
+    like = Examples(torch.zeros_like(x[:1]), torch.zeros_like(y[:1]))
+    runs = choose(engine, module, like, "cpu", 1, exact=False)
+    assert keeps_apart(runs, name, (x, torch.arange(RECORDS)), y)
+
+
+@pytest.mark.parametrize("name", [name for name in {**REFUSED, **zoo.FIRST_OUTSIDE} if name not in QUIET])
 def test_the_refused_would_have_been_unsound(name: str) -> None:
     """Without a trial, one example's gradient depends on another's having been there, or on the time: no false
     alarms."""

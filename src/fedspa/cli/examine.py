@@ -18,9 +18,9 @@ from fedspa.examples import Examples, layout
 from fedspa.learning import models
 from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.sound import Problem, Unsound, layer_problems
+from fedspa.learning.layers import Problem, Unsound, layer_problems
 from fedspa.learning.tasks import Task
-from fedspa.learning.trial import trial
+from fedspa.learning.validate import trial
 from fedspa.runs.config import Config, load
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import prepare, task_of, with_targets

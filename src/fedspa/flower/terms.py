@@ -22,7 +22,7 @@ from fedspa.algorithms.scores import MOST_MODELS, score_terms
 from fedspa.data.features import NAMES
 from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError
 from fedspa.flower.node_config import MOST_CLASSES
-from fedspa.learning.constants import NUMBERS
+from fedspa.learning.flat import NUMBERS
 from fedspa.mechanisms.base import (
     LARGEST_CLIP,
     SMALLEST_CLIP,

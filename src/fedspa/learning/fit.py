@@ -12,10 +12,8 @@ from fedspa.examples import Examples, Tree, blanks, joined, layout, leaves, move
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.synthetic import synthetic_examples
-from fedspa.learning.tasks.base import OfOutputs
-from fedspa.learning.tasks.own import Own
+from fedspa.learning.tasks import CustomLoss, OutputTask
 from fedspa.learning.threads import Switches
-from fedspa.learning.traces.blame import of_function
 
 _TOGETHER = 3
 
@@ -68,14 +66,15 @@ def _refuse_unfit(model: FlatModel, few: Examples, like: Examples, what: str) ->
     try:
         model.task.require_fit(model.module, *few)
     except ConfigError as cause:
-        whose = model.task.what if type(model.task) is Own else what
+        whose = model.task.what if type(model.task) is CustomLoss else what
         raise ConfigError(f"{whose}: {cause}") from cause
     except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
         why = plugin.one_line(cause)
-        if type(model.task) is Own and of_function(cause, model.module, few.x):
+        if type(model.task) is CustomLoss:
             raise ConfigError(  # it may take outputs, as torch's losses do
-                f"{model.task.what} failed on records of shape {layout(like.x)} ({why}); it is called as "
-                "loss(module, example), where example is the pair (x, y) or the dict that was given"
+                f"{model.task.what} failed on records of shape {layout(like.x)} ({why}), in its own code or in the "
+                "module's; it is called as loss(module, example), where example is the pair (x, y) or the dict that "
+                "was given"
             ) from cause
         raise ConfigError(
             f"{what} cannot take the data's records, of shape {layout(like.x)} ({why}){_hint(model, like)}"
@@ -84,7 +83,7 @@ def _refuse_unfit(model: FlatModel, few: Examples, like: Examples, what: str) ->
 
 def _warn_of_probabilities(model: FlatModel, inputs: list[Tree], what: str) -> None:
     """Warn where outputs lie between 0 and 1 whatever the input and the weights, and the task takes logits."""
-    if not isinstance(model.task, OfOutputs) or not model.task.takes_logits:
+    if not isinstance(model.task, OutputTask) or not model.task.takes_logits:
         return
     theta = model.flatten()
     elsewhere = theta + 0.5 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(3)).to(theta)
@@ -117,7 +116,7 @@ def _hint(model: FlatModel, like: Examples) -> str:
 def require_known(model: FlatModel, x: Tree, y: Tree, what: str) -> None:
     """Raise a DataError that begins with `what` where the module's outputs have no place for some of the targets. For
     records that are nobody's secret: at a site such a one costs no more than its own gradient."""
-    if not isinstance(model.task, OfOutputs):
+    if not isinstance(model.task, OutputTask):
         return
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
         try:

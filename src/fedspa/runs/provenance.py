@@ -25,7 +25,7 @@ from fedspa.data.plugin import GIVEN
 from fedspa.engine.native import library
 from fedspa.errors import ConfigError, printable
 from fedspa.examples import Tree, count, layout, leaves
-from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks import Loss
 from fedspa.runs import digest, editions
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, load, with_task
@@ -170,7 +170,7 @@ def _of_agents(job: Simulated) -> dict[str, Fact]:
         "number of training records": count(job.data.train_y),
         "digest of the agents' holdings": digest.of_tensors([sizes, torch.from_numpy(np.concatenate(job.holdings))]),
         "engine": job.engine.name,
-        "frozen body": "" if job.frozen.split is None else job.frozen.split.told,
+        "frozen body": "" if job.frozen.split is None else job.frozen.split.description,
     }
 
 

@@ -26,7 +26,7 @@ from fedspa import __version__, durable
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, count, joined, leaves, taken
-from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.mechanisms import Plan
 from fedspa.runs import digest
