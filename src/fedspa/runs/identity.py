@@ -295,9 +295,12 @@ def _described(value: object, seen: set[int]) -> str:
         return f"partial {_described((value.func, value.args, value.keywords), seen)}"
     if isinstance(value, types.MethodType):
         return _source(value.__func__)
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | functools._lru_cache_wrapper):
-        return _source(value)  # type: ignore[arg-type]
-    own = {} if _is_versioned(type(value)) else getattr(value, "__dict__", {})
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return _source(value)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return _described(value.__wrapped__, seen)
+    kind: Any = type(value)
+    own = {} if _is_versioned(kind) else getattr(value, "__dict__", {})
     if isinstance(value, nn.Module):
         own = {name: each for name, each in vars(value).items() if name not in _BOOKKEEPING}
         for name in ("_forward_pre_hooks", "_forward_hooks"):  # filed by a number that counts all hooks of the process
@@ -305,7 +308,7 @@ def _described(value: object, seen: set[int]) -> str:
     if id(value) in seen:
         return "described before"
     seen.add(id(value))
-    return f"{getattr(value, '__name__', '')} {_source(type(value))} {_described(own, seen)}"
+    return f"{getattr(value, '__name__', '')} {_source(kind)} {_described(own, seen)}"
 
 
 @functools.cache
