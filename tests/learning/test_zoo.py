@@ -84,16 +84,12 @@ def keeps_apart(engine: Engine, name: str, x: Tree, y: Tensor) -> bool:
     return True
 
 
-def test_the_zoo_is_large_enough() -> None:
-    assert len(zoo.MIXING) + len(REFUSED) >= 40
-
-
 @pytest.mark.filterwarnings("ignore:.*spectral_norm")
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_keeps_or_shares_is_refused_with_its_layer_and_a_mend(name: str, engine: EngineName) -> None:
-    with pytest.raises(ConfigError, match=r"^the module('s layer '[\w.]+'| itself) \(\w+\) .+; .+"):
-        chosen(engine, name)
+def test_what_keeps_or_shares_is_refused_with_its_layer_and_a_fix(name: str) -> None:
+    for engine in ("generic", "traced"):
+        with pytest.raises(ConfigError, match=r"the module('s layer '[\w.]+'| itself) \(\w+\) .+; .+"):
+            chosen(engine, name)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -127,13 +123,6 @@ def test_what_mixes_by_hand_is_run_one_by_one_and_named_in_a_warning(name: str, 
     assert runs.separates_records
     x, y = records(name)
     assert keeps_apart(runs, name, (x, torch.arange(RECORDS)), y)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.filterwarnings("ignore:.*spectral_norm")
-def test_the_traced_engine_refuses_them_with_the_same_words(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"the module('s layer '[\w.]+'| itself) \(\w+\) .+; .+"):
-        chosen("traced", name)
 
 
 # What torch cannot map over examples, or draws by other means than Bernoulli variables.
