@@ -20,7 +20,7 @@ from fedspa.examples import Tree, layout, moved, of_layout, split
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.tasks.named import answers
 from fedspa.report.card import card
-from fedspa.report.read import read_metrics
+from fedspa.report.record import read_metrics
 from fedspa.runs import rebuild
 from fedspa.runs.metrics import RoundMetrics, label, shown_score
 from fedspa.runs.rebuild import path_of, require_its_own
@@ -71,7 +71,7 @@ class RunResult:
         """
         folder = path_of(run, "run")
         summary, trained = rebuild.finished(folder, module)
-        return cls(summary, read_metrics(folder / "metrics.jsonl", []), trained.eval(), folder)
+        return cls(summary, list(read_metrics(folder / "metrics.jsonl")), trained.eval(), folder)
 
     def predict(self, x: Any) -> NDArray[Any]:
         """What the model answers for records.

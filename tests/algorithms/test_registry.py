@@ -14,7 +14,7 @@ from fedspa.mechanisms import MECHANISMS
 
 
 def test_configs_and_reports_need_no_torch() -> None:
-    code = "import sys, fedspa.runs.config, fedspa.report.promise as p; p.cap_of; sys.exit('torch' in sys.modules)"
+    code = "import sys, fedspa.runs.config, fedspa.report.record as p; p.cap_of; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

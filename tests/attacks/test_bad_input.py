@@ -324,7 +324,7 @@ def test_no_memory_is_one_line(attempt: Try, monkeypatch: pytest.MonkeyPatch) ->
         def fail(*_: object, error: Exception = error, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr("fedspa.cli.environment.examine", fail)
+        monkeypatch.setattr("fedspa.cli.doctor.check_machine", fail)
         code, _, err = attempt(["doctor"])
         assert code == 2
         assert err.startswith("fedspa: there is not enough memory; ")
@@ -335,7 +335,7 @@ def test_a_bug_is_one_line_and_keeps_its_traceback(
     attempt: Try, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a-folder"))
-    monkeypatch.setattr("fedspa.cli.environment.examine", lambda: {}["nothing"])
+    monkeypatch.setattr("fedspa.cli.doctor.check_machine", lambda: {}["nothing"])
     code, _, err = attempt(["doctor"])
     assert code == 70
     assert err.count("\n") == 1

@@ -37,4 +37,4 @@ def test_an_old_ledger_beside_a_newer_outbox(tmp_path: Path) -> None:
             participate(site, again, theta)
         assert caught.value.code == "ledger"
     with pytest.raises(LedgerError, match="lacks round 1 of run"):
-        check.told(site.node)
+        check.check_node(site.node)

@@ -23,13 +23,12 @@ from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import main
 from fedspa.cli.run import show
-from fedspa.cli.watch import terms
+from fedspa.cli.watch import snapshot, terms
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.cap import Cap, FirstPlan, total
 from fedspa.privacy.event import as_server_saw, noise_modes, seeded_words
-from fedspa.report.progress import snapshot
 from fedspa.running import RunResult
 from fedspa.runs.statement import plain_words, statement
 from fedspa.track import figures
@@ -183,7 +182,7 @@ def test_a_site_says_so_of_its_ledger(tmp_path: Path) -> None:
     node = dict(attacked_site.target(tmp_path, present=False).node)
     with Ledger.open(node["ledger"], create=False) as ledger:
         ledger.reserve("clinic", replace(EVENT, noise="seeded"), "run", "0")
-    told = "\n".join(finding.detail for finding in check.told(node))
+    told = "\n".join(finding.detail for finding in check.check_node(node))
     assert "add-remove, rdp filter" in told
     assert "THE NOISE WAS SEEDED" in told
 

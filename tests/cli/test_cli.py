@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pytest
 from typer.main import get_command
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.cli import app, main
+from fedspa.cli import app
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian import compare
 from fedspa.mechanisms.gaussian.event import GaussianEvent
@@ -33,22 +32,6 @@ QUICK = (
     "--set federation.rounds=2 --set federation.agents=4 --set federation.per_round=2 --set algorithm.local_steps=2 "
     "--set run.engine=generic"
 )
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Run `fedspa <words>` in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedspa", *words.split()])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 def test_run_as_json_prints_one_object_and_nothing_else(call: Call) -> None:
@@ -77,7 +60,7 @@ def test_a_ledger_can_be_shown_verified_and_exported(call: Call, tmp_path: Path)
     shown = json.loads(call(f"ledger show {file} --cap 5 --json")[1])
     assert shown["agents"][0]["epsilon_left"] == pytest.approx(5 - shown["agents"][0]["epsilon"])
     assert call(f"ledger verify {file}")[0] == 0
-    assert len(json.loads(call(f"ledger export {file}")[1])["entries"]) == 4
+    assert len(json.loads(call(f"ledger show {file} --entries")[1])["entries"]) == 4
     content = bytearray((tmp_path / file).read_bytes())
     content[:100] = bytes(100)
     (tmp_path / file).write_bytes(content)
@@ -235,6 +218,22 @@ def test_a_wrong_command_names_the_right_one_once(call: Call) -> None:
     assert err.count("Did you mean 'run'?") == 1
 
 
+def test_a_file_that_is_named_is_replaced_and_a_folder_is_not(call: Call, tmp_path: Path) -> None:
+    call(f"run --json --out here {QUICK}")
+    before = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    (tmp_path / "card.md").mkdir()
+    for words in ("report here --out here/checkpoint", "export here card.md"):
+        code, _, err = call(words)
+        assert code == 2
+        assert "cannot be written: it is not a plain file; name another file" in err
+    assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == before
+    (tmp_path / "new.html").write_text("of before")
+    assert call("report here --out new.html")[0] == 0
+    assert "<html" in (tmp_path / "new.html").read_text("utf-8")
+    code, _, err = call("export here model.pt")
+    assert (code, "must end in .onnx" in err) == (2, True)
+
+
 def test_a_wrong_flag_is_exit_2(call: Call) -> None:
     code, _, err = call("run --nonsense")
     assert code == 2
@@ -289,25 +288,6 @@ def test_new_where_nothing_can_be_made_is_one_line(call: Call, tmp_path: Path) -
     code, _, err = call("new file/below")
     assert code == 2
     assert err.count("\n") == 1
-
-
-def test_doctor_runs_a_round_and_says_ready(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "requires", lambda name: ['nowhere>=1; extra == "none"'])
-    code, out, _ = call("doctor")
-    assert "pip install 'fedspa[none]'" in out
-    assert code == 0
-    assert "Ready" in out
-    assert "one round in" in out
-
-
-def test_doctor_without_torch_says_no_and_exits_1(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['torch'] = None; from fedspa.cli import main; main()"
-    result = subprocess.run([sys.executable, "-c", program, "doctor", "--json"], cwd=tmp_path, capture_output=True)
-    assert result.returncode == 1, result.stderr
-    answers = json.loads(result.stdout)
-    assert answers["ready"] is False
-    assert {a["topic"]: a["works"] for a in answers["answers"]}["torch"] is False
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_shell_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedspa.cli import main
 from fedspa.examples import count
 from fedspa.runs.config import load
 from fedspa.runs.records import records_of
+
+Call = Callable[..., tuple[int, str, str]]
 
 SCHEMA = """
 [data]
@@ -29,30 +29,24 @@ sick = {kind = "flag", target = true}
 HEADER = "hospital,patient,part,age,sex,sick\n"
 GOOD = HEADER + "north,p1,train,50,f,yes\nnorth,p1,train,,m,no\nsouth,p2,train,120,m,no\nsouth,p3,test,1,f,no\n"
 
-Call = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """`fedspa data check` of a table of this text, in a folder of its own and a window that breaks no line."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "1000")
+def check(call: Call, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Return what `fedspa data check` says of a table with this text. It writes nothing."""
 
     def run(text: str, *words: str, schema: str = SCHEMA, name: str = "table.csv") -> tuple[int, str, str]:
         Path(name).write_text(text)
         Path("schema.toml").write_text(schema)
         before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-        monkeypatch.setattr(sys, "argv", ["fedspa", "data", "check", name, "--schema", "schema.toml", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
+        outcome = call(f"data check {name} --schema schema.toml", *words)
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-        return int(stop.value.code or 0), *capsys.readouterr()
+        return outcome
 
     return run
 
 
-def test_a_sound_table(call: Call) -> None:
-    code, out, err = call(GOOD)
+def test_a_sound_table(check: Call) -> None:
+    code, out, err = check(GOOD)
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "column 'age': values missing: 1; the schema says what they become",
@@ -64,9 +58,9 @@ def test_a_sound_table(call: Call) -> None:
     ]
 
 
-def test_everything_that_is_wrong_at_once(call: Call) -> None:
+def test_everything_that_is_wrong_at_once(check: Call) -> None:
     bad = "north,p1,train,abc,x,yes\nnorth,,train,x,f,\nnorth,p1,train,1,y,no\na,b\nnorth,p9,train,y,z,maybe\n"
-    code, out, err = call(GOOD + bad)
+    code, out, err = check(GOOD + bad)
     assert (code, err) == (1, "")
     for line in (
         "column 'age': a value is no finite number ('abc', 'x', 'y'), in 3 rows, the first in line 6; write it as",
@@ -81,41 +75,41 @@ def test_everything_that_is_wrong_at_once(call: Call) -> None:
     assert "column 'sick': values missing" not in out  # they have no rule
 
 
-def test_columns_that_do_not_fit(call: Call) -> None:
-    code, out, _ = call(GOOD.replace("age", "aeg", 1))
+def test_columns_that_do_not_fit(check: Call) -> None:
+    code, out, _ = check(GOOD.replace("age", "aeg", 1))
     assert code == 1
     assert "column 'age': it is not there, and the schema names it" in out
     assert "column 'aeg': the schema does not name it; kind = 'ignore' leaves it out" in out
     assert "not sound; 4 rows" in out  # the other columns were read all the same
     assert "bad rows" not in out
-    code, out, _ = call(GOOD.replace("sex", "age", 1))
+    code, out, _ = check(GOOD.replace("sex", "age", 1))
     assert code == 1
     assert "column 'age': it is there more than once; no row was read" in out
-    code, out, _ = call("a,b\n1,2\n")
+    code, out, _ = check("a,b\n1,2\n")
     assert code == 1
     assert out.count("it is not there") == 6
 
 
-def test_as_json(call: Call) -> None:
-    code, out, _ = call(GOOD, "--json")
+def test_as_json(check: Call) -> None:
+    code, out, _ = check(GOOD, "--json")
     found = json.loads(out)
     assert code == 0
     assert found["sound"] is True
     assert found["rows_of_agents"] == {"north": 2, "south": 1}
     assert (found["persons"], found["most_rows_of_a_person"], found["test_rows"]) == (2, 2, 1)
     assert (found["missing"], found["clipped"]) == ({"age": 1}, {"age": 1})
-    code, out, _ = call(GOOD + "north,p1,train,50,x,yes\n", "--json")
+    code, out, _ = check(GOOD + "north,p1,train,50,x,yes\n", "--json")
     assert code == 1
     (problem,) = json.loads(out)["problems"]
     assert (problem["column"], problem["rows"], problem["first"], problem["examples"]) == ("sex", 1, 6, ["'x'"])
 
 
-def test_a_runs_config_is_a_schema(call: Call) -> None:
-    code, _, err = call(
+def test_a_runs_config_is_a_schema(check: Call) -> None:
+    code, _, err = check(
         GOOD, schema=SCHEMA.replace("[data]", '[privacy]\nepsilon = 1.0\n[data]\nname = "table.csv"', 1)
     )
     assert (code, err) == (0, "")
-    code, _, err = call(GOOD, schema=SCHEMA.replace("person =", "persn =", 1))
+    code, _, err = check(GOOD, schema=SCHEMA.replace("person =", "persn =", 1))
     assert code == 2
     assert err == "fedspa: unknown key 'data.persn'; allowed: agent, columns, person, split, test\n"
 
@@ -134,12 +128,12 @@ sick = {{kind = "flag", target = true}}
 
 
 @pytest.mark.parametrize("persons", [False, True])
-def test_what_a_run_holds_out_is_told_as_the_run_does_it(call: Call, persons: bool) -> None:
+def test_what_a_run_holds_out_is_told_as_the_run_does_it(check: Call, persons: bool) -> None:
     whose = {"person": 'person = "patient"', "ignored": ""}
     whose = whose if persons else {"person": "", "ignored": 'patient = {kind = "ignore"}'}
     rows = [f"{('north', 'south')[n % 3 % 2]},p{n % 3}-{n // 9},{n},{'yes' if n % 2 else 'no'}" for n in range(60)]
     text, schema = "\n".join(["hospital,patient,age,sick", *rows]) + "\n", HELD_OUT.format(share=0.25, **whose)
-    code, out, _ = call(text, "--json", schema=schema)
+    code, out, _ = check(text, "--json", schema=schema)
     assert code == 0
     found = json.loads(out)
     settings = ["data.dir=.", "federation.agents=2", "federation.per_round=2", "privacy.epsilon=1.0"]
@@ -150,29 +144,29 @@ def test_what_a_run_holds_out_is_told_as_the_run_does_it(call: Call, persons: bo
     if data.persons is not None:
         times = np.unique(data.persons, return_counts=True)[1]
         assert (found["persons"], found["most_rows_of_a_person"]) == (len(times), times.max())
-    _, out, _ = call(text, schema=schema)
+    _, out, _ = check(text, schema=schema)
     left = 60 - found["held_out"]
     assert f"rows held out for testing, by data.holdout = 0.25: {found['held_out']}; left: {left}\n" in out
     assert f"training rows: 'south' {found['rows_of_agents']['south']}, 'north' " in out
 
 
-def test_a_holdout_that_no_run_would_take(call: Call) -> None:
+def test_a_holdout_that_no_run_would_take(check: Call) -> None:
     whose = {"person": "", "ignored": ""}
     few = "hospital,age,sick\nsouth,1,no\n" + "north,1,yes\n" * 3
-    code, out, _ = call(few, schema=HELD_OUT.format(share=0.75, **whose))
+    code, out, _ = check(few, schema=HELD_OUT.format(share=0.75, **whose))
     assert code == 1
     assert "agent 'south': all of its training rows are held out; give it more, or hold out fewer\n" in out
-    code, _, err = call(few, schema=HELD_OUT.format(share=0.01, **whose))
+    code, _, err = check(few, schema=HELD_OUT.format(share=0.01, **whose))
     assert code == 2
     assert "data.holdout is 0.01; of 4 training records it leaves none on one side" in err
-    code, _, err = call(few, schema=HELD_OUT.format(share=1.5, **whose))
+    code, _, err = check(few, schema=HELD_OUT.format(share=1.5, **whose))
     assert code == 2
     assert err.startswith("fedspa: data.holdout is 1.5; it must be")
 
 
-def test_many_agents_are_not_all_listed(call: Call) -> None:
+def test_many_agents_are_not_all_listed(check: Call) -> None:
     rows = "".join(f"site{i},p{i},train,5,f,yes\n" * (i + 1) for i in range(12))
-    _, out, _ = call(HEADER + rows)
+    _, out, _ = check(HEADER + rows)
     assert "agents: 12; training rows: 'site0' 1, 'site1' 2," in out
     assert "'site9' 10 and 2 more that have no fewer" in out
 
@@ -186,13 +180,13 @@ def test_many_agents_are_not_all_listed(call: Call) -> None:
         ("x", "table.parquet", "Parquet"),
     ],
 )
-def test_what_is_no_table_is_one_line(call: Call, text: str, name: str, words: str) -> None:
-    code, out, err = call(text, name=name)
+def test_what_is_no_table_is_one_line(check: Call, text: str, name: str, words: str) -> None:
+    code, out, err = check(text, name=name)
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
 
 
-def test_what_a_cell_holds_cannot_steer_the_terminal(call: Call) -> None:
-    _, out, _ = call(GOOD + "\x1b[2Jnorth,p1,train,1,\x1b[31m,yes\n")
+def test_what_a_cell_holds_cannot_steer_the_terminal(check: Call) -> None:
+    _, out, _ = check(GOOD + "\x1b[2Jnorth,p1,train,1,\x1b[31m,yes\n")
     assert "\x1b" not in out

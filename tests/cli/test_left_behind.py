@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.cli import main, new, server, site
+from fedspa.cli import deployment, main, new
 
 PRIVACY = "privacy --batch 9 --records 9 --local-steps 1 --participations 1 --delta 1e-3 --noise 1 --json"
 MAKERS = ["new {}", "new {} --flower", "site new {}", "server new {} --name localhost"]
@@ -42,7 +42,7 @@ def test_a_folder_is_made_whole_or_not_at_all(
         (target / "inner" / "second").touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for module in (new, site, server):
+    for module in (new, deployment):
         monkeypatch.setattr(module, "fill", half)
     monkeypatch.setattr(sys, "argv", ["fedspa", *words.format(folder).split()])
     with pytest.raises(SystemExit) as stop:
@@ -70,7 +70,7 @@ def test_a_runs_folder_in_place_of_its_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Ledger.open(tmp_path / "ledger.sqlite").close()
-    for command in ("show", "verify", "export"):
+    for command in ("show", "verify"):
         monkeypatch.setattr(sys, "argv", ["fedspa", "ledger", command, str(tmp_path)])
         with pytest.raises(SystemExit) as stop:
             main()

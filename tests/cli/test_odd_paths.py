@@ -24,11 +24,10 @@ OF_A_PATH = [
     "site new deep/{} --agent north",
     "server new {} --name localhost",
     "site check {}",
-    "server check {}",
+    "server run {}",
     "site pin {} {}",
-    "site ledger {}",
-    "site health {}",
-    "server health {}",
+    "site status {}",
+    "server status {}",
     "run --out {}",
     "run --resume {}",
     "run {}",
@@ -37,8 +36,8 @@ OF_A_PATH = [
     "tune --set data.holdout=0.2 --epsilon 2 --studies {}",
     "report {}",
     "watch {}",
-    "model card {}",
-    "model export {}",
+    "export {} card.md",
+    "export {} model.onnx",
     "ledger verify {}",
     "ledger show {}",
     "data check {} --schema {}",
@@ -116,7 +115,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("words", ["run --resume run", "report run", "watch run", "model card run"])
+@pytest.mark.parametrize("words", ["run --resume run", "report run", "watch run", "export run card.md"])
 @pytest.mark.parametrize("replaced", ["summary.json", "metrics.jsonl", "ledger.sqlite", "ended.json", "checkpoint/x"])
 def test_a_pipe_in_the_place_of_a_runs_file_is_not_waited_for(
     words: str,

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 import fedspa
-from fedspa.cli import main
 from fedspa.errors import ConfigError
 from fedspa.running import Stopped
 from fedspa.runs.config import load
 from fedspa.runs.metrics import RoundMetrics
 
-Call = Callable[..., tuple[int, str]]
+Call = Callable[..., tuple[int, str, str]]
 
 CODE = """\
 import torch
@@ -83,7 +82,7 @@ threads = 1
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Its folder; the current one is another."""
     folder = tmp_path / "project"
     folder.mkdir()
@@ -94,17 +93,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(elsewhere)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return folder
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["fedspa", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return int(stop.value.code or 0), capsys.readouterr().err
-
-    return run
 
 
 def test_a_run_is_begun_and_resumed_from_any_folder(
@@ -135,7 +123,7 @@ def line(words: str) -> int:
 def test_what_fails_is_one_line_with_the_place(
     project: Path, call: Call, key: str, function: str, kind: str, at: str
 ) -> None:
-    code, err = call("run", str(project / "config.toml"), "--set", f"{key}=own_code:{function}")
+    code, _, err = call("run", str(project / "config.toml"), "--set", f"{key}=own_code:{function}")
     assert code == 2
     assert err.count("\n") == 1
     assert err.startswith(f"fedspa: {key} = 'own_code:{function}'")
@@ -146,14 +134,14 @@ def test_what_fails_is_one_line_with_the_place(
 
 def test_the_whole_traceback_can_be_had(project: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSPA_TRACEBACK", "1")
-    code, err = call("run", str(project / "config.toml"), "--set", "data.name=own_code:no_data")
+    code, _, err = call("run", str(project / "config.toml"), "--set", "data.name=own_code:no_data")
     assert code == 2
     assert err.startswith("Traceback (most recent call last):\n")
     assert err.splitlines()[-1].startswith("fedspa: data.name = 'own_code:no_data' failed in its own code (KeyError")
 
 
 def test_ones_own_mistake_in_a_config_has_no_traceback_to_offer(project: Path, call: Call) -> None:
-    code, err = call("run", str(project / "config.toml"), "--set", "run.seed=-1")
+    code, _, err = call("run", str(project / "config.toml"), "--set", "run.seed=-1")
     assert code == 2
     assert "FEDSPA_TRACEBACK" not in err
 

@@ -21,8 +21,8 @@ from typer.main import get_command
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app, main, run, tune, watch
+from fedspa.cli.watch import snapshot
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.report.progress import snapshot
 from fedspa.running import RunResult, simulate
 
 Call = Callable[..., str]

@@ -55,7 +55,7 @@ def test_a_sound_roster(sites: Path) -> None:
     assert said.splitlines() == [
         *(f"{name}  {fingerprint(public)}" for name, public in roster.members.items()),
         f"digest  {roster.digest}",
-        f"{sites / 'roster.toml'}: sound; 2 members",
+        f"{sites / 'roster.toml'}: valid; 2 members",
     ]
 
 
@@ -70,15 +70,15 @@ def test_ones_own_key_in_it(sites: Path) -> None:
 def test_ones_own_key_not_in_it(sites: Path) -> None:
     code, said = called("roster", sites / "roster.toml", "--key", sites / "clinic-a.key", "--name", "clinic-b")
     assert code == 1
-    assert "stands beside clinic-a, and not beside clinic-b" in said
+    assert "belongs to clinic-a, not to clinic-b" in said
     called("keygen", sites / "new.key")
     code, said = called("roster", sites / "roster.toml", "--key", sites / "new.key")
     assert code == 1
-    assert f"its public key stands nowhere in it:\n{SecretKey.load(sites / 'new.key').public.hex()}\n" in said
+    assert f"its public key is not in the roster:\n{SecretKey.load(sites / 'new.key').public.hex()}\n" in said
 
 
 def test_what_is_refused(sites: Path) -> None:
-    with pytest.raises(ConfigError, match="--name wants --key"):
+    with pytest.raises(ConfigError, match="--name requires --key"):
         called("roster", sites / "roster.toml", "--name", "clinic-a")
     text = (sites / "roster.toml").read_text()
     (sites / "twice.toml").write_text(text + text.splitlines()[1].replace("clinic-a", "\nclinic-c"))

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedspa import toml
-from fedspa.data.cells import Odd, flag, number, word
-from fedspa.data.columns import Category, Flag, Number, Schema, checked, load_schema
+from fedspa.data.columns import Category, Flag, Number, Odd, Schema, checked, flag, load_schema, number, word
 from fedspa.errors import ConfigError
 
 AGE = {"kind": "number", "range": [0, 100]}

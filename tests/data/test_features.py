@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspa.data import features, filters
+from fedspa.data import features, patches
 from fedspa.data.features import NAMES, transform
 from fedspa.errors import DataError
 
@@ -110,8 +110,8 @@ def test_an_edge_falls_into_its_direction():
     """Light on the right: the gradient points right, direction 0; light below: direction 2."""
     right = torch.zeros(1, 1, 16, 16)
     right[..., 8:] = 1
-    assert int(filters.directions(right).sum(dim=(2, 3)).argmax()) == 0
-    assert int(filters.directions(right.transpose(2, 3)).sum(dim=(2, 3)).argmax()) == 2
+    assert int(patches.directions(right).sum(dim=(2, 3)).argmax()) == 0
+    assert int(patches.directions(right.transpose(2, 3)).sum(dim=(2, 3)).argmax()) == 2
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import fedspa
-from fedspa.data.cells import Odd, identifier
-from fedspa.data.columns import checked
+from fedspa.data.columns import Odd, checked, identifier
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load
 from fedspa.data.table import read_table

@@ -571,25 +571,25 @@ def test_another_name_is_no_fresh_budget(clinic):
     assert refusal(renamed, at_round(1)) == "ledger"
     assert spent(clinic) == 1
     with pytest.raises(LedgerError, match="entries of 'clinic' and none of 'Clinic': another name would be a fresh"):
-        check.told(renamed.node)
+        check.check_node(renamed.node)
 
 
 def test_the_operator_is_told_of_bad_records(node):
     with_labels(node, np.array([0, 1, 12, 1, -1]))
-    told = {finding.subject: finding for finding in check.told(node)}
+    told = {finding.subject: finding for finding in check.check_node(node)}
     assert "2 of 5 records are bad" in told["bad records"].detail
     assert "number 2, 4 from 0 on" in told["bad records"].detail
-    assert told["bad records"].works is None  # no reason to stay away, which would tell the server of them
+    assert told["bad records"].passed is None  # no reason to stay away, which would tell the server of them
     assert told["records"].detail.startswith("5 of shape (1, 8, 8)")
 
 
 def test_a_check_makes_no_ledger(node):
     Path(node["ledger"]).unlink()
     with pytest.raises(LedgerError, match="is missing; put it back"):
-        check.told(node)
+        check.check_node(node)
     Path(f"{node['ledger']}.witness").unlink()
     with pytest.raises(LedgerError, match="is missing; put it back"):
-        check.told(node)
+        check.check_node(node)
     assert not Path(node["ledger"]).exists()
 
 

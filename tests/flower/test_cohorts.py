@@ -600,7 +600,7 @@ def test_a_node_config_names_key_and_roster_or_neither(clinics, tmp_path):
 
 
 def test_the_check_of_a_node_config_shows_key_and_roster(clinics):
-    told = {finding.subject: finding.detail for finding in check.told(clinics.nodes[100])}
+    told = {finding.subject: finding.detail for finding in check.check_node(clinics.nodes[100])}
     assert "for sums with others" in told["site key"]
     assert "4 members" in told["roster"]
 

@@ -81,7 +81,7 @@ def test_the_message_says_what_differs_and_what_to_do(monkeypatch):
         terms.from_record(record)
     assert str(caught.value) == (
         "the server's fedspa would misunderstand this one: payload 1 there and 2 here; upgrade one end until `fedspa "
-        "site check` and `fedspa server check` print the same editions (versions of the package may differ)"
+        "site check` and `fedspa server run` print the same editions (versions of the package may differ)"
     )
     old = ConfigRecord({**record, "version": 4})
     with pytest.raises(terms.TermsError, match=r"terms of version 4; this agent reads 1: upgrade one end"):

@@ -21,7 +21,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.loss import accept
 from fedspa.agent.participate import Refusal
 from fedspa.flower import client_app, tally
-from fedspa.flower.operate import folders, logs, metrics
+from fedspa.flower.operate import folders, logs, monitor
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 
 from .local_grid import POLICY
@@ -49,7 +49,7 @@ def samples(text: str) -> dict[str, float]:
 def test_a_sites_numbers_follow_its_rounds(deployment, train, tmp_path):
     train(deployment, federation__rounds=2)
     node = deployment.nodes[100]
-    found = samples(metrics.of_site(folder_of(node, tmp_path)))
+    found = samples(monitor.site_metrics(folder_of(node, tmp_path)))
     (rounds,) = [value for name, value in found.items() if name.startswith("fedspa_site_rounds_total")]
     assert rounds == found["fedspa_site_payloads_total"] == 2
     spent, left = (found[f'fedspa_site_epsilon{name}{{against="the server"}}'] for name in ("", "_left"))
@@ -72,7 +72,7 @@ def test_no_plan_costs_more_than_all_of_them(tmp_path, participations):
         for name, event, times in zip(("run", "next"), (first, other), participations):
             for t in range(times):
                 ledger.reserve("north", event, name, f"round-{t}", announced=40)
-    found = samples(metrics.of_site(folder_of(node, tmp_path)))
+    found = samples(monitor.site_metrics(folder_of(node, tmp_path)))
     total = found['fedspa_site_epsilon{against="the server"}']
     plans = [value for name, value in found.items() if name.startswith("fedspa_site_epsilon_of_plan")]
     assert len(plans) == sum(map(bool, participations))
@@ -84,11 +84,11 @@ def test_no_plan_costs_more_than_all_of_them(tmp_path, participations):
 def test_an_accepted_loss_is_among_the_numbers(deployment, train, tmp_path):
     train(deployment, federation__rounds=1)
     node = deployment.nodes[100]
-    assert samples(metrics.of_site(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 0
+    assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 0
     ledger = Path(node["ledger"])
     witness.path_of(ledger).unlink()
     accept(ledger, 1)
-    assert samples(metrics.of_site(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 1
+    assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 1
 
 
 def test_refusals_are_counted_by_the_code_that_the_server_got(deployment, train, tmp_path):
@@ -98,7 +98,7 @@ def test_refusals_are_counted_by_the_code_that_the_server_got(deployment, train,
         )
     with pytest.raises(Exception, match="too-many-steps"):
         train(deployment)
-    found = samples(metrics.of_site(folder_of(deployment.nodes[100], tmp_path)))
+    found = samples(monitor.site_metrics(folder_of(deployment.nodes[100], tmp_path)))
     assert found['fedspa_site_refusals_total{code="too-many-steps"}'] == 1
     assert found["fedspa_site_payloads_total"] == 0
 
@@ -110,7 +110,7 @@ def test_neighbouring_records_have_the_same_numbers(deployment, train, tmp_path)
         x, y = kept["x"], kept["y"]
     np.savez(node["data"], x=np.concatenate([x * 0 + 7, x[:1]]), y=np.concatenate([y, y[:1]]))
     train(deployment, federation__rounds=2, algorithm__coding="f32")
-    own, other = (samples(metrics.of_site(folder_of(deployment.nodes[n], tmp_path))) for n in (100, 101))
+    own, other = (samples(monitor.site_metrics(folder_of(deployment.nodes[n], tmp_path))) for n in (100, 101))
     for found in (own, other):
         found.pop("fedspa_site_last_round_age_seconds")
     assert own == other
@@ -137,7 +137,7 @@ def test_a_servers_numbers_hold_no_score(deployment, train, tmp_path):
     train(deployment, federation__rounds=2, run__out=str(home / "runs/first"))
     names = ("authority", "certificate", "key", "database", "nodes", "runs")
     server = folders.ServerFolder(home, "0.0.0.0", 1, **{name: home / name for name in names})
-    text = metrics.of_server(server)
+    text = monitor.server_metrics(server)
     found = samples(text)
     assert found['fedspa_server_rounds_total{run="first"}'] == 2 == found['fedspa_server_rounds_planned{run="first"}']
     assert found['fedspa_server_updates_total{run="first"}'] == 8
@@ -150,7 +150,7 @@ def test_a_servers_numbers_hold_no_score(deployment, train, tmp_path):
 
 def test_a_watchdog_does_not_wait_for_torch_or_flower():
     program = (
-        "import sys\nfrom fedspa.flower.operate import folders, health, metrics\n"
+        "import sys\nfrom fedspa.flower.operate import folders, monitor\n"
         "sys.exit(bool({'torch', 'flwr'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
@@ -159,7 +159,7 @@ def test_a_watchdog_does_not_wait_for_torch_or_flower():
 def test_every_metric_is_argued_for_in_the_docs():
     page = DEPLOYMENT_PAGE.read_text("utf-8")
     told = set(re.findall(r"`fedspa_(\w+)`", page))
-    assert told == metrics.SITE.keys() | metrics.SERVER.keys()
+    assert told == monitor.SITE.keys() | monitor.SERVER.keys()
 
 
 def test_plain_lines_become_json_and_what_is_no_line_stays_private():

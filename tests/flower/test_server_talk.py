@@ -47,7 +47,7 @@ def test_a_superlink_that_never_answers(server: folders.ServerFolder, monkeypatc
         raise subprocess.TimeoutExpired(words, timeout)
 
     monkeypatch.setattr(start.subprocess, "run", hangs)
-    with pytest.raises(FedspaError, match=r"flwr supernode had no answer within 300 s; .* fedspa server health"):
+    with pytest.raises(FedspaError, match=r"flwr supernode had no answer within 300 s; .* fedspa server status"):
         runs.register(server, [])
 
 

@@ -53,7 +53,7 @@ def node(tmp_path: Path) -> dict[str, Any]:
 
 def told(node: dict[str, Any]) -> str:
     """What an operator reads of a node-config that can be served, a line per finding."""
-    return "\n".join(f"{finding.subject}: {finding.detail}" for finding in check.told(node))
+    return "\n".join(f"{finding.subject}: {finding.detail}" for finding in check.check_node(node))
 
 
 def without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def test_a_sound_site(node):
-    findings = check.told(node)
-    assert all(finding.works for finding in findings)
+    findings = check.check_node(node)
+    assert all(finding.passed for finding in findings)
     assert "persons: 20, of each at most 2 records" in told(node)
 
 
@@ -70,8 +70,8 @@ def test_an_accepted_loss_stands_beside_what_was_spent(node, tmp_path: Path):
     ledger = tmp_path / "ledger.sqlite"
     witness.path_of(ledger).unlink()
     accept(ledger, 0)
-    (loss,) = [finding for finding in check.told(node) if "lost" in finding.detail]
-    assert (loss.subject, loss.works) == ("ledger", None)
+    (loss,) = [finding for finding in check.check_node(node) if "lost" in finding.detail]
+    assert (loss.subject, loss.passed) == ("ledger", None)
     assert "an unknown number of entries behind entry 0 may be lost" in loss.detail
     assert "no ε counts them" in loss.detail
 

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.checks import failures
 from fedspa.cli import app
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower import check, node_config
-from fedspa.flower.operate import folders, start
+from fedspa.flower.operate import folders, server_check, start
 from fedspa.flower.operate.credentials import make_certificate
 
 QUICKSTART = Path(__file__).parents[2] / "examples/flower-quickstart"
@@ -59,21 +60,28 @@ def server(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "server", tmp_path / "server"))
 
 
-def wrong(folder: Path, *options: str, kind: str = "site") -> dict[str, str]:
-    """What is to be mended, by its subject."""
-    code, output = called(kind, "check", folder, "--json", *options)
+def failed(folder: Path, *options: str) -> dict[str, str]:
+    """The details of a site's failed checks, by their subjects."""
+    code, output = called("site", "check", folder, "--json", *options)
     found = json.loads(output)
     assert (code == 0) == found["ready"]
-    return {one["subject"]: one["detail"] for one in found["findings"] if one["works"] is False}
+    return {each["subject"]: each["detail"] for each in found["checks"] if each["passed"] is False}
+
+
+def failed_at_server(folder: Path) -> dict[str, str]:
+    checks = server_check.examine(folders.read_server(folder))
+    return {check.subject: check.detail for check in failures(checks)}
 
 
 def test_a_new_site_is_ready_but_for_what_its_people_must_bring(tmp_path):
     code, output = called("site", "new", tmp_path / "south")
     assert code == 0
     assert "fedspa site check" in output
-    mend = wrong(tmp_path / "south")
-    assert mend.keys() >= {"records", "certificate", "apps"}
-    assert mend["records"].startswith(f"there are no records yet: '{tmp_path / 'south' / 'records.npz'}' is not there;")
+    missing = failed(tmp_path / "south")
+    assert missing.keys() >= {"records", "certificate", "apps"}
+    assert missing["records"].startswith(
+        f"there are no records yet: '{tmp_path / 'south' / 'records.npz'}' is not there;"
+    )
     assert len((tmp_path / "south/README.md").read_text().splitlines()) == 4
     site = folders.read_site(tmp_path / "south")
     assert site.agent == "south"
@@ -87,24 +95,26 @@ def test_a_ready_site_says_so_first(site, monkeypatch):
     assert code == 0
     lines = output.splitlines()
     assert lines[0] == "north: ready"
-    assert all(len(line.split()[0]) <= 3 for line in lines[1:])
+    assert all(line.split()[0] in ("ok", "–") for line in lines[1:])
     assert "50 of shape" in output
     assert "terms 1, mask 1, payload 1, pricing 2, sum 1" in output
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_what_is_told_fits_80_columns(site, server, monkeypatch, ready):
+def test_a_checklist_fits_80_columns(site, server, monkeypatch, ready):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(start, "run_server", lambda server: None)
     if not ready:
         (site / "records.npz").unlink()
         (server / "server.key").unlink()
-    for kind, folder in (("site", site), ("server", server)):
-        code, output = called(kind, "check", folder)
+    for words, folder in (("site check", site), ("server run", server)):
+        code, output = called(*words.split(), folder)
         assert code == (not ready)
         assert max(map(len, output.splitlines())) <= 80
-        _, plain = called(kind, "check", folder, "--json")
-        for finding in json.loads(plain)["findings"]:  # nothing is cut off
-            assert "".join(finding["detail"].split())[-12:] in "".join(output.split())
+    _, plain = called("site", "check", site, "--json")
+    _, output = called("site", "check", site)
+    for each in json.loads(plain)["checks"]:  # nothing is cut off
+        assert "".join(each["detail"].split())[-12:] in "".join(output.split())
 
 
 def test_a_folder_is_made_once(site):
@@ -133,9 +143,9 @@ def test_a_folder_is_made_once(site):
         ("apps", "line 1: 'abc' is no SHA-256", lambda site: (site / "apps.sha256").write_text("abc  app\n")),
     ],
 )
-def test_what_is_to_be_mended_is_named(site, subject, words, spoil):
+def test_a_failed_check_is_named(site, subject, words, spoil):
     spoil(site)
-    assert words in wrong(site)[subject]
+    assert words in failed(site)[subject]
 
 
 def _table(site: Path) -> None:
@@ -155,7 +165,7 @@ def _replace(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(("kind", "words"), [("tmpfs", "lies in memory"), ("nfs4", "lies on another machine")])
 def test_a_ledger_on_a_disk_that_forgets(site, monkeypatch, kind, words):
     monkeypatch.setattr(check, "filesystem", lambda path: kind)
-    assert words in wrong(site)["ledger disk"]
+    assert words in failed(site)["ledger disk"]
 
 
 def test_a_containers_own_layer_is_a_note(site, monkeypatch):
@@ -175,22 +185,24 @@ def test_the_kind_of_a_file_system_is_that_of_the_innermost_mount(tmp_path, monk
 
 def test_a_server_that_is_not_there(site):
     _replace(site / "site.toml", "server.example:8443", "127.0.0.1:1")
-    assert "127.0.0.1:1: Connection refused" in wrong(site, "--server")["server"]
+    assert "127.0.0.1:1: Connection refused" in failed(site, "--server")["server"]
 
 
-def test_a_site_that_is_not_running_is_not_well(site):
+def test_a_site_that_is_not_running_is_unhealthy(site):
     _replace(site / "site.toml", "port = 9094", "port = 1")
-    code, output = called("site", "health", site)
+    code, output = called("site", "status", site, "--prometheus", site / "metrics.prom")
     assert code == 1
-    assert output == "north: NOT well: its node is not running (127.0.0.1:1: Connection refused)\n"
+    assert output == "north: unhealthy: its node is not running (127.0.0.1:1: Connection refused)\n"
+    assert "fedspa_site_epsilon" in (site / "metrics.prom").read_text()
     (site / "ledger/ledger.sqlite").unlink()
-    assert "ledger.sqlite is missing" in called("site", "health", site)[1]
+    assert "ledger.sqlite is missing" in called("site", "status", site)[1]
 
 
 def test_its_ledger_is_shown(site):
-    code, output = called("site", "ledger", site, "--json")
-    assert code == 0
-    assert json.loads(output)["entries"] == 0
+    for words in ((), ("--entries",)):
+        code, output = called("ledger", "show", site, "--json", *words)
+        assert code == 0
+        assert json.loads(output)["entries"] in (0, [])
 
 
 def test_pinning_twice_is_pinning_once(site):
@@ -301,11 +313,17 @@ def test_a_name_that_a_machine_may_have(host):
     assert folders.is_host(host)
 
 
-def test_a_ready_server_says_so_first(server):
-    code, output = called("server", "check", server)
-    assert code == 0
+def test_a_server_starts_after_its_checks_or_not_at_all(server, monkeypatch):
+    started = []
+    monkeypatch.setattr(start, "run_server", started.append)
+    code, output = called("server", "run", server)
+    assert (code, len(started)) == (0, 1)
     assert output.splitlines()[0] == "server: ready"
     assert "server.example, localhost, 127.0.0.1" in " ".join(output.split())  # however long the path before it
+    (server / "server.key").chmod(0o640)
+    code, output = called("server", "run", server)
+    assert (code, len(started)) == (1, 1)
+    assert output.splitlines()[0] == "server: not ready: 1 check failed"
 
 
 @pytest.mark.parametrize(
@@ -316,18 +334,18 @@ def test_a_ready_server_says_so_first(server):
         ("nodes", "holds no public key", lambda server: (server / "nodes/north.pub").write_text("x")),
     ],
 )
-def test_what_is_to_be_mended_at_the_server_is_named(server, subject, words, spoil):
+def test_a_failed_check_of_the_server_is_named(server, subject, words, spoil):
     spoil(server)
-    assert words in wrong(server, kind="server")[subject]
+    assert words in failed_at_server(server)[subject]
 
 
 def test_a_certificate_of_another_authority(server, tmp_path):
     (tmp_path / "other").mkdir()
     make_certificate(tmp_path / "other", "server.example")
     shutil.copy(tmp_path / "other/ca.crt", server / "ca.crt")
-    assert "did not sign it" in wrong(server, kind="server")["authority"]
+    assert "did not sign it" in failed_at_server(server)["authority"]
     shutil.copy(tmp_path / "other/server.pem", server / "server.pem")
-    assert "is not the key of" in wrong(server, kind="server")["key"]
+    assert "is not the key of" in failed_at_server(server)["key"]
 
 
 def test_the_superlink_gets_what_the_folder_says(server):
@@ -339,11 +357,11 @@ def test_the_superlink_gets_what_the_folder_says(server):
     assert flags.database == str(server / "superlink.db")
 
 
-def test_a_server_that_is_not_running_is_not_well(server):
+def test_a_server_that_is_not_running_is_unhealthy(server):
     _replace(server / "server.toml", "port = 8443", "port = 1")
-    code, output = called("server", "health", server)
+    code, output = called("server", "status", server)
     assert code == 1
-    assert output.startswith("server: NOT well: 127.0.0.1:1: Connection refused")
+    assert output.startswith("server: unhealthy: 127.0.0.1:1: Connection refused")
 
 
 def test_keys_are_copied_once(server, site, monkeypatch):
@@ -384,13 +402,12 @@ def test_seeded_rounds_are_said_to_be_so(site):
         "site check x",
         "site pin x y",
         "site run x",
-        "server check x",
         "server run x",
         "server register x",
         "server train x y",
     ],
 )
 def test_without_flower_one_line_says_what_to_install(monkeypatch, words):
-    monkeypatch.setattr("fedspa.cli.site.find_spec", lambda name: None)
+    monkeypatch.setattr("fedspa.cli.deployment.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"which is not installed: pip install 'fedspa\[flower\]'"):
         called(*words.split())

@@ -31,7 +31,7 @@ def test_a_site_is_ready_with_every_flower_that_the_package_allows(monkeypatch, 
     (extra,) = tomllib.loads(text)["project"]["optional-dependencies"]["flower"]
     monkeypatch.setattr(check.metadata, "version", lambda _: version)
     (found,) = [finding for finding in check.versions() if finding.subject == "flwr"]
-    assert found.works is Requirement(extra).specifier.contains(version, prereleases=True)
+    assert found.passed is Requirement(extra).specifier.contains(version, prereleases=True)
 
 
 def test_the_digest_of_an_app_is_that_of_its_bundle(tmp_path):

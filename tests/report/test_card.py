@@ -16,7 +16,7 @@ from fedspa.cli import app
 from fedspa.errors import ConfigError
 from fedspa.report.card import card
 from fedspa.report.parts import page
-from fedspa.report.read import read
+from fedspa.report.record import read
 
 SECURE = {"privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "secure"}}
 RUNS = {
@@ -98,16 +98,14 @@ def test_names_are_no_markup(tmp_path: Path) -> None:
     assert not re.search(r"(?<!\\)<", text)
 
 
-def test_the_command_prints_or_writes_it(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_writes_it(runs: dict[str, Path], tmp_path: Path) -> None:
     run, out = str(runs["private"]), tmp_path / "card.md"
-    printed = CliRunner().invoke(app, ["model", "card", run])
-    assert printed.output == card(runs["private"]) == fedspa.RunResult.load(run).card()
     for _ in range(2):  # a card is written again
-        assert CliRunner().invoke(app, ["model", "card", run, "--out", str(out)]).output == f"{out}\n"
-        assert out.read_text("utf-8") == printed.output
+        assert CliRunner().invoke(app, ["export", run, str(out)]).output == f"{out}\n"
+        assert out.read_text("utf-8") == card(runs["private"]) == fedspa.RunResult.load(run).card()
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    ended = CliRunner().invoke(app, ["model", "card", str(tmp_path)])
+    ended = CliRunner().invoke(app, ["export", str(tmp_path), "card.md"])
     assert isinstance(ended.exception, ConfigError)
     assert "holds no run" in str(ended.exception)

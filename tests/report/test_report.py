@@ -6,14 +6,11 @@ import json
 import re
 import shutil
 import sqlite3
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_runs import ALGORITHMS, small
 from typer.testing import CliRunner
 
@@ -24,11 +21,9 @@ from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.accounting import epsilon
 from fedspa.report import render, tables, write
-from fedspa.report.promise import promise
-from fedspa.report.read import read
+from fedspa.report.record import promise, read
 from fedspa.running import simulate
 from fedspa.runs.config import load
-from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import prepare
 from fedspa.runs.statement import shown
 
@@ -95,7 +90,7 @@ def test_a_run_leaves_its_report(runs: dict[str, Path]) -> None:
     assert "add-remove, poisson sampling, accountant pld" in text
     assert "Who is protected." in text
     assert "What is not covered." in text
-    assert "its chain of hashes is whole" in text
+    assert "hash chain verified" in text
 
 
 def test_warnings_come_first(runs: dict[str, Path]) -> None:
@@ -124,12 +119,6 @@ def test_why_an_engine_was_taken_and_what_would_be_faster(copy: Path) -> None:
     hinted = summary | {"engine_hints": ["for native: replace <b>Odd</b> ('1')"]}
     (copy / "summary.json").write_text(json.dumps(hinted), "utf-8")
     assert "faster for native: replace <b>Odd</b> ('1')" in page(copy).text
-    older = {key: value for key, value in summary.items() if key not in ("engine_reason", "engine_hints")}
-    for found in (older, older | {"engine_reason": 3, "engine_hints": "no list"}):
-        (copy / "summary.json").write_text(json.dumps(found), "utf-8")
-        text = page(copy).text
-        assert "why this engine" not in text
-        assert "no list" not in text
 
 
 def test_accuracy_by_class_is_the_servers(copy: Path) -> None:
@@ -140,9 +129,6 @@ def test_accuracy_by_class_is_the_servers(copy: Path) -> None:
     assert f"class 0 1 2 3 4 5 6 7 8 9 accuracy {row}" in text
     (copy / "summary.json").write_text(json.dumps(summary | {"accuracy_by_class": [0.5, None]}), "utf-8")
     assert "class 0 1 accuracy 50.0% –" in page(copy).text
-    for strange in (None, [2.0], ["x"], {"0": 0.5}):
-        (copy / "summary.json").write_text(json.dumps(summary | {"accuracy_by_class": strange}), "utf-8")
-        assert "Accuracy by class" not in page(copy).text
 
 
 def test_seeded_noise_qualifies_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -172,21 +158,11 @@ def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
     assert f"σ {planned.sigma:.4g}" in page(tmp_path / "run").text
 
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
-    (tmp_path / "run" / "summary.json").write_text(json.dumps({**summary, "compression": 0.05}), "utf-8")
-    assert "summary.json says compression = 0.05, but the config gives 0.1 to 1.0" in page(tmp_path / "run").text
-
     (tmp_path / "run" / "summary.json").unlink()
     text = page(tmp_path / "run").text
     assert f"ε = {shown(summary['epsilon'])}" in text
     assert "k – active coordinates, by algorithm.layer_shares" in text
     assert "noise on each coordinate of the mean gradient" not in text
-
-
-def test_an_edited_compression_is_found(copy: Path) -> None:
-    summary = json.loads((copy / "summary.json").read_text("utf-8"))
-    assert "compression =" not in page(copy).text
-    (copy / "summary.json").write_text(json.dumps({**summary, "compression": 0.4}), "utf-8")
-    assert "summary.json says compression = 0.4, but the config gives 0.2" in page(copy).text
 
 
 def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -220,8 +196,6 @@ def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     assert f"{shown(summary['epsilon'])}, floor {floor}" in compared
     (tmp_path / "sum/summary.json").write_text(json.dumps({**summary, "epsilon_floor": summary["epsilon"]}))
     assert any("summary.json says epsilon_floor" in line for line in problems_of(tmp_path / "sum"))
-    (tmp_path / "sum/summary.json").write_text(json.dumps({**summary, "adversary": "local"}))
-    assert any("is not a run's summary" in line for line in problems_of(tmp_path / "sum"))
     (tmp_path / "sum/summary.json").unlink()
     assert f"Guarantee so far for each record ε = {shown(summary['epsilon'])}" in page(tmp_path / "sum").text
     text = page(tmp_path / "few").text
@@ -258,9 +232,9 @@ def test_a_run_that_ends_early_is_told_the_price_of_its_whole_plan(runs: dict[st
     held = promise(read(copy))
     assert held is not None
     assert held.epsilon_cap is not None
-    told = f"should it end here for what it showed, the ε of its whole plan holds: {shown(held.epsilon_cap)}"
-    assert told in page(copy).text
-    assert "its whole plan" not in page(runs["uneven"]).text
+    stated = f"if it is ended here because of its results, ε of the whole plan holds: {shown(held.epsilon_cap)}"
+    assert stated in page(copy).text
+    assert "whole plan" not in page(runs["uneven"]).text
 
 
 def test_a_round_in_progress_is_priced_too(copy: Path) -> None:
@@ -306,58 +280,39 @@ def test_an_edited_ledger_is_found(copy: Path) -> None:
         ledger.execute(guard)
     text = page(copy).text
     assert "the ledger is damaged" in text
-    assert "ITS CHAIN OF HASHES IS BROKEN" in text
-
-
-def _round(**changed: Any) -> bytes:
-    metrics = RoundMetrics(0, 0.5, 1.0, 3, 100, 0.1, True, 0.3)
-    return (json.dumps({**asdict(metrics), **changed}) + "\n").encode()
+    assert "HASH CHAIN BROKEN" in text
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content"),
     [
-        ("summary.json", b"{", "summary.json is damaged"),
-        ("summary.json", b'{"epsilon": "1"}', "summary.json is not a run's summary"),
-        ("summary.json", b"[", "summary.json is damaged"),
-        ("metrics.jsonl", b'{"round": 0}\n', "metrics.jsonl is damaged: line 1"),
-        ("metrics.jsonl", _round(accuracy=2.0), "line 1 is not of that round"),
-        ("metrics.jsonl", _round(epsilon=-1.0), "line 1 is not of that round"),
-        ("metrics.jsonl", _round(round=1), "line 1 is not of that round"),
-        ("metrics.jsonl", b"\xff\n", "metrics.jsonl is damaged: line 1"),
-        ("config.toml", b"[privacy", "config.toml cannot be used"),
-        ("config.toml", b"[privacy]\nepsilonn = 1\n", "unknown key privacy.epsilonn"),
-        ("ledger.sqlite", b"no database", "ledger cannot be read"),
+        ("summary.json", b"{"),
+        ("summary.json", b"[]"),
+        ("metrics.jsonl", b'{"round": 0}\n'),
+        ("metrics.jsonl", b"\xff\n"),
+        ("config.toml", b"[privacy"),
+        ("config.toml", b"[privacy]\nepsilonn = 1\n"),
     ],
 )
-def test_damage_is_named_and_the_rest_is_shown(copy: Path, name: str, content: bytes, said: str) -> None:
-    for log in copy.glob("ledger.sqlite-*"):
-        log.unlink()
+def test_a_damaged_file_is_one_line(copy: Path, name: str, content: bytes) -> None:
     (copy / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"damaged|not TOML|unknown key"):
+        read(copy)
+
+
+def test_a_ledger_that_cannot_be_read_is_a_problem_of_the_page(copy: Path) -> None:
+    for log in copy.glob("ledger.sqlite*"):
+        log.unlink()
+    (copy / "ledger.sqlite").write_bytes(b"no database")
     text = page(copy).text
-    assert said in text
-    assert ("Round by round" in text) == (name != "metrics.jsonl")
-    assert ("The plan" in text) == (name in ("summary.json", "metrics.jsonl"))
+    assert "ledger cannot be read" in text
+    assert "The plan" not in text
 
 
 def test_a_torn_last_line_is_a_round_in_progress(copy: Path) -> None:
     with (copy / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"round": 4, "accu')
     assert not any("metrics" in problem for problem in read(copy).problems)
-
-
-@given(data=st.data())
-@settings(max_examples=60)
-def test_whatever_is_in_the_files_there_is_a_page(data: st.DataObject, runs: dict[str, Path]) -> None:
-    folder = runs["plain"].parent / "garbled"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(runs["plain"], folder, ignore=shutil.ignore_patterns("checkpoint", "model*", "report*"))
-    name = data.draw(st.sampled_from(["summary.json", "metrics.jsonl", "config.toml"]))
-    whole = (folder / name).read_bytes()
-    at = data.draw(st.integers(0, len(whole)))
-    junk = data.draw(st.one_of(st.binary(max_size=6), st.sampled_from([b"1e999", b"-1", b"null", b"[]", b'"<b>"'])))
-    (folder / name).write_bytes(whole[:at] + junk + whole[at + len(junk) :])
-    assert render([read(folder)]).rstrip().endswith("</html>")
 
 
 def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
@@ -390,7 +345,7 @@ def test_hostile_names_and_values_stay_text(runs: dict[str, Path], copy: Path) -
 
 def test_the_page_asks_for_nothing(runs: dict[str, Path]) -> None:
     text = render([read(folder) for folder in runs.values()])
-    assert set(re.findall(r"https?://[^\s\"'<>]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.findall(r"https?://[^\s\"'<>]+", text)
     assert not re.search(r"<(link|iframe|object|embed|img)|@import|url\(|style=|src=", text)
     assert "default-src 'none'" in text
 
@@ -432,8 +387,8 @@ def test_a_deployments_server_knows_whom_it_asked(copy: Path) -> None:
     lines = [json.dumps({"round": t, "agents": agents}) for t, agents in rounds.items()]
     (copy / "asked.jsonl").write_text("\n".join([*lines, lines[-1]]) + "\n", "utf-8")
     found = page(copy)
-    assert f"{len(entries)} questions to agents" in found.text
-    assert "The ledgers are the agents' own" in found.text
+    assert f"{len(entries)} requests to agents" in found.text
+    assert "Each agent keeps its own ledger" in found.text
     assert sum(attributes.get("class") == "bar" for _, attributes in found.tags) == 6
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.report.figures import (
+from fedspa.report.charts import (
     HEIGHT,
     LEFT,
     RIGHT,

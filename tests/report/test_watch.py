@@ -16,9 +16,8 @@ from small_runs import small
 from typer.testing import CliRunner
 
 from fedspa.cli import app
-from fedspa.cli.watch import screenful
+from fedspa.cli.watch import screenful, snapshot, sparkline
 from fedspa.errors import ConfigError
-from fedspa.report.progress import snapshot, sparkline
 from fedspa.running import Stopped, simulate
 from fedspa.runs.metrics import RoundMetrics
 
@@ -115,13 +114,13 @@ def test_one_that_did_not_finish_says_how_it_ended_and_how_to_go_on(stopped: Pat
     for folder, words in (
         (stopped, "it was stopped after round 2 of 4."),
         (failed, "it failed after round 1 of 4: ZeroDivisionError at "),
-        (killed, "it was killed after round 2 of 4: no process runs it, and it left no word."),
+        (killed, "it was killed after round 2 of 4: the process is gone and wrote no exit status."),
     ):
         code, lines = watched(folder)
         assert code == 1
-        assert f"The run is over: {words}" in " ".join("".join(lines).split())
+        assert f"The run is over: {words}" in " ".join(" ".join(lines).split())
         assert (f"{Path(__file__).name}:" in "".join(lines)) is (folder == failed)
-        assert lines[-1] == f"to go on: fedspa run --resume {folder}"
+        assert lines[-1] == f"to resume: fedspa run --resume {folder}"
 
 
 def test_what_foreign_code_says_stays_out_of_the_folder(failed: Path) -> None:
@@ -147,7 +146,7 @@ def test_a_word_that_cannot_be_read_is_none(killed: Path, content: bytes) -> Non
 def test_where_nobody_can_tell_a_run_is_on_until_it_says_else(
     stopped: Path, killed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedspa.report.progress._locked", lambda folder: None)
+    monkeypatch.setattr("fedspa.cli.watch._locked", lambda folder: None)
     assert (snapshot(stopped).state, snapshot(killed).state) == ("stopped", "running")
 
 

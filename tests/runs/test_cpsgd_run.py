@@ -18,8 +18,7 @@ from fedspa.mechanisms.binomial.bound import composed_epsilon
 from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.privacy.cap import BY_FILTER
-from fedspa.report.promise import promise
-from fedspa.report.read import read
+from fedspa.report.record import promise, read
 from fedspa.report.tables import epsilons
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare

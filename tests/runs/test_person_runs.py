@@ -26,8 +26,7 @@ from fedspa.data.given import from_arrays
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
 from fedspa.examples import count
 from fedspa.privacy.accounting import gaussian_epsilon
-from fedspa.report.promise import promise
-from fedspa.report.read import read
+from fedspa.report.record import promise, read
 from fedspa.running import simulate
 from fedspa.runs.config import load
 from fedspa.runs.records import trained_on
@@ -136,7 +135,7 @@ def test_a_summary_that_says_another_unit_than_the_ledger_is_a_problem(tmp_path:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"unit": "record"}))
     run = read(tmp_path / "run")
     promise(run)
-    assert any("each record is protected, but the ledger says each person" in line for line in run.problems)
+    assert any("summary.json says unit = record, but the ledger gives person" in line for line in run.problems)
 
 
 def test_a_config_that_names_persons_beside_a_ledger_of_records_is_a_problem(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fedspa.runs import project
 from fedspa.runs.config import load, to_toml
 
 
-@pytest.mark.parametrize("words", ["run --resume study", "watch study", "report study", "model card study"])
+@pytest.mark.parametrize("words", ["run --resume study", "watch study", "report study", "export study card.md"])
 def test_a_project_is_no_run(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedspa
+from fedspa.cli.watch import snapshot, sparkline
 from fedspa.errors import ConfigError, DataError, FedspaError
 from fedspa.report import render
-from fedspa.report.progress import snapshot, sparkline
-from fedspa.report.read import read
+from fedspa.report.record import read
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Annotated
 
 import typer
 
 from fedspa.cli import (
     audit,
     data,
+    deployment,
     doctor,
+    export,
     failure,
     ledger,
-    model,
     new,
     privacy,
     report,
     run,
-    server,
-    site,
     suggest,
     tune,
-    version,
     watch,
 )
 
@@ -33,21 +32,45 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.callback()(version.version)
-app.command("run")(run.run)
-app.command("tune")(tune.tune)
-app.command("suggest")(suggest.suggest)
-app.command("privacy")(privacy.privacy)
-app.command("audit")(audit.audit)
-app.command("report")(report.report)
-app.command("watch")(watch.watch)
-app.command("new")(new.new)
-app.command("doctor")(doctor.doctor)
+for command in (
+    run.run,
+    tune.tune,
+    suggest.suggest,
+    privacy.privacy,
+    audit.audit,
+    report.report,
+    watch.watch,
+    export.export,
+    new.new,
+    doctor.doctor,
+):
+    app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(model.app, name="model")
-app.add_typer(site.app, name="site")
-app.add_typer(server.app, name="server")
+app.add_typer(deployment.site, name="site")
+app.add_typer(deployment.server, name="server")
+
+
+def _print_version(asked: bool) -> None:
+    if not asked:
+        return
+    from importlib import metadata
+
+    from fedspa import __version__
+    from fedspa.engine.native import library
+
+    level = library.best_level() if library.missing() is None else "engine not built, see fedspa doctor"
+    print(f"fedspa {__version__} (torch {metadata.version('torch')}, native {level})")
+    raise typer.Exit
+
+
+@app.callback()
+def _fedspa(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning under record-level local differential privacy, with sparse uploads."""
 
 
 def main(commands: typer.Typer = app) -> None:

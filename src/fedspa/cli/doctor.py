@@ -1,18 +1,54 @@
-"""`fedspa doctor`: what works on this machine, what a run would do with a model, and what to do about it."""
+"""`fedspa doctor`: check this machine, or say what a run would do with a model.
+
+Every heavy import waits inside its check: a package that is missing or broken is a failed check, not an exception.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fedspa.checks import Check, run_checks
+from fedspa.cli.screen import AsJson, show, show_checks
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedspa.cli.environment import Answer
-    from fedspa.cli.examine import Finding
+    from torch import nn
+
+    from fedspa.algorithms import Agent
+    from fedspa.data.dataset import Dataset
+    from fedspa.examples import Examples
+    from fedspa.learning.layers import Problem
+    from fedspa.learning.tasks import Task
+    from fedspa.runs.config import Config
+    from fedspa.runs.setup import Simulated
+
+# What each extra installs first, by the names of package and module.
+EXTRAS = {
+    "flower": ("flwr", "flwr"),
+    "mlflow": ("mlflow-skinny", "mlflow"),
+    "onnx": ("onnx", "onnx"),
+    "parquet": ("pyarrow", "pyarrow"),
+    "plots": ("matplotlib", "matplotlib"),
+    "ray": ("ray", "ray"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+}
+_CLASSES = 10
+_BATCHES = 4  # that an agent's synthetic records fill
+_SECONDS = 2.0  # for measuring a local step, unless one step of one agent takes longer
+_MAX_STEPS = 10
 
 
 def doctor(
@@ -20,112 +56,330 @@ def doctor(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Ask about a model: a name as in model.name, package.module:function, or a config's file (.toml).",
+            help="Check a model: a name as in model.name, package.module:function, or a config file (.toml).",
         ),
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(metavar="SIDES", help="Records to try --model with, as in 1,28,28; made up.")
+        str | None, typer.Option(metavar="SIDES", help="Shape of synthetic records for --model, as in 1,28,28.")
     ] = None,
     classes: Annotated[int | None, typer.Option(help="Classes of the records of --shape (10).")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of --model's config.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """What works on this machine: Python, torch, devices, engines, extras, data; and one round of the quickstart.
+    """Check this machine: torch, devices, engines, extras, data, the current folder, and one round of the quickstart.
 
-    With --model: whether that model is sound, which engine would train it and why, what would make it faster, and the
-    time and memory of a local step. Without --shape the records are those of the config, or the quickstart's.
+    With --model: whether the model can be trained privately, which engine trains it and why, what would make it
+    faster, and the time of a local step. Without --shape the records are those of the config, or the quickstart's.
 
     Exit code 0: the quickstart, or the model, can run; 1: it cannot.
 
     Example: fedspa doctor --model my_model:build --shape 3,32,32
     """
-    if model is not None:
-        good = _on_model(model, overrides or [], shape, classes, as_json)
-    elif overrides or shape is not None or classes is not None:
-        raise ConfigError("--set, --shape and --classes go with --model, and there is none; name a model")
+    if model is None:
+        if overrides or shape is not None or classes is not None:
+            raise ConfigError("--set, --shape and --classes require --model; name a model")
+        show_checks("fedspa", check_machine(), as_json)
+        return
+    diagnosis = diagnose(model, overrides or [], shape, classes)
+    if as_json:
+        print(json.dumps({"valid": diagnosis.valid, **asdict(diagnosis)}, allow_nan=False))
     else:
-        good = _on_machine(as_json)
-    if not good:
+        _print(diagnosis)
+    if not diagnosis.valid:
         raise typer.Exit(1)
 
 
-def _on_model(model: str, overrides: list[str], shape: str | None, classes: int | None, as_json: bool) -> bool:
-    from fedspa.cli.examine import examine_model
+def check_machine() -> list[Check]:
+    """Run every check of the machine; a broken install can raise anything."""
+    checks = (_torch, _engines, _extras, _data, _folder, _quickstart)
+    return run_checks({check.__name__.strip("_"): check for check in checks}, expected=Exception)
 
-    finding = examine_model(model, overrides, shape, classes)
-    if as_json:
-        print(json.dumps({"sound": finding.sound, **asdict(finding)}, allow_nan=False))
+
+def _torch() -> Iterator[Check]:
+    import torch
+
+    from fedspa import __version__
+
+    yield Check("fedspa", None, f"{__version__}, in {Path(__file__).parents[1]}")
+    yield Check("torch", True, f"{torch.__version__}, Python {platform.python_version()}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Check("cpu", True, f"{cores} cores ({platform.machine()}); run.threads uses up to that many")
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        yield Check(f"cuda:{index}", True, f"{about.name}, {about.total_memory / 2**30:.0f} GiB")
+    if not torch.cuda.is_available():
+        why = "torch was built without CUDA" if torch.version.cuda is None else "no GPU was found"
+        yield Check("cuda", None, f"none: {why}")
+
+
+def _engines() -> Iterator[Check]:
+    import torch
+
+    from fedspa.engine import stacked
+    from fedspa.engine.native import library
+
+    missing, (compiler, found) = library.missing(), library.compiler()
+    if missing is None:
+        yield Check("native", True, f"built, instruction set {library.best_level()}")
     else:
-        _print_finding(finding)
-    return finding.sound
-
-
-def _on_machine(as_json: bool) -> bool:
-    from fedspa.cli.environment import examine, ready
-
-    answers = examine()
-    good = ready(answers)
-    if as_json:
-        print(json.dumps({"ready": good, "answers": [asdict(answer) for answer in answers]}, allow_nan=False))
+        detail = f"{missing.why}: {missing.mend}. Until then `auto` takes a slower engine"
+        yield Check("native", False, detail, required=False)
+    yield Check("compiler", None, found or f"no {compiler}; only building the native engine needs one")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        obstacle = stacked.device_obstacle(device, exact=False)
+        detail = "on the GPU" if obstacle is None else f"{obstacle.why}: {obstacle.mend}"
+        yield Check("stacked, traced", obstacle is None, detail, required=False)
     else:
-        _print_answers(answers, good)
-    return good
+        yield Check("traced", True, "any module that torch can trace")
+    yield Check("generic, reference", True, "any module that autograd can differentiate")
 
 
-def _print_answers(answers: list[Answer], good: bool) -> None:
+def _extras() -> Iterator[Check]:
+    for extra, (package, module) in EXTRAS.items():
+        if find_spec(module) is None:
+            yield Check(extra, None, f"not installed: pip install 'fedspa[{extra}]'")
+        else:
+            yield Check(extra, True, f"{package} {metadata.version(package)}")
+
+
+def _data() -> Iterator[Check]:
+    from fedspa.data import datasets
+    from fedspa.errors import DataError, real_path
+
+    yield Check("digits", True, "within scikit-learn")
+    folders = {"./data": Path("data")}
+    if named := os.environ.get("FEDSPA_DATA"):
+        folders["$FEDSPA_DATA"] = Path(named)
+    names: tuple[Literal["mnist", "cifar10"], ...] = ("mnist", "cifar10")
+    for name in names:
+        found = []
+        for label, folder in folders.items():
+            try:
+                datasets.files(name, folder)
+                found.append(f"in {label} ({real_path(folder)})")
+            except DataError:
+                continue
+        missing = f"not in {' or '.join(folders)}; name its folder by data.dir"
+        yield Check(name, True if found else None, "; ".join(found) or missing)
+
+
+def _folder() -> Iterator[Check]:
+    with tempfile.TemporaryDirectory(dir=".", prefix=".fedspa-doctor-"):
+        yield Check("current folder", True, f"{Path.cwd()} is writable: runs go to runs/")
+
+
+def _quickstart() -> Iterator[Check]:
+    """Run one real round: data, model, accountant, engine, ledger, checkpoint, files."""
+    from fedspa.errors import RunWarning
+    from fedspa.running import simulate
+    from fedspa.runs.config import load
+
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunWarning)  # one round learns little
+        # TOML would take a backslash in the path for an escape; Config takes the text as it is.
+        config = load(None, ["federation.rounds=1"])
+        config = config.model_copy(update={"run": config.run.model_copy(update={"out": f"{folder}/run"})})
+        summary = simulate(config, progress=False).summary
+    yield Check("quickstart", True, f"one round in {time.monotonic() - started:.1f} s, engine {summary['engine']}")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a run would do with a model. `engine` and what follows are None or empty if the model is refused; `passed`
+    maps each faster engine to the reason why it cannot train the model; times are of `agents` times `steps` steps."""
+
+    model: str
+    data: str
+    examples: str
+    trained: int
+    frozen: int
+    problems: list[Problem]
+    device: str
+    batch: int
+    engine: str | None = None
+    why: str | None = None
+    passed: dict[str, str] | None = None
+    hints: tuple[str, ...] = ()
+    ms_per_agent_step: float | None = None
+    agents: int | None = None
+    steps: int | None = None
+
+    @property
+    def valid(self) -> bool:
+        return not any(problem.unsound for problem in self.problems)
+
+
+def diagnose(source: str, overrides: list[str], shape: str | None, classes: int | None) -> Diagnosis:
+    """Try a model as a run would. `source` is a config file, or a model as in `model.name` with the quickstart's
+    settings."""
+    from fedspa.cli.suggest import sides_of
+    from fedspa.errors import MixingWarning, SeededNoiseWarning
+    from fedspa.examples import layout
+    from fedspa.learning.layers import Unsound, layer_problems
+    from fedspa.learning.validate import trial
+    from fedspa.runs.config import load
+    from fedspa.runs.records import records_of
+    from fedspa.runs.setup import prepare, task_of, with_targets
+
+    is_config = source.endswith(".toml")
+    if shape is not None and is_config:
+        raise ConfigError("--shape replaces the data, and a config names its own; leave one of them out")
+    if shape is None and classes is not None:
+        raise ConfigError(f"--classes is {classes}, and there is no --shape; give both, or neither")
+    config = load(source if is_config else None, [*([] if is_config else [f"model.name={source}"]), *overrides])
+    data = records_of(config) if shape is None else _synthetic(config, sides_of(shape), classes or _CLASSES)
+    task = task_of(config, data)
+    like = with_targets(data, task).like
+    own_shape = is_config or shape is not None or any(override.startswith("data.") for override in overrides)
+    module = _build(config, data, task, like, own_shape)
+    diagnosis = Diagnosis(
+        model=config.model.name,
+        data=data.name,
+        examples=layout(like.x),
+        trained=_count_parameters(module, trained=True),
+        frozen=_count_parameters(module, trained=False),
+        problems=list(layer_problems(module)) or trial(module, like, task).problems,
+        device=config.run.device,
+        batch=config.algorithm.batch,
+    )
+    if not diagnosis.valid:
+        return diagnosis
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MixingWarning)  # it is among the problems
+            warnings.simplefilter("ignore", SeededNoiseWarning)
+            job = prepare(config, data)
+        milliseconds, agents, steps = measure_step(job)
+    except Unsound as refused:
+        return replace(diagnosis, problems=[*diagnosis.problems, refused.problem])
+    return replace(
+        diagnosis,
+        engine=job.choice.engine,
+        why=job.choice.why,
+        passed={name: obstacle.why for name, obstacle in job.choice.passed.items()},
+        hints=job.choice.hints,
+        ms_per_agent_step=milliseconds,
+        agents=agents,
+        steps=steps,
+    )
+
+
+def _build(config: Config, data: Dataset, task: Task, like: Examples, own_shape: bool) -> nn.Module:
+    """Build the model and check that it takes such records. Without --shape they may only be the quickstart's."""
+    from fedspa.learning import models
+    from fedspa.learning.fit import require_fit
+    from fedspa.learning.flat import FlatModel
+    from fedspa.learning.layers import layer_problems
+
+    name = config.model.name
+    module: nn.Module | None = None
+    try:
+        module = models.build(name, data.input_shape, task.width, config.run.seed, config.run.code)
+        if not any(layer_problems(module)):
+            require_fit(FlatModel(module, task), like, f"model.name = {name!r}")
+    except ConfigError as cause:
+        was_built = module is not None or name in models.NAMES
+        if own_shape or not was_built:
+            raise
+        raise ConfigError(f"{cause}; these are the quickstart's records: --shape 1,28,28 makes others") from cause
+    return module
+
+
+def _count_parameters(module: nn.Module, *, trained: bool) -> int:
+    from torch.nn.parameter import is_lazy
+
+    return sum(p.numel() for p in module.parameters() if p.requires_grad is trained and not is_lazy(p))
+
+
+def _synthetic(config: Config, sides: tuple[int, ...], classes: int) -> Dataset:
+    import torch
+
+    from fedspa.data.given import from_arrays
+
+    records = config.federation.agents * _BATCHES * config.algorithm.batch
+    x = torch.rand(records, *sides, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(len(x)) % classes
+    return from_arrays(x, y, x[:classes], y[:classes], name="synthetic", classes=classes)
+
+
+def measure_step(job: Simulated) -> tuple[float, int, int]:
+    """Return milliseconds per agent and local step, and with how many agents and steps they were measured. Nothing is
+    released: the agents' updates are discarded."""
+    _train(job, 1, 1)  # compiles kernels and makes buffers
+    seconds = _train(job, 1, 1)
+    affordable = max(1, int(_SECONDS / 2 / max(seconds, 1e-6)))
+    agents = min(affordable, job.config.federation.per_round)
+    steps = min(max(1, affordable // agents), job.server.terms.steps.local_steps, _MAX_STEPS)
+    if agents * steps > 1:
+        _train(job, agents, steps)
+        seconds = _train(job, agents, steps)
+    return 1e3 * seconds / (agents * steps), agents, steps
+
+
+def _train(job: Simulated, agents: int, steps: int) -> float:
+    """Return the seconds of a round's local training by the first of the run's agents."""
+    from fedspa.learning.threads import torch_threads
+    from fedspa.mechanisms.base import NoPlan
+    from fedspa.mechanisms.gaussian.plan import GaussianPlan
+
+    terms = job.server.terms
+    if isinstance(terms.steps, GaussianPlan | NoPlan):  # other plans have one step
+        terms = replace(terms, steps=replace(terms.steps, local_steps=steps))
+    cohort = [_agent(job, number) for number in range(agents)]
+    theta = job.server.model.flatten()
+    with torch_threads(1):
+        start = time.perf_counter()
+        for _ in job.server.algorithm.respond(theta, terms, cohort, job.engine):
+            pass
+        return time.perf_counter() - start
+
+
+def _agent(job: Simulated, number: int) -> Agent:
+    import torch
+
+    from fedspa.algorithms import Agent
+    from fedspa.engine.task import ReadsRows
+    from fedspa.examples import taken
+    from fedspa.randomness.streams import agent_key, mask_seed, root_key
+
+    x, y = job.examples(job.holdings[number])
+    rows: torch.Tensor | None = torch.from_numpy(job.holdings[number])
+    if not isinstance(job.engine, ReadsRows):
+        assert rows is not None
+        x, y, rows = taken(x, rows), taken(y, rows), None
+    noise, seed = job.config.privacy.noise, job.config.run.seed
+    key, own_mask = agent_key(root_key(noise, seed), 0, number), mask_seed(job.server.public_key, 0, number)
+    return Agent(number, x, y, own_mask, key, exact=noise == "exact", rows=rows)
+
+
+def _print(diagnosis: Diagnosis) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "–"}
-    table = Table(box=None, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    topic = ""
-    for answer in answers:
-        detail = Text(answer.detail)  # as it is: in markup, 'fedspa[flower]' would lose its brackets
-        table.add_row("" if answer.topic == topic else answer.topic, answer.subject, marks[answer.works], detail)
-        topic = answer.topic
-    screen = Console()
-    screen.print(table, highlight=False)
-    verdict = "[green]Ready[/green]: try `fedspa run`" if good else "[red]Not ready[/red]: mend what says no above"
-    screen.print(verdict, highlight=False)
-
-
-def _print_finding(finding: Finding) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for topic, details in _told(finding).items():
-        for place, detail in enumerate(details):
-            table.add_row("" if place else topic, Text(detail))  # as it is: a layer's name may look like markup
-    Console().print(table, highlight=False)
-
-
-def _told(finding: Finding) -> dict[str, list[str]]:
-    """What is printed, by topic."""
-    frozen = f", {finding.frozen:,} frozen" if finding.frozen else ""
-    told = {
-        "model": [f"{finding.model}: d = {finding.trained:,} parameters{frozen}"],
-        "records": [f"{finding.examples} (data {finding.data!r})"],
-        "check": [str(problem) for problem in finding.problems] or ["nothing is wrong with it"],
-    }
-    if finding.engine is None or finding.step is None:
-        return told | {"engine": ["none: a run refuses this model"]}
-    told["engine"] = [f"{finding.engine} on {finding.device}: {finding.why}"]
-    told["faster"] = list(finding.hints) or ["nothing is known that would make it faster"]
-    step = finding.step
-    memory = "" if step.memory_mib is None else f", {step.memory_mib:,.0f} MiB of memory"
-    told["a step"] = [
-        f"{step.ms_per_agent_step:.3g} ms per agent with B = {finding.batch}{memory} "
-        f"(agents: {step.agents}, steps: {step.steps})"
+    frozen = f", {diagnosis.frozen:,} frozen" if diagnosis.frozen else ""
+    rows = [
+        ("model", f"{diagnosis.model}: d = {diagnosis.trained:,} parameters{frozen}"),
+        ("records", f"{diagnosis.examples} (data {diagnosis.data!r})"),
+        *(("check", str(problem)) for problem in diagnosis.problems),
     ]
-    return told
+    if not diagnosis.problems:
+        rows.append(("check", "passed"))
+    if diagnosis.engine is None:
+        rows.append(("engine", "none: a run refuses this model"))
+    else:
+        rows.append(("engine", f"{diagnosis.engine} on {diagnosis.device}: {diagnosis.why}"))
+        rows += [("faster", hint) for hint in diagnosis.hints]
+        measured = f"{diagnosis.agents} agents, {diagnosis.steps} steps"
+        speed = f"{diagnosis.ms_per_agent_step:.3g} ms per agent with B = {diagnosis.batch}"
+        rows.append(("local step", f"{speed} ({measured})"))
+    table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for topic, detail in rows:
+        table.add_row(topic, Text(detail))  # not as markup: a layer's name may look like it
+    show(table, Console(highlight=False))

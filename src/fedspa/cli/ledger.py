@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedspa.cli.screen import AsJson
 from fedspa.errors import ConfigError
 from fedspa.privacy.event import Event, Neighbours
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(help="The ledger, an SQLite file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+File = Annotated[Path, typer.Argument(help="The ledger (an SQLite file), or the folder of a site or a run.")]
 MOST_AGENTS = 50  # listed where nobody asks for all: those that spent most
 MOST_RUNS = 10  # of an agent that is alone on the screen: the newest
 
@@ -41,17 +41,28 @@ def show(
     policy: Annotated[Path | None, typer.Option(help="Take δ, relation and cap from this policy.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only this agent.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="All agents by name, not those that spent most.")] = False,
+    entries: Annotated[bool, typer.Option("--entries", help="Print every entry, as one JSON object.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Who spent what, when; ε so far; with a cap, ε left and how many more rounds like the last one fit.
+    """Show who spent what and when, ε so far, and with a cap or a policy how much is left.
 
-    Of many agents it lists those that spent most. Example: fedspa ledger show runs/my-run/ledger.sqlite --cap 2
+    For a site's folder the policy is the site's own. Of many agents it lists those that spent most.
+
+    Example: fedspa ledger show runs/my-run --cap 2
     """
+    if entries:
+        from fedspa.agent.ledger import export
+
+        print(json.dumps(export.export(_locate(file)[0]), allow_nan=False))
+        return
     from fedspa.agent.ledger.summary import each_agent, summary
     from fedspa.agent.policy import Policy
     from fedspa.mechanisms.base import relation
     from fedspa.privacy.cap import Cap
 
+    file, own_policy = _locate(file)
+    if cap is None and delta is None and neighbours is None:
+        policy = policy or own_policy
     limits: Policy | None = None
     if policy is not None:
         if cap is not None:
@@ -75,6 +86,18 @@ def show(
         _print_json(whole, agents, warnings)
     else:
         _print(whole, agents, warnings)
+
+
+def _locate(path: Path) -> tuple[Path, Path | None]:
+    """Return the ledger that `path` is or that its folder has, and the policy of a site's folder."""
+    if (path / "site.toml").is_file():
+        from fedspa.flower.operate.folders import read_site
+
+        site = read_site(path)
+        return site.ledger, site.policy
+    if (path / "config.toml").is_file():
+        return path / "ledger.sqlite", None
+    return path, None
 
 
 def _warnings(summary: LedgerSummary) -> list[str]:
@@ -104,13 +127,14 @@ def _run_beside(file: Path) -> Privacy | None:
 
 @app.command()
 def verify(file: File, as_json: AsJson = False) -> None:
-    """Say whether a ledger can be trusted: its file, its totals, its chain of hashes, its witness. Exit code 1: no.
+    """Verify a ledger: its file, its totals, its hash chain, its anchor file. Exit code 1: it is damaged.
 
     Example: fedspa ledger verify ledger.sqlite
     """
     from fedspa.agent.ledger import verify as ledger_verify
     from fedspa.privacy.event import seeded_words
 
+    file, _ = _locate(file)
     problems = ledger_verify.verify(file)
     told = ledger_verify.remarks(file) if not problems else ledger_verify.Remarks({}, ())
     notes = [*filter(None, [seeded_words(told.noise)]), *map(str, told.losses)]
@@ -137,17 +161,6 @@ def _print_verdict(file: Path, problems: list[str], notes: list[str]) -> None:
         screen.print(f"- {line}")
 
 
-@app.command()
-def export(file: File) -> None:
-    """Everything in the ledger as one JSON object.
-
-    Example: fedspa ledger export ledger.sqlite > ledger.json
-    """
-    from fedspa.agent.ledger import export as ledger_export
-
-    print(json.dumps(ledger_export.export(file), allow_nan=False))
-
-
 @app.command(name="accept-loss")
 def accept_loss(
     file: File,
@@ -163,6 +176,7 @@ def accept_loss(
     """
     from fedspa.agent.ledger import loss as ledger_loss
 
+    file, _ = _locate(file)
     print(f"{file}: {ledger_loss.accept(file, entries)}")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,8 +18,11 @@ from fedspa.errors import ConfigError, real_path
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedspa.report.progress import Snapshot
+    from fedspa.runs.config import Config
     from fedspa.runs.metrics import RoundMetrics
+
+State = Literal["running", "finished", "stopped", "failed", "killed"]
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def watch(
@@ -34,8 +39,6 @@ def watch(
         raise ConfigError("--every is nan; it must be a number of seconds")
     from rich.console import Console
     from rich.live import Live
-
-    from fedspa.report.progress import snapshot
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the terminal's cursor is to come back
     screen = Console()
@@ -68,14 +71,13 @@ def over(folder: Path, now: Snapshot) -> tuple[str, str]:
     how = {
         "failed": f"it failed {rounds}: {now.why}",
         "stopped": f"it was stopped {rounds}.",
-        "killed": f"it was killed {rounds}: no process runs it, and it left no word.",
+        "killed": f"it was killed {rounds}: the process is gone and wrote no exit status.",
     }
-    return f"The run is over: {how[now.state]}", f"to go on: {to_go_on(now.config, folder)}"
+    return f"The run is over: {how[now.state]}", f"to resume: {to_go_on(now.config, folder)}"
 
 
 def _follow(folder: Path, every: float) -> Snapshot:
     """One line per round, for what is no terminal; the last look."""
-    from fedspa.report.progress import snapshot
     from fedspa.runs.metrics import label, shown_score
     from fedspa.runs.statement import shown, shown_bytes
 
@@ -127,7 +129,6 @@ def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from fedspa.report.progress import sparkline
     from fedspa.runs.metrics import label, shown_score
     from fedspa.runs.statement import shown, shown_bytes, warnings
 
@@ -154,3 +155,97 @@ def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     for line in warnings(now.config):
         table.add_row(Text("note", style="red"), Text(line))
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`at` is when the last round ended and `started` when the run did, in the file system's seconds. `why` is what a
+    run that failed left as its reason. One that was killed left nothing, not even its lock."""
+
+    config: Config
+    metrics: tuple[RoundMetrics, ...]
+    state: State
+    started: float
+    at: float
+    why: str = ""
+
+    @property
+    def left(self) -> int:
+        return self.config.federation.rounds - len(self.metrics)
+
+    @property
+    def sent(self) -> int:
+        return sum(metrics.uplink_bytes for metrics in self.metrics)
+
+    @property
+    def best(self) -> RoundMetrics:
+        from fedspa.runs.metrics import better
+
+        known = [metrics for metrics in self.metrics if not math.isnan(metrics.score)] or self.metrics[-1:]
+        wanted = better(self.metrics[-1].headline)(metrics.score for metrics in known)
+        return next((metrics for metrics in known if metrics.score == wanted), known[-1])
+
+    def seconds_left(self, earlier: Snapshot | None = None) -> float | None:
+        """From the rounds since `earlier`, where there are any; else from all of them, of a run that was never
+        resumed. None where none is done."""
+        done = len(self.metrics) - (0 if earlier is None else len(earlier.metrics))
+        if done > 0 and earlier is not None:
+            return (self.at - earlier.at) / done * self.left
+        return (self.at - self.started) / len(self.metrics) * self.left if self.metrics else None
+
+
+def snapshot(folder: Path) -> Snapshot:
+    """The run in `folder`, now; a ConfigError where there is none."""
+    from fedspa.report.record import read_metrics
+    from fedspa.runs import project
+    from fedspa.runs.config import load
+
+    path, log = folder / "config.toml", folder / "metrics.jsonl"
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no run (there is no config.toml in it); give the folder of one")
+    project.refuse(folder)
+    done = (folder / "summary.json").exists()  # before the metrics: once it is there, they are whole
+    metrics = read_metrics(log)
+    started = path.stat().st_mtime
+    state: State = "finished"
+    why = ""
+    if not done:
+        state, why = _now(folder)
+    return Snapshot(
+        config=load(path),
+        metrics=metrics,
+        state=state,
+        started=started,
+        at=log.stat().st_mtime if metrics else started,
+        why=why,
+    )
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last `width` values as blocks, between the smallest and the largest of them; NaN is none."""
+    values = [value for value in values if not math.isnan(value)][-width:]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(_BLOCKS[min(7, int((value - low) / span * 8))] for value in values)
+
+
+def _now(folder: Path) -> tuple[State, str]:
+    """Of a run that is not finished. Where nobody can tell whether it is on, it is taken to be, until it says else."""
+    locked = _locked(folder)
+    if locked:
+        return "running", ""
+    from fedspa.runs import ending
+
+    return ending.read(folder) or ("killed" if locked is False else "running", "")
+
+
+def _locked(folder: Path) -> bool | None:
+    """Whether a process of this machine runs it, from the kernel's list: trying the lock could refuse it to a run. None
+    where there is no such list."""
+    try:
+        lines = Path("/proc/locks").read_text("ascii").splitlines()
+        status = folder.stat()
+    except (OSError, ValueError):
+        return None
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    return any("FLOCK" in line and file in line.split() for line in lines)

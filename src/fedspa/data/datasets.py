@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedspa.data import cifar, idx, npz, plugin
+from fedspa.data import files as readers
+from fedspa.data import plugin
 from fedspa.data.columns import Schema
 from fedspa.data.dataset import Dataset
 from fedspa.data.given import from_arrays, from_table
@@ -99,14 +100,14 @@ def _digits() -> Dataset:
 
 def _mnist(directory: Path | None) -> Dataset:
     paths = files("mnist", directory)
-    arrays = [idx.read(path, (28, 28) if "images" in path.name else ()) for path in paths]
+    arrays = [readers.read_idx(path, (28, 28) if "images" in path.name else ()) for path in paths]
     train_x, test_x = (_normalised(x[:, None], _MNIST_MEAN, _MNIST_STD) for x in (arrays[0], arrays[2]))
     train_y, test_y = (torch.from_numpy(y.astype(np.int64)) for y in (arrays[1], arrays[3]))
     return Dataset(train_x, train_y, test_x, test_y, classes=10, name="mnist")
 
 
 def _cifar10(directory: Path | None) -> Dataset:
-    batches = [cifar.read(path) for path in files("cifar10", directory)]
+    batches = [readers.read_cifar_batch(path) for path in files("cifar10", directory)]
     train_x, test_x = (
         _normalised(np.concatenate([x for x, _ in part]), _CIFAR10_MEAN, _CIFAR10_STD)
         for part in (batches[:-1], batches[-1:])
@@ -151,9 +152,9 @@ def _placed(name: str, directory: Path | None) -> Path:
 
 
 def _npz(name: str, directory: Path | None, person: str | None) -> Dataset:
-    arrays = npz.read(_placed(name, directory), () if person is None else (person,))
+    arrays = readers.read_npz(_placed(name, directory), () if person is None else (person,))
     persons = None if person is None else arrays[person]
-    return from_arrays(*(arrays[member] for member in npz.MEMBERS), name=name, persons=persons)
+    return from_arrays(*(arrays[member] for member in readers.NPZ_ARRAYS), name=name, persons=persons)
 
 
 def _users(name: str, code: str | None) -> Dataset:

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.data.cells import MISSING, Odd, identifier, word
-from fedspa.data.columns import Number, Schema
+from fedspa.data.columns import MISSING, Number, Odd, Schema, identifier, word
 from fedspa.errors import DataError, quoted
 
 # Line or row, column, cell, and what is wrong with it.

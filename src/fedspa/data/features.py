@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedspa.data import patches
-from fedspa.data.filters import DIRECTIONS, blurred, directions, filtered, gaussian, unit
+from fedspa.data.patches import DIRECTIONS, blurred, directions, filtered, gaussian, unit
 from fedspa.errors import DataError
 
 Features = Literal["aligned", "orientations", "aligned-orientations", "patches"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedspa.data.cells import Odd
-from fedspa.data.columns import Schema
+from fedspa.data.columns import Odd, Schema
 from fedspa.data.encode import LACKING, Encoder, compare_header
 from fedspa.data.table import Source, feed, open_source
 from fedspa.data.view import divided

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedspa.data import plugin
-from fedspa.data.cells import Odd, identifier
-from fedspa.data.columns import Schema, checked, load_schema
+from fedspa.data.columns import Odd, Schema, checked, identifier, load_schema
 from fedspa.data.dataset import Dataset, require_finite
 from fedspa.data.foreign import Entry, examples, require_alike
 from fedspa.data.persons import id_array

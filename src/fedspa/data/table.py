@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from fedspa.data import plugin
-from fedspa.data.cells import Odd
-from fedspa.data.columns import Schema
+from fedspa.data.columns import Odd, Schema
 from fedspa.data.encode import LACKING, Encoder, Table, check_header
 from fedspa.errors import DataError, quoted
 

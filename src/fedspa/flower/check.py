@@ -1,4 +1,4 @@
-"""A site is looked at before it joins: everything that would have it refuse every run, or lose what it spent."""
+"""Checks of a site before it joins: everything that would make it refuse every run, or lose what it spent."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.verify import remarks, verify
 from fedspa.agent.outbox import Outbox
 from fedspa.agent.participate import require_newest
 from fedspa.agent.policy import Policy
+from fedspa.checks import Check, run_checks
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError, real_path
 from fedspa.examples import count, layout, leaves
 from fedspa.flower import node_config
 from fedspa.flower.operate import credentials
 from fedspa.flower.operate.folders import SiteFolder, address_parts
-from fedspa.flower.operate.health import answers_tls
+from fedspa.flower.operate.monitor import answers_tls
 from fedspa.flower.played import Held
 from fedspa.flower.site import Site, bad_records, read_site
 from fedspa.flower.terms import VERSION
@@ -39,17 +41,9 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _OVER_A_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
 
 
-class Finding(NamedTuple):
-    """`works` is None where there is nothing to be right or wrong."""
-
-    subject: str
-    works: bool | None
-    detail: str
-
-
-def examine(site: SiteFolder, *, server: bool = False) -> list[Finding]:
-    """Every question to a site's folder; with `server`, whether the SuperLink can be reached, too."""
-    questions: dict[str, Callable[[SiteFolder], Iterator[Finding]]] = {
+def examine(site: SiteFolder, *, server: bool = False) -> list[Check]:
+    """Run every check of a site's folder; with `server`, also whether the SuperLink can be reached."""
+    checks: dict[str, Callable[[SiteFolder], Iterator[Check]]] = {
         "policy": _policy,
         "node": _node,
         "ledger": _ledger,
@@ -59,29 +53,23 @@ def examine(site: SiteFolder, *, server: bool = False) -> list[Finding]:
         **({"server": _server} if server else {}),
         "versions": lambda _: versions(),
     }
-    found: list[Finding] = []
     with chdir(site.path):  # where a function of the site's own is found
-        for subject, question in questions.items():
-            try:
-                found += question(site)
-            except FedspaError as error:
-                found.append(Finding(subject, False, str(error)))
-    return found
+        return run_checks({subject: partial(check, site) for subject, check in checks.items()})
 
 
-def versions() -> Iterator[Finding]:
+def versions() -> Iterator[Check]:
     """What two ends must have in common."""
     version = metadata.version("flwr")
     fits = FLWR[0] <= tuple(int(part) for part in version.split(".")[:2]) < FLWR[1]
     wanted = "" if fits else "; fedspa supports 1.41 and later versions below 2: pip install 'fedspa[flower]'"
-    yield Finding("flwr", fits, version + wanted)
-    yield Finding("editions", None, f"terms {VERSION}, {identity.written_editions()}: both ends must print the same")
+    yield Check("flwr", fits, version + wanted)
+    yield Check("editions", None, f"terms {VERSION}, {identity.written_editions()}: both ends must print the same")
 
 
-def told(node: Mapping[str, Any]) -> list[Finding]:
+def check_node(node: Mapping[str, Any]) -> list[Check]:
     """What there is to say of a node-config that can be served; an error of one line where none could."""
     if not logger.handlers:
-        logger.addHandler(logging.NullHandler())  # bad records are told below, once
+        logger.addHandler(logging.NullHandler())  # bad records are reported below, once
     site = read_site(node_config.parsed(node), {})
     held = site.held(0)
     trainer = _require_use(site, held)
@@ -103,28 +91,28 @@ def told(node: Mapping[str, Any]) -> list[Finding]:
     if own.bad:
         notes.append(("bad records", bad_records(own, site.own_classes, site.node["data"])))
     return [
-        *(Finding(subject, True, detail) for subject, detail in found),
-        *(Finding(subject, None, detail) for subject, detail in notes),
+        *(Check(subject, True, detail) for subject, detail in found),
+        *(Check(subject, None, detail) for subject, detail in notes),
     ]
 
 
-def _policy(site: SiteFolder) -> Iterator[Finding]:
+def _policy(site: SiteFolder) -> Iterator[Check]:
     policy = Policy.load(site.policy)
-    yield Finding(
+    yield Check(
         "policy", True, f"ε up to {policy.epsilon:g} over all runs, at δ = {policy.delta:g}, {policy.neighbours}"
     )
 
 
-def _node(site: SiteFolder) -> Iterator[Finding]:
+def _node(site: SiteFolder) -> Iterator[Check]:
     try:
         Policy.load(site.policy)
     except FedspaError:
-        yield Finding("node", None, "not looked at: mend the policy first")
+        yield Check("node", None, "not checked: fix the policy first")
         return
     try:
-        yield from told(site.node)
+        yield from check_node(site.node)
     except DataError as error:
-        yield Finding("records", False, str(error))
+        yield Check("records", False, str(error))
 
 
 def _spent(site: Site) -> Iterator[str]:
@@ -156,47 +144,47 @@ def _lost(site: Site) -> list[str]:
     return list(map(str, remarks(site.ledger).losses))
 
 
-def _ledger(site: SiteFolder) -> Iterator[Finding]:
+def _ledger(site: SiteFolder) -> Iterator[Check]:
     """Whether what is written there stays: sound, on a disk of this machine, with room."""
     path = site.ledger
     if path.exists():
         problems = verify(path)
-        yield Finding("ledger file", not problems, problems[0] if problems else f"{path}: sound, with its witness")
+        yield Check("ledger file", not problems, problems[0] if problems else f"{path}: sound, with its witness")
     folder, kind = path.parent, filesystem(path.parent)
     if not os.access(folder, os.W_OK):
-        yield Finding("ledger disk", False, f"{folder} cannot be written by this user; change its owner")
+        yield Check("ledger disk", False, f"{folder} cannot be written by this user; change its owner")
     elif kind in _IN_MEMORY:
-        yield Finding("ledger disk", False, f"{folder} lies in memory ({kind}); put the ledger on a disk that stays")
+        yield Check("ledger disk", False, f"{folder} lies in memory ({kind}); put the ledger on a disk that stays")
     elif kind in _OVER_A_NETWORK:
-        yield Finding("ledger disk", False, f"{folder} lies on another machine ({kind}); SQLite needs a local disk")
+        yield Check("ledger disk", False, f"{folder} lies on another machine ({kind}); SQLite needs a local disk")
     elif (free := shutil.disk_usage(folder).free) < _NEEDED_BYTES:
-        yield Finding("ledger disk", False, f"{folder} has {free >> 20} MiB left; make room")
+        yield Check("ledger disk", False, f"{folder} has {free >> 20} MiB left; make room")
     elif kind == "overlay":
-        yield Finding("ledger disk", None, f"{folder} goes with its container: mount a volume there")
+        yield Check("ledger disk", None, f"{folder} goes with its container: mount a volume there")
     else:
-        yield Finding("ledger disk", True, f"{folder} ({kind or 'unknown kind'}), {free >> 30} GiB left")
+        yield Check("ledger disk", True, f"{folder} ({kind or 'unknown kind'}), {free >> 30} GiB left")
 
 
-def _node_key(site: SiteFolder) -> Iterator[Finding]:
+def _node_key(site: SiteFolder) -> Iterator[Check]:
     problem = credentials.node_key_problem(site.key)
-    yield Finding("node key", problem is None, problem or f"{site.key}, readable by its owner only")
+    yield Check("node key", problem is None, problem or f"{site.key}, readable by its owner only")
 
 
-def _certificate(site: SiteFolder) -> Iterator[Finding]:
+def _certificate(site: SiteFolder) -> Iterator[Check]:
     left = credentials.days_left(credentials.read_certificate(site.certificate))
     why = f"valid for {left} days" if left >= 0 else f"ended {-left} days ago; ask for the server's new one"
-    yield Finding("certificate", left >= 0, f"{site.certificate}, {why}")
+    yield Check("certificate", left >= 0, f"{site.certificate}, {why}")
 
 
-def _apps(site: SiteFolder) -> Iterator[Finding]:
+def _apps(site: SiteFolder) -> Iterator[Check]:
     digests = site.digests()
     none = f"none pinned: read the app that you are sent, then `fedspa site pin {site.path} APP`"
-    yield Finding("apps", bool(digests), ", ".join(f"{digest[:12]}…" for digest in digests) or none)
+    yield Check("apps", bool(digests), ", ".join(f"{digest[:12]}…" for digest in digests) or none)
 
 
-def _server(site: SiteFolder) -> Iterator[Finding]:
+def _server(site: SiteFolder) -> Iterator[Check]:
     problem = answers_tls(*address_parts(site.superlink), str(site.certificate))
-    yield Finding("server", problem is None, problem or f"{site.superlink} answers, with the right certificate")
+    yield Check("server", problem is None, problem or f"{site.superlink} answers, with the right certificate")
 
 
 def filesystem(path: Path) -> str | None:

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data import plugin
-from fedspa.data.cells import Odd, identifier
-from fedspa.data.columns import is_table, load_schema
+from fedspa.data.columns import Odd, identifier, is_table, load_schema
 from fedspa.data.persons import id_array
 from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError

@@ -201,7 +201,7 @@ def from_record(record: ConfigRecord) -> Announcement:
     if values.get("version") != VERSION:
         raise TermsError(
             f"terms of version {values.get('version')!r}; this agent reads {VERSION}: upgrade one end until "
-            "`fedspa site check` and `fedspa server check` print the same"
+            "`fedspa site check` and `fedspa server run` print the same"
         )
     algorithm = _algorithm(values.get("algorithm"), values.get("adversary"))
     private, mechanism = values.get("private"), algorithm.mechanism
@@ -215,7 +215,7 @@ def from_record(record: ConfigRecord) -> Announcement:
     if other := identity.edition_differences(values["editions"][:_LONGEST_EDITIONS]):
         raise TermsError(
             f"the server's fedspa would misunderstand this one: {', '.join(other)}; upgrade one end until `fedspa site "
-            "check` and `fedspa server check` print the same editions (versions of the package may differ)"
+            "check` and `fedspa server run` print the same editions (versions of the package may differ)"
         )
     if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
         raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fedspa import __version__, durable
 from fedspa.errors import FedspaError, worded
 from fedspa.report.parts import page
-from fedspa.report.read import RunRecord, read
+from fedspa.report.record import RunRecord, read
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedspa import __version__, durable
 from fedspa.errors import FedspaError, printable, worded
 from fedspa.report.parts import RunParts, page
-from fedspa.report.read import read
+from fedspa.report.record import read
 
 
 def card(folder: Path) -> str:

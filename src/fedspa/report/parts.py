@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedspa.privacy.cap import AGAINST_ALL
-from fedspa.report import plots, tables, trials
-from fedspa.report.figures import Figure
-from fedspa.report.promise import Promise, promise
-from fedspa.report.read import RunRecord
+from fedspa.report import charts, tables
+from fedspa.report.charts import Figure
+from fedspa.report.record import Promise, RunRecord, promise
 from fedspa.runs.metrics import heading, label, shown_score
 from fedspa.runs.statement import (
     NO_PROMISE,
@@ -50,7 +49,7 @@ class RunParts:
     ledger: list[dict[str, Any]]
     ledger_note: str
     by_class: tuple[list[str], list[list[str]]] | None
-    search: trials.Search | None
+    search: tables.Search | None
     plan: list[tuple[str, str, str]]
     trained: list[Cell]
     config: list[tuple[str, list[Cell]]]
@@ -69,12 +68,12 @@ class PageParts:
 
 def page(runs: Sequence[RunRecord]) -> PageParts:
     """The report of one run, or of several beside each other."""
-    runs = [replace(run, config=trials.chosen(run.config, run.summary)) for run in runs]
+    runs = [replace(run, config=tables.chosen_config(run.config, run.summary)) for run in runs]
     promises = [promise(run) for run in runs]
     names = _distinct([run.name for run in runs])
     views = [_run(run, held, name, i) for i, (run, held, name) in enumerate(zip(runs, promises, names))]
-    spent = plots.epsilon(runs[0], promises[0]) if len(runs) == 1 else plots.largest_epsilon(runs, names)
-    figures = [*plots.scores(runs, names), plots.loss(runs, names), spent, plots.uploads(runs, names)]
+    spent = charts.epsilon(runs[0], promises[0]) if len(runs) == 1 else charts.largest_epsilon(runs, names)
+    figures = [*charts.scores(runs, names), charts.loss(runs, names), spent, charts.uploads(runs, names)]
     several, judged = len(runs) > 1, {run.headline for run in runs}
     score = judged.pop() if len(judged) == 1 else None
     return PageParts(
@@ -91,8 +90,7 @@ def page(runs: Sequence[RunRecord]) -> PageParts:
 
 
 def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunParts:
-    figure, agents = plots.agents(run, held, number)
-    config = run.config
+    figure, agents = charts.agents(run, held, number)
     return RunParts(
         number=number,
         name=name,
@@ -106,14 +104,12 @@ def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunPar
         ledger=tables.ledger(run, held, agents),
         ledger_note=tables.ledger_note(run),
         by_class=tables.by_class(run),
-        search=trials.search(run),
+        search=tables.search(run),
         plan=tables.plan_table(run, held),
         trained=tables.trained(run),
-        config=[]
-        if config is None
-        else [
+        config=[
             (section, [(key, tables.shown_value(value)) for key, value in values.items()])
-            for section, values in config.model_dump(exclude_none=True).items()
+            for section, values in run.config.model_dump(exclude_none=True).items()
         ],
     )
 
@@ -123,8 +119,6 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _subtitle(run: RunRecord) -> str:
-    if run.config is None:
-        return ""
     config = run.config
     size = "" if run.dimension is None else f", {run.dimension:,} parameters"
     times = [entry.reserved_at for entry in run.participations.entries if entry.reserved_at]
@@ -140,55 +134,52 @@ def _subtitle(run: RunRecord) -> str:
 def _warnings(run: RunRecord, held: Promise | None) -> list[str]:
     if run.summary is not None:
         return [str(line) for line in run.summary["warnings"]]
-    return warnings(run.config) if run.config is not None else []
+    return warnings(run.config)
 
 
 def _problems(run: RunRecord, held: Promise | None) -> list[str]:
     if run.finished:
         return run.problems
-    of = f" of {run.config.federation.rounds}" if run.config is not None else ""
-    # A plan is priced as it was fixed. Whoever stops by what was released has chosen a length that no accountant knew.
+    # The accountant was given the plan's length in advance; stopping because of a release is another plan.
     whole = ""
     if held is not None and held.epsilon_cap is not None:
-        whole = f"; should it end here for what it showed, the ε of its whole plan holds: {shown(held.epsilon_cap)}"
-    return [f"this run is not finished: {len(run.metrics)}{of} rounds are done{whole}", *run.problems]
+        whole = f"; if it is ended here because of its results, ε of the whole plan holds: {shown(held.epsilon_cap)}"
+    done = f"{len(run.metrics)} of {run.config.federation.rounds} rounds"
+    return [f"this run is not finished: {done} are done{whole}", *run.problems]
 
 
 def _cards(run: RunRecord, held: Promise | None) -> list[Card]:
     cards = [_guarantee_card(run, held)]
     if run.metrics:
         cards += [_score_card(run), _upload_card(run)]
-    if run.config is not None:
-        took = "" if run.summary is None or run.summary["seconds"] is None else f"; {run.summary['seconds']:,.0f} s"
-        engine = "" if run.summary is None or not run.summary["engine"] else f", engine {run.summary['engine']}"
-        cards.append(
-            Card(
-                "Rounds",
-                f"{len(run.metrics)} of {run.config.federation.rounds}",
-                f"{run.config.federation.agents} agents, {run.config.federation.per_round} a round{took}{engine}",
-            )
-        )
-    return cards
+    federation, took = run.config.federation, ""
+    if run.summary is not None:
+        took = f"; {run.summary['seconds']:,.0f} s, engine {run.summary['engine']}"
+    cohort = f"{federation.agents} agents, {federation.per_round} a round{took}"
+    return [*cards, Card("Rounds", f"{len(run.metrics)} of {federation.rounds}", cohort)]
 
 
 def _score_card(run: RunRecord) -> Card:
     name, last, best = run.headline, run.metrics[-1], run.best
-    told = f"after round {len(run.metrics)}, on the server's held-out records"
+    detail = f"after round {len(run.metrics)}, on the server's held-out records"
     if best is not None:
-        told += f"; best {shown_score(name, run.scores[best])} in round {best + 1}"
+        detail += f"; best {shown_score(name, run.scores[best])} in round {best + 1}"
     if run.summary is not None and run.summary["baseline_answer"] is not None:
         without = shown_score(name, run.summary["baseline"])
-        told += f"; without a model {without}, by {run.summary['baseline_answer']} of those records"
+        detail += f"; without a model {without}, by {run.summary['baseline_answer']} of those records"
     others = [f"{label(other)} {shown_score(other, value)}" for other, value in last.scores.items() if other != name]
     return Card(
-        heading(name), shown_score(name, run.scores[-1]), "; ".join([told, *([", ".join(others)] if others else [])])
+        heading(name),
+        shown_score(name, run.scores[-1]),
+        "; ".join([detail, *([", ".join(others)] if others else [])]),
     )
 
 
 def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
     if held is None:
-        nothing = run.config is not None and not run.config.private
-        return Card("Guarantee", "none" if nothing else "unknown", "no differential privacy" if nothing else "", True)
+        if run.config.private:
+            return Card("Guarantee", "unknown", "", True)
+        return Card("Guarantee", "none", "no differential privacy", True)
     facts = held.facts
     if facts["epsilon"] is None:
         return Card("Guarantee", "none", "a simulation whose noise is too small for any ε", True)
@@ -205,8 +196,9 @@ def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
     if not facts["private"]:
         return Card("Guarantee", "not private", f"not a guarantee: ε = {shown(facts['epsilon'])}, {terms}", True)
     so_far = "" if run.finished else " so far"
-    told = f"Guarantee{so_far} for each {protected(facts)}"
-    return Card(told, f"ε = {shown(facts['epsilon'])}", _kept_together(terms))
+    return Card(
+        f"Guarantee{so_far} for each {protected(facts)}", f"ε = {shown(facts['epsilon'])}", _kept_together(terms)
+    )
 
 
 def _kept_together(text: str) -> str:
@@ -217,15 +209,13 @@ def _kept_together(text: str) -> str:
 def _upload_card(run: RunRecord) -> Card:
     sent, uploads, each = run.sent
     against = ""
-    if run.dimension is not None and each and run.config is not None and run.config.private:
-        whole = plots.fedavg_upload(run.dimension)
+    if run.dimension is not None and each and run.config.private:
+        whole = charts.fedavg_upload(run.dimension)
         against = f"; FedAvg sends {shown_bytes(whole)}, {whole / each:,.1f} times as much"
     return Card("An upload", shown_bytes(each), f"{shown_bytes(sent)} in {uploads:,} uploads{against}")
 
 
 def _statement(run: RunRecord, held: Promise | None) -> list[Cell]:
-    if run.config is None:
-        return []
     if held is None:
         why = NO_PROMISE if not run.config.private else "Too little of this run is left to state a guarantee."
         return [("Nothing is promised.", why)]

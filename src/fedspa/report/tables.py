@@ -1,22 +1,24 @@
-"""The tables of a report: ε by relation, the plan, ledger lines, and runs beside each other."""
+"""Tables of a report: ε by relation, the plan, ledger lines, the search for settings, and runs compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedspa.data.columns import checked
-from fedspa.errors import ConfigError
 from fedspa.privacy.cap import AGAINST_ALL
-from fedspa.report import plots
-from fedspa.report.promise import Promise
-from fedspa.report.read import Entry, RunRecord
-from fedspa.runs.metrics import label, shown_score
+from fedspa.report import charts
+from fedspa.report.record import Entry, Promise, RunRecord
+from fedspa.runs.config import Config
+from fedspa.runs.halving import settled
+from fedspa.runs.metrics import AGENTS_SCORE, LOWER, heading, label, shown_score
 from fedspa.runs.plans import flat
 from fedspa.runs.statement import is_seeded, noise_kind, observer, protected, shown, shown_bytes
 
-MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger export` has them all
+MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger show --entries` has them all
 
+MAX_PROXIES = 12  # proxy runs that are listed, of the best
 _SEEDED = "FOR SIMULATIONS ONLY: follows from run.seed"
 
 
@@ -31,7 +33,7 @@ def epsilons(held: Promise | None) -> list[list[str]]:
         flaw = "A SIMULATION, the noise was seeded: not a guarantee"
     terms = facts["neighbours"], facts["sampling"]
     whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
-    rows = [["verified", plots.known(facts["epsilon"]), *terms, facts["accountant"], flaw or f"the guarantee{whom}"]]
+    rows = [["verified", charts.known(facts["epsilon"]), *terms, facts["accountant"], flaw or f"the guarantee{whom}"]]
     if facts["members"]:
         floor = shown(facts["epsilon_floor"])
         rows.append(["floor", floor, *terms, facts["accountant"], "; ".join(filter(None, (AGAINST_ALL, flaw)))])
@@ -66,7 +68,7 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
                     ("participations", str(len(lines))),
                     (
                         f"ε verified{' (SEEDED NOISE: a simulation)' * is_seeded(held.facts)}",
-                        plots.known(held.verified(len(lines))),
+                        charts.known(held.verified(len(lines))),
                     ),
                     *_floor(held, len(lines)),
                     ("sent", str(sent) if run.participations.source == "ledger" else "–"),
@@ -78,7 +80,7 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
 
 
 def _floor(held: Promise, count: int) -> list[tuple[str, str]]:
-    return [(f"ε floor, {AGAINST_ALL}", plots.known(held.floor(count)))] if held.facts["members"] else []
+    return [(f"ε floor, {AGAINST_ALL}", charts.known(held.floor(count)))] if held.facts["members"] else []
 
 
 def _line(entry: Entry) -> list[str]:
@@ -99,13 +101,13 @@ def time(text: str | None) -> str:
 def ledger_note(run: RunRecord) -> str:
     count = len(run.participations.entries)
     if run.participations.source == "ledger":
-        state = "its chain of hashes is whole" if run.participations.sound else "ITS CHAIN OF HASHES IS BROKEN"
+        state = "hash chain verified" if run.participations.verified else "HASH CHAIN BROKEN"
         shortened = "" if count <= MOST_ENTRIES else "; of each agent only the last is listed here"
         return f"{count:,} entries, {state}, head {run.participations.head[:16]}{shortened}. Times are UTC."
     if run.participations.source == "asked":
         return (
-            f"{count:,} questions to agents. The ledgers are the agents' own; the server only knows whom it asked in "
-            "which round, which bounds what each spent from above."
+            f"{count:,} requests to agents. Each agent keeps its own ledger; the server knows only whom it asked in "
+            "which round, an upper bound on what each spent."
         )
     return ""
 
@@ -147,46 +149,29 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
 
 
 def by_class(run: RunRecord) -> tuple[list[str], list[list[str]]] | None:
-    """Header and row: the last model's accuracy on the server's records of each class. None where it is not known."""
-    found = None if run.summary is None else run.summary.get("accuracy_by_class")
-    if not isinstance(found, list) or not all(_is_share(value) for value in found):
+    """Return header and row: the last model's accuracy on the server's records of each class."""
+    found = None if run.summary is None else run.summary["accuracy_by_class"]
+    if run.summary is None or found is None:
         return None
-    cells = ["–" if value is None else f"{value:.1%}" for value in found]
-    names = _class_names(run)
-    if names is None or len(names) != len(cells):
-        names = tuple(map(str, range(len(cells))))
-    return ["class", *names], [["accuracy", *cells]]
-
-
-def _class_names(run: RunRecord) -> tuple[str, ...] | None:
-    """What a table's schema calls the classes; None where there was no table, or its schema was edited."""
-    schema = None if run.summary is None else run.summary.get("schema")
-    if not isinstance(schema, dict):
-        return None
-    try:
-        return checked(schema).class_names
-    except ConfigError:
-        return None
+    schema = run.summary["schema"]
+    names = None if schema is None else checked(schema).class_names
+    if names is None or len(names) != len(found):
+        names = tuple(map(str, range(len(found))))
+    return ["class", *names], [["accuracy", *("–" if value is None else f"{value:.1%}" for value in found)]]
 
 
 def trained(run: RunRecord) -> list[tuple[str, str]]:
-    """What the run itself found of its records, module and versions. Empty where it is not done."""
-    found = None if run.summary is None else run.summary.get("provenance")
-    if run.summary is None or not isinstance(found, dict):
+    """Return what the finished run recorded of its data, module and versions."""
+    if run.summary is None:
         return []
-    rows = [(str(key), str(value)) for key, value in found.items()]
-    why, hints, workers = (run.summary.get(f"{key}") for key in ("engine_reason", "engine_hints", "workers"))
-    rows += [("why this engine", why)] if isinstance(why, str) else []
-    rows += [("faster", str(hint)) for hint in (hints if isinstance(hints, list) else [])]
-    return [*rows, ("workers", str(workers))] if rows and isinstance(workers, int) else rows
-
-
-def _is_share(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and 0 <= value <= 1)
+    rows = [(str(key), str(value)) for key, value in run.summary["provenance"].items()]
+    rows.append(("why this engine", run.summary["engine_reason"]))
+    rows += [("faster", hint) for hint in run.summary["engine_hints"]]
+    return [*rows, ("workers", str(run.summary["workers"]))] if run.summary["workers"] else rows
 
 
 def _arithmetic(run: RunRecord) -> str:
-    if run.summary is None or not isinstance(run.summary.get("tf32"), bool):  # an unfinished run
+    if run.summary is None:
         return "–"
     return "float32, matrix products in TF32" if run.summary["tf32"] else "float32"
 
@@ -194,7 +179,7 @@ def _arithmetic(run: RunRecord) -> str:
 def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str | None) -> list[str]:
     """`score` is the one of all the runs; where they have several, each is named."""
     facts = held.facts if held is not None else None
-    guarantee = "none" if run.config is not None and not run.config.private else "–"
+    guarantee = "–" if run.config.private else "none"
     terms = "–"
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
@@ -204,15 +189,15 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str |
         terms += f"{facts['sampling']}, {facts['accountant']}"
         terms += f", against {observer(facts)}" if facts["members"] else ""
     (_, _, each), best = run.sent, run.best
-    fewer = "–" if run.dimension is None or not each else f"{plots.fedavg_upload(run.dimension) / each:,.1f}"
+    fewer = "–" if run.dimension is None or not each else f"{charts.fedavg_upload(run.dimension) / each:,.1f}"
     return [
         name,
-        "–" if run.config is None else run.config.algorithm.name,
+        run.config.algorithm.name,
         _score(run, -1 if run.metrics else None, named=score is None),
         _score(run, best, named=score is None),
         guarantee,
         terms,
-        plots.known(None if facts is None else facts["epsilon_replace_one"]),
+        charts.known(None if facts is None else facts["epsilon_replace_one"]),
         shown_bytes(each) if each else "–",
         fewer,
         str(len(run.metrics)),
@@ -226,7 +211,7 @@ def _score(run: RunRecord, line: int | None, *, named: bool) -> str:
 
 def differences(runs: Sequence[RunRecord]) -> list[list[str]]:
     """Config keys in which the runs are not the same, with each run's value."""
-    configs = [flat(run.config) if run.config is not None else {} for run in runs]
+    configs = [flat(run.config) for run in runs]
     keys = dict.fromkeys(key for config in configs for key in config if key != "run.out")
     rows = [[key, *(shown_value(config.get(key)) for config in configs)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
@@ -238,3 +223,101 @@ def shown_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The search for settings within a run, as tables with their headers; `spent`, `free` and `test` are sentences."""
+
+    header: list[str]
+    trials: list[list[str]]
+    spent: str
+    proxies: list[list[str]]
+    free: str
+    test: str
+
+
+def chosen_config(config: Config, summary: Mapping[str, Any] | None) -> Config:
+    """Return the config with the settings that the search chose: the model was trained with them."""
+    tuning = None if summary is None else summary.get("tuning")
+    if config.tuning.candidates is None or tuning is None:
+        return config
+    return settled(config, config.tuning.candidates[tuning["choice"]]).model_copy(update={"tuning": config.tuning})
+
+
+def search(run: RunRecord) -> Search | None:
+    """Return what was tried, what it cost and what was chosen; None without trials, or if the run is not finished."""
+    found = None if run.summary is None else run.summary.get("tuning")
+    if found is None:
+        return None
+    by_agents = found["scored_by"] == "agents"
+    name = AGENTS_SCORE if by_agents else run.headline
+    rows = []
+    for number, trial in enumerate(found["trials"]):
+        values = trial["scores"] if by_agents else [run.scores[t] for t in trial["rounds"]]
+        scores = " → ".join(shown_score(name, score) for score in values) or "–"
+        mark = "chosen" if number == found["choice"] else f"trial {number + 1}"
+        rows.append([mark, format_settings(trial["settings"]), *_rounds(trial["rounds"]), scores, _uploads(run, trial)])
+    scoring = found["scoring"]
+    if scoring["rounds"]:
+        noise = " → ".join("–" if each is None else f"± {each:.2%}" for each in scoring["deviation"])
+        words = "agents score the remaining candidates; each score has noise of this deviation"
+        rows.append(["scores", words, *_rounds(scoring["rounds"]), noise or "–", _uploads(run, scoring)])
+    taken = sum(len(part["rounds"]) for part in (*found["trials"], scoring))
+    tested = (found.get("test") or {}).get(run.headline)  # `fedspa tune` adds the test set and its proxy runs
+    test = f"{heading(run.headline)} on the test set (not used for selection): {shown_score(run.headline, tested)}."
+    return Search(
+        ["", "Settings", "Rounds", f"{heading(name)} after each", "Uploads"],
+        rows,
+        _spent(run, taken),
+        *_proxies(found.get("rehearsal"), run.headline),
+        "" if tested is None else test,
+    )
+
+
+def _rounds(rounds: Sequence[int]) -> list[str]:
+    return [", ".join(str(t + 1) for t in rounds)]
+
+
+def _uploads(run: RunRecord, part: Mapping[str, Any]) -> str:
+    return str(sum(run.metrics[t].agents for t in part["rounds"]))
+
+
+def _spent(run: RunRecord, taken: int) -> str:
+    words = f"The search took {taken} of {len(run.metrics)} rounds."
+    after, end = (run.metrics[t].epsilon if taken else None for t in (taken - 1, -1))
+    if after is not None and end is not None:
+        caveat = "" if run.metrics[-1].private else " (no guarantee: see the top)"
+        words += (
+            f" After it the agent that spent most stood at ε = {shown(after)}, and at the end at {shown(end)}{caveat}, "
+            "trials included: each was in the ledger before it ran."
+        )
+    return words + " The chosen model continued from the state that its trial had reached."
+
+
+def _proxies(found: Mapping[str, Any] | None, name: str) -> tuple[list[list[str]], str]:
+    """Return the best proxy runs, and where settings came from that cost nothing in this run."""
+    rows: list[list[str]] = []
+    words = "No settings were tried in proxy runs."
+    if found is not None and found["found"]:
+        scored = [(each["score"], format_settings(each["settings"])) for each in found["found"]]
+        known = sorted((each for each in scored if each[0] is not None), reverse=name not in LOWER)
+        rows = [[settings, shown_score(name, score)] for score, settings in known[:MAX_PROXIES]]
+        where = "the server's own held-out records, which belong to no agent"
+        if found["public"] != "holdout":
+            where = f"the records {found['public']}, which the user declared public"
+        words = (
+            f"{len(scored)} settings were tried in proxy runs on {where}, under the noise of this run, at no privacy "
+            f"cost. {len(scored) - len(known)} diverged."
+        )
+    study = None if found is None else found.get("study")
+    if study is not None:
+        words += (
+            f" Settings of an earlier search on {study['about']['data']} were tried first. This run's ε does not "
+            f"include what that search cost, which was: {study['guarantee']}."
+        )
+    return rows, words
+
+
+def format_settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.partition('.')[2]} {value}" for key, value in settings.items()) or "the config's own"

@@ -57,7 +57,7 @@ def train(server: ServerFolder, app: Path, config: str, name: str | None) -> tup
     if not answer.get("success"):
         why = " ".join(str(answer.get("error-message", answer)).split())
         raise FedspaError(
-            f"the run was not taken: {why}; give the folder of a Flower app, and see `fedspa server health`"
+            f"the run was not taken: {why}; give the folder of a Flower app, and see `fedspa server status`"
         )
     number = str(answer["run-id"])
     while not (status := _status(server, number)).startswith("finished"):

@@ -97,8 +97,8 @@ def flwr(server: ServerFolder, *arguments: str) -> str:
         )
     except subprocess.TimeoutExpired:
         raise FedspaError(
-            f"flwr {arguments[0]} had no answer within {_SECONDS} s; see whether the SuperLink is well: fedspa server "
-            f"health {server.path}"
+            f"flwr {arguments[0]} had no answer within {_SECONDS} s; see whether the SuperLink is healthy: fedspa "
+            f"server status {server.path}"
         ) from None
     if done.returncode != 0:
         said = " ".join((done.stdout + done.stderr).translate(_FRAME).split())

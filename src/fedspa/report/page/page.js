@@ -1,6 +1,5 @@
 "use strict";
 // Everything here adds to a page that can be read without it. Text enters the page as text only, never as markup.
-const NS = "http://www.w3.org/2000/svg";
 const all = (root, query) => Array.from(root.querySelectorAll(query));
 function make(name, text, parent, kind) {
   const node = document.createElement(name);
@@ -23,8 +22,8 @@ function readable(figure) {
     at = Math.max(0, Math.min(places.length - 1, i));
     line.setAttribute("transform", `translate(${places[at]} 0)`);
     dots.forEach((dot, n) => {
-      const y = heights[n][at], off = svg.querySelector(`.curve[data-curve="${n}"]`).classList.contains("off");
-      dot.setAttribute("visibility", y === null || off ? "hidden" : "inherit");
+      const y = heights[n][at];
+      dot.setAttribute("visibility", y === null ? "hidden" : "inherit");
       if (y !== null) dot.setAttribute("transform", `translate(${places[at]} ${y})`);
     });
     cursor.setAttribute("visibility", "visible");
@@ -53,44 +52,6 @@ function readable(figure) {
     if (to === undefined) return;
     event.preventDefault();
     show(to);
-  });
-}
-
-// The legend switches lines off and on.
-function switchable(figure) {
-  all(figure, ".legend button").forEach((button) => button.addEventListener("click", () => {
-    const on = button.getAttribute("aria-pressed") !== "true";
-    button.setAttribute("aria-pressed", String(on));
-    figure.querySelector(`.curve[data-curve="${button.dataset.curve}"]`).classList.toggle("off", !on);
-  }));
-}
-
-// A figure as a file of its own: today's colours and the legend go along.
-function savable(figure) {
-  figure.querySelector(".save").addEventListener("click", () => {
-    const copy = figure.querySelector(".canvas svg").cloneNode(true);
-    const [, , width, height] = copy.getAttribute("viewBox").split(" ").map(Number);
-    const names = all(figure, ".legend button");
-    copy.querySelector(".cursor").remove();
-    copy.setAttribute("xmlns", NS);
-    copy.setAttribute("viewBox", `0 0 ${width} ${height + 18 * names.length}`);
-    copy.setAttribute("width", width);
-    names.forEach((name, i) => {
-      const line = name.querySelector("svg").cloneNode(true), text = document.createElementNS(NS, "text");
-      const y = height + 18 * i;
-      for (const [key, value] of Object.entries({ x: 62, y: y + 4, width: 22, height: 8 })) line.setAttribute(key, value);
-      for (const [key, value] of Object.entries({ x: 92, y: y + 12, fill: "currentColor" })) text.setAttribute(key, value);
-      text.textContent = name.textContent;
-      copy.append(line, text);
-    });
-    const style = document.createElementNS(NS, "style");
-    style.textContent = document.querySelector("style").textContent;
-    copy.prepend(style);
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }));
-    link.download = `${figure.id}.svg`;
-    link.click();
-    URL.revokeObjectURL(link.href);
   });
 }
 
@@ -150,8 +111,6 @@ function choosable(section) {
 
 all(document, ".plot").forEach((figure) => {
   readable(figure);
-  switchable(figure);
-  savable(figure);
   choosable(figure.parentElement);
 });
 // On paper nothing can be opened: what belongs there is.

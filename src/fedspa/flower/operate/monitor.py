@@ -1,14 +1,16 @@
-"""Numbers for Prometheus, in its text format: how a site or the server is doing, and nothing about records.
+"""Health and metrics of a site or the server, for a watchdog and for Prometheus. Nothing here is computed from records.
 
-Every number of a site is one that the server has seen as well (answers, their codes, their length, their time), or
-follows from the ledger and the policy, which hold plans and no records. docs/deployment.md argues for each of them; a
-test holds the two lists together.
+Every metric of a site is one that the server sees as well (answers, their codes, their length, their time), or follows
+from the ledger and the policy, which hold plans and no records. docs/deployment.md argues for each of them; a test
+compares the two lists.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,16 +19,65 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedspa import toml
-from fedspa.agent.ledger import content
+from fedspa.agent.ledger import content, witness
 from fedspa.agent.ledger.loss import losses
 from fedspa.agent.policy import Policy
+from fedspa.errors import FedspaError
 from fedspa.flower import tally
-from fedspa.flower.operate.folders import ServerFolder, SiteFolder
+from fedspa.flower.operate.folders import ServerFolder, SiteFolder, address_parts
 from fedspa.privacy.event import noise_modes
+
+_SECONDS = 5.0
+
+
+def site_health(site: SiteFolder) -> tuple[bool, str]:
+    """A site is healthy when its node listens, its policy parses, and its ledger matches its anchor file."""
+    try:
+        Policy.load(site.policy)
+        with content.reading(site.ledger) as (_, connection):
+            entries = witness.head(connection).entries
+        site.digests()
+    except FedspaError as error:
+        return False, f"{site.agent}: unhealthy: {error}"
+    if (problem := listens("127.0.0.1", site.port)) is not None:
+        return False, f"{site.agent}: unhealthy: its node is not running ({problem})"
+    return True, f"{site.agent}: healthy; its ledger holds {entries} entries"
+
+
+def server_health(server: ServerFolder) -> tuple[bool, str]:
+    """The server is healthy when it answers under its own certificate."""
+    host, port = address_parts(server.address)
+    if (problem := answers_tls(host, port, str(server.authority))) is not None:
+        return False, f"server: unhealthy: {problem}"
+    return True, f"server: healthy; it answers on port {port}"
+
+
+def listens(host: str, port: int) -> str | None:
+    """Return why the port cannot be reached, or None."""
+    try:
+        socket.create_connection((host, port), timeout=_SECONDS).close()
+    except OSError as error:
+        return f"{host}:{port}: {error.strerror or error}"
+    return None
+
+
+def answers_tls(host: str, port: int, authority: str) -> str | None:
+    """Return why no server with a certificate from `authority` for `host` answers there, or None."""
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        with (
+            socket.create_connection((host, port), timeout=_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return None
+    except ssl.SSLCertVerificationError as error:
+        return f"{host}:{port} has a certificate that is not signed by {authority} ({error.verify_message})"
+    except OSError as error:
+        return f"{host}:{port}: {error.strerror or error}"
 
 
 class Metric(NamedTuple):
-    """A name without its beginning `fedspa_`, what Prometheus calls its kind, and what it is."""
+    """A metric: its name without the prefix `fedspa_`, its Prometheus type, its help text."""
 
     name: str
     kind: str
@@ -67,18 +118,18 @@ class Sample(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
 
 
-def of_site(site: SiteFolder) -> str:
-    """All metrics of a site, read from its ledger, policy and tally."""
+def site_metrics(site: SiteFolder) -> str:
+    """Return all metrics of a site, from its ledger, policy and counts of answers, in Prometheus' text format."""
     return _text(SITE, _site_samples(site))
 
 
-def of_server(server: ServerFolder) -> str:
-    """All metrics of the server, read from the folders of its runs."""
+def server_metrics(server: ServerFolder) -> str:
+    """Return all metrics of the server, from the folders of its runs."""
     return _text(SERVER, _server_samples(server))
 
 
 def _site_samples(site: SiteFolder) -> Iterator[Sample]:
-    """A plan is named by its event: sampling, steps and noise, all of them the server's words."""
+    """A plan is labelled by its event: sampling, steps and noise, all chosen by the server."""
     cap, name = Policy.load(site.policy).cap, site.agent
     with content.reading(site.ledger) as (path, connection):
         spent, first = content.spent(path, connection, name), content.first_plan(path, connection, name)
@@ -109,7 +160,7 @@ def _site_samples(site: SiteFolder) -> Iterator[Sample]:
 
 
 def _server_samples(server: ServerFolder) -> Iterator[Sample]:
-    """Of what is in a run's folder, no score and no loss: those are of the server's own records."""
+    """Neither scores nor losses: they are computed from the server's own records."""
     for config in sorted(server.runs.glob("*/config.toml")):
         folder = config.parent
         run = (("run", folder.name),)
@@ -136,7 +187,7 @@ def _planned(config: Path) -> int:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What a run has written so far; the last line may be under way."""
+    """Read the complete lines; the last one may still be being written."""
     try:
         text = path.read_text("utf-8")
     except OSError:
@@ -155,7 +206,7 @@ def _age(then: float) -> float:
 
 
 def _text(known: Mapping[str, Metric], samples: Iterable[Sample]) -> str:
-    """Samples of one name stand together, as the format asks for."""
+    """Group samples by name, as the format requires."""
     by_name: dict[str, list[Sample]] = {name: [] for name in known}
     for sample in samples:
         by_name[sample.name].append(sample)

@@ -1,0 +1,348 @@
+"""`fedspa site` and `fedspa server`: the two sides of a deployment, each from its own folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fedspa.cli.new import NewFolder, fill, whole
+from fedspa.cli.screen import AsJson, show_checks
+from fedspa.errors import ConfigError, quoted, real_path, worded
+
+site = typer.Typer(help="A site: create its folder, check it, run its node, see its status.", no_args_is_help=True)
+server = typer.Typer(help="The server: create its folder, run it, train with it, see its status.", no_args_is_help=True)
+
+SiteFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder, from `fedspa site new`.")]
+ServerFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder, from `fedspa server new`.")]
+LogFormat = Annotated[
+    Literal["text", "json"],
+    typer.Option("--log-format", envvar="FEDSPA_LOG_FORMAT", help="JSON lines contain nothing about records."),
+]
+Prometheus = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write the metrics to this file, for the node exporter's textfile reader."),
+]
+
+
+@site.command("new")
+def new_site(
+    folder: NewFolder,
+    agent: Annotated[
+        str | None, typer.Option(help="The site's name in its ledger; it never changes (the folder's name).")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Its records: an .npz, a table, or module:function.")] = "records.npz",
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 2,
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's address.")] = "server.example:8443",
+    certificate: Annotated[Path | None, typer.Option(help="The server's ca.crt, to copy into the folder.")] = None,
+    port: Annotated[
+        int, typer.Option(help="Local port of the node's own processes: two nodes on a machine need two.")
+    ] = 9094,
+) -> None:
+    """Create a site's folder: site.toml, policy.toml, the node's key, an empty ledger, and a short README.
+
+    The ledger is created here and nowhere else: from then on a missing ledger is an error, never a fresh budget.
+
+    Example: fedspa site new north --superlink server.example:8443
+    """
+    from fedspa.agent.ledger.ledger import Ledger
+    from fedspa.flower.operate import credentials, folders
+
+    name = real_path(folder).name if agent is None else agent
+    if not 0 < len(name) <= 200:
+        raise ConfigError(f"--agent is {quoted(name)}; it must be a name of 1 to 200 characters")
+    for option, value in (("--agent", name), ("--data", data), ("--superlink", superlink)):
+        if not value.isprintable() or '"' in value or "\\" in value:
+            raise ConfigError(f"{option} is {value!r}; give a text without quotes, backslashes and control characters")
+    if not 2 <= classes <= 10**6:
+        raise ConfigError(f"--classes is {classes}; it must be a whole number from 2 to 1000000")
+    _check_port(port)
+    folders.require_address("--superlink", superlink)
+    if certificate is not None:
+        credentials.read_certificate(certificate)
+    names = {"site.toml": folders.SITE, "site_policy.toml": "policy.toml", "site_README.md": "README.md"}
+    values = {"agent": name, "data": data, "classes": str(classes), "superlink": superlink, "port": str(port)}
+    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"), whole(folder):
+        folders.make(folder)
+        fill(folder, names, values)
+        (folder / "apps.sha256").write_text("# Digests of the apps that were reviewed here; see `fedspa site pin`.\n")
+        credentials.make_node_key(folder / "node.key")
+        (folder / "ledger").mkdir()
+        if certificate is not None:
+            shutil.copyfile(certificate, folder / "ca.crt")
+        Ledger.open(folder / "ledger" / "ledger.sqlite").close()
+    print(
+        f"Created the site {folders.read_site(folder).agent} in {folder}. Its README.md lists the next steps; then:\n"
+    )
+    print(f"    fedspa site check {folder}\n")
+
+
+@site.command("check")
+def check_site(
+    folder: SiteFolder,
+    server: Annotated[bool, typer.Option("--server", help="Also try to reach the server.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check everything before the site joins: policy, records, ledger, keys, certificate, apps, versions.
+
+    The output contains facts about records; treat it as confidential. Exit code 0: ready; 1: a check failed.
+
+    Example: fedspa site check north --server
+    """
+    require_flower()
+    from fedspa.flower.check import examine
+    from fedspa.flower.operate.folders import read_site
+
+    found = read_site(folder)
+    show_checks(found.agent, examine(found, server=server), as_json)
+
+
+@site.command("pin")
+def pin_app(
+    folder: SiteFolder,
+    application: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder, or its .fab.")],
+) -> None:
+    """Allow an app at this site, by the digest of its bundle. Review it first: its code reads the records.
+
+    A node runs pinned apps only, whatever the server sends.
+
+    Example: fedspa site pin north examples/hospital
+    """
+    require_flower()
+    from fedspa.flower.operate.folders import read_site
+    from fedspa.flower.supernode import digest_of
+
+    found = read_site(folder)
+    digest = digest_of(application)
+    if digest not in found.digests():
+        with worded(ConfigError, lambda why: f"{found.apps}: {why}"), found.apps.open("a", encoding="utf-8") as file:
+            file.write(f"{digest}  {real_path(application).name}\n")
+    print(f"{found.agent} runs {application} as it is now:\n{digest}")
+
+
+@site.command("run")
+def run_site(folder: SiteFolder, log_format: LogFormat = "text") -> None:
+    """Run the site's node until Ctrl-C or SIGTERM. It opens no port to the outside.
+
+    With --log-format json, lines contain events and codes only; full messages go to agent.log in the folder, which
+    only its owner can read.
+
+    Example: fedspa site run north --log-format json
+    """
+    require_flower()
+    from fedspa.flower.operate import logs, start
+    from fedspa.flower.operate.folders import read_site
+
+    found = read_site(folder)
+    if log_format == "json":
+        logs.as_json(found.path / "agent.log")
+    start.run_site(found)
+
+
+@site.command("status")
+def show_site(folder: SiteFolder, prometheus: Prometheus = None) -> None:
+    """Print in one line whether the node runs and its ledger is complete. Exit code 0: healthy; 1: unhealthy.
+
+    With --prometheus, also write rounds, refusals by code, ε spent and left, and bytes. None is computed from records.
+    `fedspa ledger show FOLDER` shows what was spent.
+
+    Example: fedspa site status north --prometheus /var/lib/node_exporter/fedspa.prom
+    """
+    from fedspa.flower.operate import monitor
+    from fedspa.flower.operate.folders import read_site
+
+    found = read_site(folder)
+    if prometheus is not None:
+        _write_metrics(monitor.site_metrics(found), prometheus)
+    _end(*monitor.site_health(found))
+
+
+@site.command()
+def keygen(
+    out: Annotated[Path, typer.Argument(help="A new file for the secret key.", show_default=False)],
+) -> None:
+    """Create a site's key for secure aggregation. The secret half is written to a file that only its owner can read.
+
+    The public half is printed. It goes into every site's roster under this site's name; its operator reads the
+    fingerprint to the others over a channel that the server does not control.
+
+    Example: fedspa site keygen clinic-a.key
+    """
+    from fedspa.secagg.keys import SecretKey, fingerprint
+
+    secret = SecretKey.generate()
+    secret.save(out)
+    print(f"public key   {secret.public.hex()}")
+    print(f"fingerprint  {fingerprint(secret.public)}")
+
+
+@site.command("roster")
+def check_roster(
+    file: Annotated[Path, typer.Argument(help="The roster: a TOML file with the table members.", show_default=False)],
+    key: Annotated[Path | None, typer.Option(help="This site's secret key: is its public half in the roster?")] = None,
+    name: Annotated[str | None, typer.Option(help="This site's name: is it the owner of that key?")] = None,
+) -> None:
+    """Check a roster, and print its members with their fingerprints and the digest of the whole.
+
+    Sites whose rosters have the same digest have the same roster. Duplicate names and keys, and invalid keys, are
+    refused. With --key, exit code 1 if the roster does not have that key, or not under --name.
+
+    Example: fedspa site roster roster.toml --key clinic-a.key --name clinic-a
+    """
+    from fedspa.secagg.keys import SecretKey, fingerprint
+    from fedspa.secagg.roster import Roster
+
+    if name is not None and key is None:
+        raise ConfigError("--name requires --key; give the file of this site's secret key too")
+    found = Roster.load(file)
+    public = None if key is None else SecretKey.load(key).public
+    width = max(map(len, found.members))
+    for member, its in found.members.items():
+        print(f"{member:{width}}  {fingerprint(its)}")
+    print(f"digest  {found.digest}\n{file}: valid; {len(found.members)} members")
+    if public is None:
+        return
+    owner = next((member for member, its in found.members.items() if its == public), None)
+    if owner is not None and name in (None, owner):
+        print(f"{key}: the key of {owner}")
+        return
+    where = "is not in the roster" if owner is None else f"belongs to {owner}, not to {name}"
+    print(f"{key}: its public key {where}:\n{public.hex()}")
+    raise typer.Exit(1)
+
+
+@server.command("new")
+def new_server(
+    folder: NewFolder,
+    name: Annotated[str, typer.Option(metavar="HOST", help="The host name that sites use; the certificate has it.")],
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8443,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
+) -> None:
+    """Create the server's folder: server.toml, a certificate for its name, folders for sites' keys and for runs.
+
+    If you have a certificate authority, replace the certificate that is created here with its own.
+
+    Example: fedspa server new server --name server.example
+    """
+    from fedspa.flower.operate import credentials, folders
+
+    for option, value in (("--name", name), ("--host", host)):
+        if not folders.is_host(value):
+            raise ConfigError(f"{option} is {value!r}; give a host name or an address, as server.example")
+    _check_port(port)
+    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"), whole(folder):
+        folders.make(folder)
+        values = {"name": name, "host": host, "port": str(port)}
+        fill(folder, {"server.toml": folders.SERVER, "server_README.md": "README.md"}, values)
+        credentials.make_certificate(folder, name)
+        for part in ("nodes", "runs"):
+            (folder / part).mkdir()
+    print(f"Created the server {name} in {folder}. Its README.md lists the next steps; then:\n")
+    print(f"    fedspa server run {folder}\n")
+
+
+@server.command("run")
+def run_server(folder: ServerFolder, log_format: LogFormat = "text") -> None:
+    """Check the folder, then run the SuperLink until Ctrl-C or SIGTERM: TLS, and nodes with registered keys only.
+
+    It checks certificate, key, folders, sites' keys and versions, prints the result, and starts if all passed. Exit
+    code 1: a check failed.
+
+    Example: fedspa server run server --log-format json
+    """
+    require_flower()
+    from fedspa.flower.operate import logs, start
+    from fedspa.flower.operate.folders import read_server
+    from fedspa.flower.operate.server_check import examine
+
+    found = read_server(folder)
+    if log_format == "json":
+        logs.as_json(None)
+    show_checks("server", examine(found), log_format == "json")
+    start.run_server(found)
+
+
+@server.command("register")
+def register_nodes(
+    folder: ServerFolder,
+    keys: Annotated[list[Path] | None, typer.Argument(help="Public keys to copy into nodes/ first.")] = None,
+) -> None:
+    """Register the public keys in nodes/ with the running SuperLink: those nodes may join.
+
+    Example: fedspa server register server north.pub
+    """
+    require_flower()
+    from fedspa.flower.operate import runs
+    from fedspa.flower.operate.folders import read_server
+
+    for name, is_new in runs.register(read_server(folder), keys or []).items():
+        print(f"{name}: {'registered' if is_new else 'was registered before'}")
+
+
+@server.command("train")
+def train(
+    folder: ServerFolder,
+    application: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder.")],
+    config: Annotated[
+        str, typer.Option("--run-config", "-c", help="Override keys of the app's config: 'privacy.epsilon=1.0'.")
+    ] = "",
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder in runs/ (the time).")] = None,
+) -> None:
+    """Start a run of an app with the connected nodes, wait for its end, and print its outcome.
+
+    Exit code 0: it was completed; 1: it was not. (`flwr run` itself ends with 0 for runs that fail.)
+
+    Example: fedspa server train server examples/hospital -c 'privacy.epsilon=1.0'
+    """
+    require_flower()
+    from fedspa.flower.operate import runs
+    from fedspa.flower.operate.folders import read_server
+
+    _end(*runs.train(read_server(folder), application, config, name))
+
+
+@server.command("status")
+def show_server(folder: ServerFolder, prometheus: Prometheus = None) -> None:
+    """Print in one line whether the SuperLink answers under its certificate. Exit code 0: healthy; 1: unhealthy.
+
+    With --prometheus, also write rounds, updates, dropped answers by reason, ε and bytes of every run; no score, no
+    loss.
+
+    Example: fedspa server status server --prometheus /var/lib/node_exporter/fedspa.prom
+    """
+    from fedspa.flower.operate import monitor
+    from fedspa.flower.operate.folders import read_server
+
+    found = read_server(folder)
+    if prometheus is not None:
+        _write_metrics(monitor.server_metrics(found), prometheus)
+    _end(*monitor.server_health(found))
+
+
+def require_flower() -> None:
+    """Raise in one line if the extra is missing, before anything is done."""
+    if find_spec("flwr") is None:
+        raise ConfigError("sites and servers run on Flower, which is not installed: pip install 'fedspa[flower]'")
+
+
+def _check_port(port: int) -> None:
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"--port is {port}; it must be a number from 1 to 65535")
+
+
+def _write_metrics(text: str, path: Path) -> None:
+    from fedspa import durable
+
+    with worded(ConfigError, lambda why: f"{path}: {why}; name a file in a folder that you may write to"):
+        durable.replace_text(path, text)
+        os.chmod(path, 0o644)  # another user reads it
+
+
+def _end(healthy: bool, line: str) -> None:
+    print(line)
+    if not healthy:
+        raise typer.Exit(1)

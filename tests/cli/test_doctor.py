@@ -1,0 +1,255 @@
+"""`fedspa doctor` and `--version`: what is missing is a failed check with what to do, never an exception."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedspa.checks import Check, failures
+from fedspa.cli import doctor
+from fedspa.engine.native import library
+from fedspa.runs.config import load
+from fedspa.runs.setup import prepare
+
+Call = Callable[..., tuple[int, str, str]]
+
+MODELS = """
+import torch
+from torch import nn
+
+def normed(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GroupNorm(2, 8), nn.Linear(8, classes))
+
+def mixing():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1) - x.flatten(1).mean(0))
+
+class Counting(Centred):
+    seen = 0.0
+
+    def forward(self, x):
+        self.seen += 1.0
+        return self.layer(x.flatten(1) + self.seen)
+
+def half():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    module[1].requires_grad_(False)
+    return module
+
+def still():
+    return half().requires_grad_(False)
+
+def lazy():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+
+def wide():
+    return nn.Linear(5, 10)
+
+def fails():
+    raise RuntimeError("there is no file of weights")
+"""
+built = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+
+
+@pytest.fixture
+def quick(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """Call in a folder with those models, measuring for a short time."""
+    monkeypatch.setattr(doctor, "_SECONDS", 0.01)
+    monkeypatch.delenv("FEDSPA_DATA", raising=False)
+    (tmp_path / "asked_models.py").write_text(MODELS)
+    monkeypatch.delitem(sys.modules, "asked_models", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    return call
+
+
+def found(call: Call, words: str) -> dict[str, Any]:
+    code, out, err = call(f"doctor {words} --json")
+    assert code == 0, err
+    return dict(json.loads(out))
+
+
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
+    """Run every check but the quickstart's round."""
+    monkeypatch.setattr(doctor, "_quickstart", lambda: iter(()))
+    monkeypatch.setattr(doctor._quickstart, "__name__", "quickstart", raising=False)
+    return {check.subject: check for check in doctor.check_machine()}
+
+
+def test_it_runs_a_round_and_is_ready(quick: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "EXTRAS", {"none": ("nowhere", "nowhere"), "sums": ("numpy", "numpy")})
+    code, out, _ = quick("doctor")
+    assert code == 0
+    assert out.startswith("fedspa: ready\n")
+    for words in ("pip install 'fedspa[none]'", f"numpy {metadata.version('numpy')}", "one round in"):
+        assert words in out
+
+
+def test_without_torch_it_says_so_and_exits_1(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['torch'] = None; from fedspa.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", program, "doctor", "--json"], cwd=tmp_path, capture_output=True)
+    assert result.returncode == 1, result.stderr
+    checks = json.loads(result.stdout)
+    assert checks["ready"] is False
+    assert {check["subject"]: check["passed"] for check in checks["checks"]}["torch"] is False
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_native_engine_that_was_not_built_is_not_required(quick: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "library", lambda: None)
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    checks = machine(monkeypatch)
+    assert checks["native"].passed is False
+    assert "install a C compiler" in checks["native"].detail
+    assert not failures(checks.values())  # another engine trains
+    code, out, _ = quick("--version")
+    assert (code, out.endswith("native engine not built, see fedspa doctor)\n")) == (0, True)
+
+
+def test_data_is_found_where_the_environment_points(
+    quick: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert machine(monkeypatch)["cifar10"].passed is None
+    folder = tmp_path / "elsewhere" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        (folder / name).touch()
+    monkeypatch.setenv("FEDSPA_DATA", str(folder.parent))
+    assert "$FEDSPA_DATA" in machine(monkeypatch)["cifar10"].detail
+    (folder / "test_batch").unlink()
+    assert machine(monkeypatch)["cifar10"].passed is None
+
+
+def test_a_folder_that_cannot_be_written_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert [check.subject for check in failures(machine(monkeypatch).values())] == ["folder"]
+
+
+@built
+def test_a_model_by_name_on_the_quickstarts_records(quick: Call) -> None:
+    code, out, _ = quick("doctor --model mlp")
+    assert code == 0
+    lines = {line.split()[0]: line.strip() for line in out.splitlines()}
+    assert lines["model"].endswith("mlp: d = 4,810 parameters")
+    assert "(1, 8, 8) float32 (data 'digits')" in lines["records"]
+    assert lines["check"].endswith("passed")
+    assert lines["engine"].endswith("native on cpu: the fastest that can run this model here")
+    assert "ms per agent with B = 36" in lines["local"]
+
+
+@built
+def test_an_own_module_is_told_what_keeps_it_from_a_faster_engine(quick: Call, tmp_path: Path) -> None:
+    diagnosis = found(quick, "--model asked_models:normed")
+    assert diagnosis["valid"] is True
+    assert (diagnosis["trained"], diagnosis["frozen"]) == (64 * 8 + 8 + 16 + 90, 0)
+    assert diagnosis["engine"] == "traced"
+    assert diagnosis["passed"].keys() == {"native"}
+    assert "GroupNorm" in diagnosis["passed"]["native"]
+    assert any("GroupNorm" in hint for hint in diagnosis["hints"])
+    assert diagnosis["ms_per_agent_step"] > 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_it_says_what_a_run_does(quick: Call) -> None:
+    words = ["model.name=asked_models:half", "privacy.noise=exact"]
+    diagnosis = found(quick, "--model asked_models:half --set privacy.noise=exact")
+    job = prepare(load(None, words))
+    assert diagnosis["engine"] == job.engine.name == job.trained_by["engine"]
+    assert diagnosis["why"] == job.trained_by["engine_reason"]
+    assert diagnosis["hints"] == job.trained_by["engine_hints"]
+    assert (diagnosis["trained"], diagnosis["frozen"]) == (90, 64 * 8 + 8)
+
+
+@built
+def test_a_shape_replaces_the_data(quick: Call) -> None:
+    diagnosis = found(quick, "--model mnist-cnn --shape 1,28,28 --set algorithm.batch=4")
+    assert (diagnosis["data"], diagnosis["examples"]) == ("synthetic", "(1, 28, 28) float32")
+    assert (diagnosis["trained"], diagnosis["batch"], diagnosis["engine"]) == (21_840, 4, "native")
+    assert found(quick, "--model logistic --shape 30 --classes 3")["trained"] == 31 * 3
+
+
+def test_a_config_brings_data_device_and_algorithm(quick: Call, tmp_path: Path) -> None:
+    settings = "[algorithm]\nname = 'fedavg'\nbatch = 7\n[model]\nname = 'logistic'\n[run]\nengine = 'reference'\n"
+    (tmp_path / "own.toml").write_text(settings)
+    diagnosis = found(quick, "--model own.toml")
+    assert (diagnosis["model"], diagnosis["batch"], diagnosis["engine"]) == ("logistic", 7, "reference")
+    assert diagnosis["why"] == "run.engine = 'reference'"
+    code, _, err = quick("doctor --model own.toml --shape 3")
+    assert (code, "leave one of them out" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["mixing", "lazy", "Counting"])
+def test_a_model_that_cannot_be_trained_privately_is_refused(quick: Call, name: str) -> None:
+    code, out, _ = quick(f"doctor --model asked_models:{name}")
+    assert code == 1
+    assert "none: a run refuses this model" in out
+    code, out, _ = quick(f"doctor --model asked_models:{name} --json")
+    diagnosis = json.loads(out)
+    assert (code, diagnosis["valid"], diagnosis["engine"]) == (1, False, None)
+    assert diagnosis["problems"]
+
+
+def test_a_warning_is_no_refusal(quick: Call) -> None:
+    diagnosis = found(quick, "--model asked_models:Centred")
+    assert [problem["unsound"] for problem in diagnosis["problems"]] == [False]
+    assert diagnosis["engine"] == "traced"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model nobody", "choose one of mnist-cnn, cifar10-cnn, small-cnn, logistic, mlp, or 'package.module:funct"),
+        ("--model asked_models:nobody", "module 'asked_models' has no 'nobody'"),
+        ("--model asked_models:fails", "(RuntimeError: there is no file of weights, at asked_models.py:"),
+        ("--model asked_models:still", "has no trainable parameters"),
+        ("--model asked_models:wide", "these are the quickstart's records: --shape 1,28,28 makes others"),
+        ("--model mnist-cnn --shape 1,8,8", "height and width of at least 16; logistic and mlp fit any shape\n"),
+        ("--model mlp --shape 3,x", "--shape is '3,x'; give the sides of one record, as in 1,28,28"),
+        ("--model mlp --classes 3", "there is no --shape"),
+        ("--model mlp --shape 4 --classes 1", "a classifier needs at least 2"),
+        ("--model mlp --set run.device=nowhere", "cannot compute on this machine; cpu can"),
+        ("--shape 3", "require --model"),
+    ],
+)
+def test_bad_input_is_one_line(quick: Call, words: str, message: str) -> None:
+    code, out, err = quick(f"doctor {words}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(quick: Call) -> None:
+    diagnosis = found(quick, "--model mlp --set run.device=cuda")
+    assert (diagnosis["device"], diagnosis["engine"]) == ("cuda", "stacked")
+    assert found(quick, "--model asked_models:Centred --set run.device=cuda")["engine"] == "traced"
+
+
+def test_the_version_names_torch_and_the_instruction_set_without_importing_torch(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "missing", lambda: None)
+    monkeypatch.setattr(library, "best_level", lambda: "neon")
+    assert call("--version")[1] == f"fedspa {metadata.version('fedspa')} (torch {torch.__version__}, native neon)\n"
+    program = (
+        "import atexit, sys\nfrom fedspa.cli import main\nsys.argv = ['fedspa', '--version']\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(")\nFalse\n")
