@@ -416,8 +416,9 @@ class _Resumed(nn.Module):
     def __init__(self, slot: _Slot, layer: nn.Module | None, cut: _Cut) -> None:
         super().__init__()
         self.trained, self._slot = layer, slot
-        self._crossing, self._clones, self._spec = cut.crossing, cut.clones, pytree.tree_structure(cut.payload)
-        values = pytree.tree_leaves(cut.payload)
+        self._crossing, self._clones = cut.crossing, cut.clones
+        values, spec = pytree.tree_flatten(cut.payload)
+        self._payload = lambda leaves: pytree.tree_unflatten(leaves, spec)  # torch warns of copies of a spec
         self.values = [None if crosses else value for crosses, value in zip(cut.crossing, values)]
 
     def forward(self, *args: Any, **named: Any) -> Any:
@@ -425,7 +426,7 @@ class _Resumed(nn.Module):
         values = [next(rest) if crosses else value for crosses, value in zip(self._crossing, self.values)]
         if self._clones:
             values = [value.clone() if isinstance(value, Tensor) else value for value in values]
-        payload = pytree.tree_unflatten(values, self._spec)
+        payload = self._payload(values)
         return payload if self.trained is None else self.trained(*payload[0], **payload[1])
 
 

@@ -10,7 +10,7 @@ from fedspa.data import plugin
 from fedspa.errors import ConfigError, DataError, RunWarning, warn
 from fedspa.examples import Examples, Tree, blanks, joined, layout, leaves, moved, taken
 from fedspa.learning.flat import FlatModel, copied
-from fedspa.learning.forward import evaluating, outputs
+from fedspa.learning.forward import evaluating, outputs, returned
 from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import CustomLoss, OutputTask
 from fedspa.learning.threads import Switches
@@ -70,7 +70,7 @@ def _refuse_unfit(model: FlatModel, few: Examples, like: Examples, what: str) ->
         raise ConfigError(f"{whose}: {cause}") from cause
     except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
         why = plugin.one_line(cause)
-        if type(model.task) is CustomLoss:
+        if type(model.task) is CustomLoss and not _fails_alone(model, few.x, cause):
             raise ConfigError(  # it may take outputs, as torch's losses do
                 f"{model.task.what} failed on records of shape {layout(like.x)} ({why}), in its own code or in the "
                 "module's; it is called as loss(module, example), where example is the pair (x, y) or the dict that "
@@ -79,6 +79,15 @@ def _refuse_unfit(model: FlatModel, few: Examples, like: Examples, what: str) ->
         raise ConfigError(
             f"{what} cannot take the data's records, of shape {layout(like.x)} ({why}){_hint(model, like)}"
         ) from cause
+
+
+def _fails_alone(model: FlatModel, x: Tree, cause: Exception) -> bool:
+    """Whether the module by itself raises the same error."""
+    try:
+        returned(model.module, x)
+    except Exception as error:  # the user's forward may raise anything
+        return repr(error) == repr(cause)
+    return False
 
 
 def _warn_of_probabilities(model: FlatModel, inputs: list[Tree], what: str) -> None:
