@@ -14,7 +14,7 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -418,7 +418,9 @@ class _Resumed(nn.Module):
         self.trained, self._slot = layer, slot
         self._crossing, self._clones = cut.crossing, cut.clones
         values, spec = pytree.tree_flatten(cut.payload)
-        self._payload = lambda leaves: pytree.tree_unflatten(leaves, spec)  # torch warns of copies of a spec
+        self._payload: Callable[[list[Any]], Any] = lambda leaves: pytree.tree_unflatten(
+            leaves, spec
+        )  # torch warns of copies of a spec
         self.values = [None if crosses else value for crosses, value in zip(cut.crossing, values)]
 
     def forward(self, *args: Any, **named: Any) -> Any:
