@@ -142,7 +142,7 @@ def fill(ledger: Ledger, entries: int) -> None:
     for first in range(0, entries, batch):
         with ledger.transaction():
             for name in names[first : first + batch]:
-                ledger._reserve({"agent": EVENT}, "run", name, None)
+                ledger.reserve("agent", EVENT, "run", name)
 
 
 def scattered(number: int) -> str:

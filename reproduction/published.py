@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.gaussian.event import GaussianEvent

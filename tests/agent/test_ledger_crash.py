@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.agent.ledger import ledger as ledger_module
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import export, verify
 from fedspa.errors import BudgetError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total
@@ -103,7 +102,7 @@ def test_killed_at_random_instants(tmp_path: Path) -> None:
 
 
 def test_killed_at_every_statement(tmp_path: Path) -> None:
-    """From opening to the second release, die before each SQL statement in turn (triggers' statements included)."""
+    """From opening to the second release, die before each SQL statement in turn."""
     path, told = tmp_path / "ledger.sqlite", tmp_path / "told"
     count = 0
     for fatal in range(1, 200):
@@ -117,14 +116,14 @@ def test_killed_at_every_statement(tmp_path: Path) -> None:
                 if seen == fatal:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            opened = ledger_module.ledger_file.connect
+            opened = storage.connect
 
             def traced(*arguments: object) -> object:
                 connection = opened(*arguments)  # type: ignore[arg-type]
                 connection.set_trace_callback(die_in_time)
                 return connection
 
-            ledger_module.ledger_file.connect = traced  # type: ignore[assignment]
+            storage.connect = traced  # type: ignore[assignment]
             work(path, told, fatal, iter(range(2)), 0.0)
 
         outcome = ended(start(body))

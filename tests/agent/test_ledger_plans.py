@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.schema import TRIGGERS
-from fedspa.agent.ledger.summary import summary
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import export, summary, verify
 from fedspa.errors import BudgetError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
@@ -26,13 +23,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
-def altered(path: Path, *statements: str) -> None:
-    connection = sqlite3.connect(path, isolation_level=None)
-    for statement in statements:
-        connection.execute(statement)
-    connection.close()
-
-
 def test_what_is_announced_with_the_first_entry_is_kept_and_nothing_later(path: Path) -> None:
     with Ledger.open(path) as ledger:
         ledger.reserve_many({"a": EVENT, "b": OTHER}, "run", "0", announced=20)
@@ -42,7 +32,7 @@ def test_what_is_announced_with_the_first_entry_is_kept_and_nothing_later(path: 
     with Ledger.open(path, create=False) as ledger:
         plans = [ledger.first_plan(agent) for agent in ("a", "b", "c", "d", "nobody")]
     assert plans == [FirstPlan(EVENT, 20), FirstPlan(OTHER, 20), FirstPlan(EVENT, 500), None, None]
-    assert [(plan["agent"], plan["sequence"]) for plan in export(path)["plans"]] == [("a", 1), ("b", 2), ("c", 5)]
+    assert [entry["announced"] for entry in export(path)["entries"]] == [20, 20, None, None, 500, None, None]
     assert verify(path) == []
 
 
@@ -86,38 +76,14 @@ def test_a_server_that_changes_its_plan_within_the_run_leaves_the_plan(path: Pat
         ledger.reserve("a", EVENT, "run", "19", cap=cap, announced=40)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE plan SET participations = 10000",
-        "DELETE FROM plan",
-        "INSERT INTO plan VALUES ('b', 3, 10000)",
-        "INSERT OR REPLACE INTO plan VALUES ('a', 1, 10000)",
-        "INSERT INTO plan VALUES ('c', 1, 10000)",
-    ],
-)
-def test_a_plan_cannot_be_changed_or_added_afterwards(path: Path, statement: str) -> None:
-    with Ledger.open(path) as ledger:
-        for message in range(2):
-            ledger.reserve_many({"a": EVENT, "b": EVENT}, "run", str(message), announced=None if message else 2)
-    with pytest.raises(sqlite3.IntegrityError, match=r"only grows|with the first entry"):
-        altered(path, statement)
-
-
-@pytest.mark.parametrize("edit", ["UPDATE plan SET participations = 10000", "DELETE FROM plan"])
-def test_an_edited_plan_breaks_the_chain(path: Path, edit: str) -> None:
+@pytest.mark.parametrize("value", ["10000", "NULL", "'many'"])
+def test_an_edited_plan_breaks_the_chain(path: Path, value: str) -> None:
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0", announced=2)
-    guards = [statement for statement in TRIGGERS if statement.startswith("CREATE TRIGGER")]
-    altered(path, *(f"DROP TRIGGER {guard.split()[2]}" for guard in guards), edit, *guards)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(f"UPDATE entry SET announced = {value}")
+    connection.close()
     assert any("entry 1: its hash" in problem for problem in verify(path))
-
-
-def test_a_plan_that_is_no_number_is_damage(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        ledger.reserve("a", EVENT, "run", "0", announced=2)
-    guards = [statement for statement in TRIGGERS if statement.startswith("CREATE TRIGGER")]
-    drop = [f"DROP TRIGGER {guard.split()[2]}" for guard in guards]
-    altered(path, *drop, "UPDATE plan SET participations = 'many'", *guards)
-    with pytest.raises(LedgerError, match="damaged"), Ledger.open(path) as ledger:
-        ledger.total("a", 1e-3, "add-remove")
+    if value == "'many'":
+        with pytest.raises(LedgerError, match="damaged"), Ledger.open(path) as ledger:
+            ledger.total("a", 1e-3, "add-remove")

@@ -19,8 +19,7 @@ from torch import Tensor
 from fedspa.agent import participate
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.member import Member, played_key, played_keys
-from fedspa.agent.outbox import Outbox
-from fedspa.agent.participate import Invitation, Refusal, participate_once
+from fedspa.agent.participate import Invitation, Outbox, Refusal, participate_once
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import IntegerUpdate
@@ -245,7 +244,7 @@ def test_crashes_anywhere_find_no_keystream_for_two_messages(
 
 
 def test_the_search_would_find_it(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a ledger that forgets, as an old copy of ledger, witness and outbox would: two messages, one keystream."""
+    """With a ledger that forgets, as an old copy of ledger, anchor and outbox would: two messages, one keystream."""
     invitation = clinic.asked()
     first = clinic.once(invitation)
     clinic.ledger = clinic.ledger.with_name("other.sqlite")

@@ -15,8 +15,8 @@ import pytest
 from interruptions import Crash, crash
 from small_runs import small
 
-from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import load_latest
@@ -28,11 +28,11 @@ def remove(ledger: Path, *ends: str) -> None:
         Path(f"{ledger}{end}").unlink(missing_ok=True)
 
 
-ALL = ("", "-wal", "-shm", ".witness")
+ALL = ("", "-wal", "-shm", ".anchor")
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
-@pytest.mark.parametrize("kept", [(), (".witness",), ("",)], ids=["nothing", "witness", "ledger"])
+@pytest.mark.parametrize("kept", [(), (".anchor",), ("",)], ids=["nothing", "anchor", "ledger"])
 @pytest.mark.parametrize(("t", "every"), [(0, 1), (2, 1), (2, 100)])
 def test_a_deleted_ledger_is_never_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: str, kept: tuple[str, ...], t: int, every: int
@@ -42,7 +42,7 @@ def test_a_deleted_ledger_is_never_made_anew(
     assert len(export(folder / "ledger.sqlite")["entries"]) == 3 * (t + 1)
     remove(folder / "ledger.sqlite", *(end for end in ALL if end not in kept))
     before = sorted(path.name for path in folder.iterdir())
-    with pytest.raises(LedgerError, match=r"is missing, and what was spent is written nowhere|its witness .* missing"):
+    with pytest.raises(LedgerError, match=r"is missing, and what was spent is written nowhere|its anchor .* missing"):
         simulate(resume=folder)
     assert sorted(path.name for path in folder.iterdir()) == before
 

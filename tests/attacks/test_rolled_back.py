@@ -1,4 +1,4 @@
-"""Attack: ask again for a round, after an old copy of the agent's ledger was put back together with its witness.
+"""Attack: ask again for a round, after an old copy of the agent's ledger was put back together with its anchor.
 
 Both files are then whole and fit each other, so the round looked as if it had never been: the agent trained for it
 again and sent a second update with other noise, though the first lay in its outbox. Later it refused that run, and took
@@ -24,7 +24,7 @@ from fedspa.flower.agent import Refusal, participate
 
 def test_an_old_ledger_beside_a_newer_outbox(tmp_path: Path) -> None:
     home, theta, asked = tmp_path / "clinic", attacked_site.sure_of_the_others(), attacked_site.question(0.1)
-    site, files = attacked_site.target(home, present=True), ("ledger.sqlite", "ledger.sqlite.witness")
+    site, files = attacked_site.target(home, present=True), ("ledger.sqlite", "ledger.sqlite.anchor")
     rounds = [replace(asked, terms=replace(asked.terms, round=t)) for t in range(3)]
     participate(site, rounds[0], theta)
     for name in files:

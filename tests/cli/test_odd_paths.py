@@ -13,7 +13,6 @@ import pytest
 from small_runs import small
 
 import fedspa
-from fedspa.agent.ledger import content
 from fedspa.cli import main
 
 # Every command that is given a folder or a file by name.
@@ -144,7 +143,7 @@ def test_no_message_of_a_ledger_command_asks_for_that_command(
         error.sqlite_errorname = name
         raise error
 
-    monkeypatch.setattr(content.ledger_file, "connect", fail)
+    monkeypatch.setattr(sqlite3, "connect", fail)
     assert called(["ledger", command, str(finished / "ledger.sqlite")], monkeypatch) == 2
     said = capsys.readouterr().err
     assert "disk I/O error" in said or "disk space" in said

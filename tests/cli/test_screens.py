@@ -160,7 +160,7 @@ def test_a_roster(call: Call) -> None:
 
 def test_a_damaged_ledger_is_a_verdict_first(call: Call, finished: Path) -> None:
     shutil.copy(finished / "ledger.sqlite", "ledger.sqlite")
-    Path("ledger.sqlite.witness").write_text("of nothing")
+    Path("ledger.sqlite.anchor").write_text("of nothing")
     damaged = call("ledger verify ledger.sqlite", code=1)
     verdict, *problems = damaged.splitlines()
     assert verdict.startswith("DAMAGED: ledger.sqlite, ")

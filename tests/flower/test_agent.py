@@ -20,8 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.outbox import Outbox, Sent
-from fedspa.agent.participate import CODES, FINAL_CODES, Refusal
+from fedspa.agent.participate import CODES, FINAL_CODES, Outbox, Refusal, Sent
 from fedspa.algorithms import ALGORITHMS
 from fedspa.algorithms.builtin import FED_SPA
 from fedspa.algorithms.cpsgd.plan import BinomialPlan
@@ -249,7 +248,7 @@ def test_where_nothing_can_be_locked_one_trains_all_the_same(clinic, monkeypatch
         assert refusal(clinic) == "spent"
         return FED_SPA.respond(*arguments)
 
-    monkeypatch.setattr(Outbox, "alone", lambda self: nullcontext(self._folder.mkdir(exist_ok=True)))
+    monkeypatch.setattr(Outbox, "locked", lambda self: nullcontext(self._folder.mkdir(exist_ok=True)))
     monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=meanwhile))
     assert participate(clinic, ASKED, THETA) == participate(clinic, ASKED, THETA)
     assert spent(clinic) == 1
@@ -522,7 +521,7 @@ def test_tensors_of_any_type_are_records(tmp_path, monkeypatch, dtype):
 def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
     outbox = Outbox(tmp_path / "ledger.sqlite", "clinic")
     assert outbox.last("a") is None
-    with outbox.alone():
+    with outbox.locked():
         outbox.put("a", Sent(0, b"zero"))
         outbox.put("a", Sent(1, b"one"))
         outbox.put("b", Sent(5, b"five"))
@@ -538,7 +537,7 @@ def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
 
 def test_outbox_leaves_no_drafts(tmp_path, monkeypatch):
     outbox, folder = Outbox(tmp_path / "ledger.sqlite", "clinic"), tmp_path / "ledger.sqlite.outbox"
-    with outbox.alone():
+    with outbox.locked():
         outbox.put("a", Sent(0, b"zero"))
     (kept,) = folder.iterdir()
     kept.with_name(kept.name + ".fedspa-draft").write_bytes(b"of a process that was killed")
@@ -588,7 +587,7 @@ def test_a_check_makes_no_ledger(node):
     Path(node["ledger"]).unlink()
     with pytest.raises(LedgerError, match="is missing; put it back"):
         check.check_node(node)
-    Path(f"{node['ledger']}.witness").unlink()
+    Path(f"{node['ledger']}.anchor").unlink()
     with pytest.raises(LedgerError, match="is missing; put it back"):
         check.check_node(node)
     assert not Path(node["ledger"]).exists()

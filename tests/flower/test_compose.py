@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 
 from .test_deployment import HOSPITAL, until
 

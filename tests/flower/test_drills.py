@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 from fedspa.errors import LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 
@@ -35,7 +35,7 @@ def spend(site: Path, rounds: range) -> None:
 
 
 def put_back(ledger: Path, site: Path) -> None:
-    """The site's whole folder of the ledger becomes an old one again, witness and all."""
+    """The site's whole folder of the ledger becomes an old one again, anchor and all."""
     shutil.rmtree(site / "ledger")
     shutil.copytree(ledger, site / "ledger")
 
@@ -89,7 +89,7 @@ def test_a_sound_ledger_is_never_rolled_back(home):
     assert spent(home / "north") == 5
 
 
-def test_an_old_backup_is_noticed_by_the_witness_and_the_drill_says_what_to_do(home):
+def test_an_old_backup_is_noticed_by_the_anchor_and_the_drill_says_what_to_do(home):
     ledger = home / "north/ledger/ledger.sqlite"
     ledger.write_bytes(b"damaged")
     code, said = drill("restore", home / "backups", home / "north")
@@ -103,13 +103,13 @@ def test_an_old_backup_is_noticed_by_the_witness_and_the_drill_says_what_to_do(h
     assert [path.read_bytes() for path in ledger.parent.glob("lost-*/ledger.sqlite")] == [b"damaged"]
 
 
-def test_without_a_witness_a_restored_ledger_waits_for_its_owners_word(home):
+def test_without_an_anchor_a_restored_ledger_waits_for_its_owners_word(home):
     ledger = home / "north/ledger/ledger.sqlite"
     shutil.rmtree(ledger.parent)
     code, said = drill("restore", home / "backups", home / "north")
     assert code == 1
     assert "or nobody can\ntell" in said
-    with pytest.raises(LedgerError, match="witness"):
+    with pytest.raises(LedgerError, match="anchor"):
         Ledger.open(ledger, create=False)
     accept_loss(home / "north", 3)
     assert spent(home / "north") == 3
@@ -126,7 +126,7 @@ def test_the_newest_backup_restores_what_it_holds(home):
 
 
 def test_a_backup_notices_a_disk_that_was_put_back_whole(home, made):
-    """Ledger and witness both are old copies: nothing in the files tells, and the list of backups does."""
+    """Ledger and anchor both are old copies: nothing in the files tells, and the list of backups does."""
     assert drill("backup", home / "north", home / "backups")[0] == 0
     put_back(home / "backups" / heads_of(home)[0].split()[0] / "ledger", home / "north")
     assert verify(home / "north/ledger/ledger.sqlite") == []

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedspa.agent.ledger import witness
+from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.loss import accept
+from fedspa.agent.ledger.report import accept_loss
 from fedspa.agent.participate import Refusal
 from fedspa.flower import client_app, tally
 from fedspa.flower.operate import folders, logs, monitor
@@ -86,8 +86,8 @@ def test_an_accepted_loss_is_among_the_numbers(deployment, train, tmp_path):
     node = deployment.nodes[100]
     assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 0
     ledger = Path(node["ledger"])
-    witness.path_of(ledger).unlink()
-    accept(ledger, 1)
+    storage.anchor_path(ledger).unlink()
+    accept_loss(ledger, 1)
     assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 1
 
 

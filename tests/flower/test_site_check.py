@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspa.agent.ledger import witness
+from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.loss import accept
+from fedspa.agent.ledger.report import accept_loss
 from fedspa.engine.choose import decide
 from fedspa.engine.generic import GenericEngine
 from fedspa.engine.obstacle import Obstacle
@@ -68,8 +68,8 @@ def test_a_sound_site(node):
 
 def test_an_accepted_loss_stands_beside_what_was_spent(node, tmp_path: Path):
     ledger = tmp_path / "ledger.sqlite"
-    witness.path_of(ledger).unlink()
-    accept(ledger, 0)
+    storage.anchor_path(ledger).unlink()
+    accept_loss(ledger, 0)
     (loss,) = [finding for finding in check.check_node(node) if "lost" in finding.detail]
     assert (loss.subject, loss.passed) == ("ledger", None)
     assert "an unknown number of entries behind entry 0 may be lost" in loss.detail

@@ -134,7 +134,7 @@ def test_a_folder_is_made_once(site):
         ("records", "records.csv' is no file", lambda site: _table(site)),
         ("node", "unknown key clases", lambda site: _replace(site / "site.toml", "classes", "clases")),
         ("node", "is missing; put it back", lambda site: (site / "ledger/ledger.sqlite").unlink()),
-        ("ledger file", "witness", lambda site: (site / "ledger/ledger.sqlite.witness").unlink()),
+        ("ledger file", "anchor", lambda site: (site / "ledger/ledger.sqlite.anchor").unlink()),
         ("node key", "mode 644", lambda site: (site / "node.key").chmod(0o644)),
         ("node key", "holds no private key", lambda site: (site / "node.key").write_text("none")),
         ("certificate", "No such file", lambda site: (site / "ca.crt").unlink()),

@@ -198,7 +198,7 @@ def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_on
 
 
 def test_a_ledger_that_is_removed_in_a_run_is_not_made_anew(simulation, train, tmp_path):
-    """With its witness, so that only the run knows that there was one."""
+    """With its anchor, so that only the run knows that there was one."""
     shared = tmp_path / "shared.sqlite"
 
     def removed(node: int, question: Message, answer):

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.terms import TermsError, from_record
 

@@ -19,12 +19,8 @@ from typer.testing import CliRunner
 
 import fedspa
 import fedspa.guard
-from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.loss import accept
-from fedspa.agent.ledger.schema import TRIGGERS
-from fedspa.agent.ledger.summary import summary
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import accept_loss, export, summary, verify
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.cli.ledger import app
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
@@ -226,9 +222,7 @@ def test_a_ledger_that_is_missing_or_replaced_is_no_fresh_budget(
 
 def forged(path: Path, *statements: str) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
-    for trigger in TRIGGERS:
-        connection.execute(f"DROP TRIGGER {trigger.split()[2]}")
-    for statement in (*statements, *TRIGGERS):
+    for statement in statements:
         connection.execute(statement)
     connection.close()
 
@@ -247,14 +241,6 @@ def test_a_cheaper_event_put_into_an_entry_is_found(path: Path, guarded: Callabl
     cheap = GaussianEvent("poisson", 20, 200, 1, 200.0).to_json()
     forged(path, f"UPDATE event SET text = '{cheap}'")
     assert any("its hash does not fit" in problem for problem in verify(path))
-
-
-def test_a_trigger_that_forgets_is_found_at_once(path: Path, guarded: Callable[..., Guard]) -> None:
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("DROP TRIGGER entry_counts")
-    connection.close()
-    with pytest.raises(LedgerError, match="missing or altered"):
-        guarded()
 
 
 @pytest.mark.parametrize(
@@ -310,7 +296,7 @@ def test_a_policy_bounds_the_entries_of_a_run(path: Path) -> None:
     for _ in range(2):
         with guard.spend(EVENT):
             pass
-    with pytest.raises(PolicyRefusal, match="3 entries in one run, at most 2"), guard.spend(EVENT):
+    with pytest.raises(PolicyRefusal, match="3 participations, at most 2"), guard.spend(EVENT):
         pytest.fail("the body ran")
 
 
@@ -355,15 +341,10 @@ def test_what_was_lost_is_told_with_every_total(path: Path, guarded: Callable[..
     shutil.copy(tmp_path / "old", path)
     with pytest.raises(LedgerError, match="accept-loss"):
         guard.total()
-    loss = accept(path, 1)
+    loss = accept_loss(path, 1)
     assert "1 entries behind entry 1 may be lost" in str(loss)
     assert str(loss) in str(guard)
     assert guard.total().by.endswith(f"; {loss}")
-
-
-def test_it_is_found_under_fedspa() -> None:
-    assert fedspa.guard is __import__("importlib").import_module("fedspa.guard")
-    assert "guard" in fedspa.__all__
 
 
 def test_show_names_the_tools(path: Path, guarded: Callable[..., Guard]) -> None:

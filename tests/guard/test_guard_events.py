@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
 from fedspa.guard import Guard
-from fedspa.guard.events import events_of, fraction_of
+from fedspa.guard.guard import events_of, fraction_of
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.event import Event, Neighbours
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedspa.guard
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 
 ROOT = Path(__file__).parents[2]
 

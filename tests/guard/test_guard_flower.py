@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.guard import Guard, flower_mod
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import shown
@@ -90,7 +90,7 @@ def test_the_site_pays_before_its_app_trains(path: Path, guarded: Callable[..., 
     (entry,) = export(path)["entries"]
     assert (entry["agent"], entry["run"], entry["message"]) == ("north", "flower:7", "message-1")
     assert entry["event"]["noise"] == "secure"
-    assert export(path)["plans"] == [{"agent": "north", "sequence": 1, "participations": 3}]
+    assert entry["announced"] == 3
     assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 200}  # a loss is a release too
     assert len(reply.content.array_records["arrays"]) == 1
 

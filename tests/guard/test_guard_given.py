@@ -13,7 +13,7 @@ import dp_accounting
 import pytest
 
 import fedspa.guard
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.errors import ConfigError, FedspaError, LedgerError, PrivacyError
 from fedspa.guard import Guard, flower_mod
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.errors import BudgetError, ConfigError, PrivacyError
 from fedspa.guard import Guard
 from fedspa.guard.opacus import _chance

@@ -12,8 +12,7 @@ import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 import fedspa.guard
-from fedspa.agent.ledger.export import export
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import export, verify
 from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError
 from fedspa.guard import Guard

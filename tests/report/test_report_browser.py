@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from small_runs import small
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 from fedspa.report import write
 from fedspa.running import simulate
 

@@ -15,7 +15,7 @@ import torch
 from small_runs import ended, outcome, start
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 from fedspa.running import Stopped, simulate
 from fedspa.runs.config import Config
 from fedspa.runs.folder import RunFolder

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedspa.agent.ledger.export import export
+from fedspa.agent.ledger.report import export
 
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "rounds": 4, "per_round": 3},

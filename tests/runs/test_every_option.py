@@ -19,7 +19,7 @@ from interruptions import refuse_a_difference, whole_and_broken
 from small_runs import ALGORITHMS, WIDE_POLICY, outcome, small
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 from fedspa.algorithms import ALGORITHMS as REGISTRY
 from fedspa.data import patches
 from fedspa.learning.tasks.named import NAMES as TASKS

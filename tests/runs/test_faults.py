@@ -24,7 +24,7 @@ from small_runs import ended, outcome, small, start
 
 import fedspa
 from fedspa.agent.ledger import ledger as ledger_module
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 from fedspa.algorithms.base import finite
 from fedspa.cli import main
 from fedspa.errors import ConfigError, FedspaError, LedgerError, PayloadError
@@ -189,7 +189,7 @@ def test_a_clock_that_jumps_back(tmp_path: Path, whole: dict[str, Any], monkeypa
         now -= timedelta(days=1)
         return now.isoformat(timespec="milliseconds")
 
-    monkeypatch.setattr(ledger_module, "_now", earlier)
+    monkeypatch.setattr(ledger_module, "now", earlier)
     with pytest.raises(Stopped):
         simulate(small(tmp_path / "run"), stop=lambda: True)
     now = datetime(1990, 1, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ from small_runs import ALGORITHMS, ended, outcome, small, start
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 from fedspa.running import simulate
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import verify
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.cli import app
 from fedspa.data.dataset import Dataset

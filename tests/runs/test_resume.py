@@ -286,12 +286,12 @@ class TestRefusals:
     def test_an_old_copy_of_the_ledger(self, tmp_path: Path, noise: str) -> None:
         config = small(tmp_path / "run", privacy={"noise": noise})
         stop_after(config, 1)
-        for end in ("", ".witness"):
+        for end in ("", ".anchor"):
             shutil.copy(tmp_path / f"run/ledger.sqlite{end}", tmp_path / f"old.sqlite{end}")
         seen: list[RoundMetrics] = []
         with pytest.raises(Stopped):
             simulate(resume=tmp_path / "run", on_round=seen.append, stop=lambda: len(seen) == 1)
-        for end in ("", ".witness"):
+        for end in ("", ".anchor"):
             shutil.copy(tmp_path / f"old.sqlite{end}", tmp_path / f"run/ledger.sqlite{end}")
         with pytest.raises(LedgerError, match="3 entries of this run, whose checkpoint counts 9"):
             simulate(resume=tmp_path / "run")

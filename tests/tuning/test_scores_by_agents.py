@@ -22,7 +22,7 @@ from fedspa.engine.scores import Scores, score
 from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, PerPerson
-from fedspa.learning.tasks.regression import Regression
+from fedspa.learning.tasks.outputs import Regression
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import derive_key
 from fedspa.server.intake import Intake

@@ -17,8 +17,8 @@ from small_runs import outcome, small
 from torch import Tensor
 
 import fedspa
-from fedspa.agent.ledger.export import export
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export
 from fedspa.errors import ConfigError
 from fedspa.privacy.accounting import epsilon as priced
 from fedspa.running import Stopped

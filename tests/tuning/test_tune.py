@@ -19,7 +19,7 @@ from tiny_files import mnist
 from typer.testing import CliRunner
 
 import fedspa
-from fedspa.agent.ledger.export import export, lines
+from fedspa.agent.ledger.report import export, lines
 from fedspa.cli import app
 from fedspa.cli.tune import show
 from fedspa.errors import ConfigError

@@ -35,11 +35,11 @@ class Member:
 
     @staticmethod
     def load(name: str, key: Path, roster: Path) -> Member:
-        """From the files that a site's operator keeps."""
+        """Read the files that a site's operator keeps."""
         return Member(name, SecretKey.load(key), Roster.load(roster))
 
     def require_cohort(self, cohort: Sequence[str]) -> dict[str, bytes]:
-        """Names and public keys of the others and of itself, as this site knows them; or a Refusal."""
+        """Return names and public keys of the cohort, as this site knows them; or raise a Refusal."""
         if self.name not in cohort:
             raise Refusal("aggregation", f"the cohort of {len(cohort)} is without {self.name}, and so would its sum be")
         try:
@@ -48,8 +48,8 @@ class Member:
             raise Refusal("aggregation", str(error)) from error
 
     def joined(self, invitation: Invitation, cohort: Sequence[str], binding: bytes) -> Invitation:
-        """The invitation with the session that this member masks in. It must be the very one that the server adds up
-        in: with another roster, θ or terms at either end there would be no sum, and all would have paid for it."""
+        """Return the invitation with the session that this member masks in. The server must sum in the same session:
+        with another roster, θ or terms at either end there would be no sum, and all would have paid for it."""
         members = self.require_cohort(cohort)
         try:
             session = session_of(
@@ -68,10 +68,10 @@ class Member:
 
 
 def played_key(root: bytes, number: int) -> SecretKey:
-    """Of a simulated agent, for a simulation that has `root`."""
+    """Return the key of a simulated agent, for a simulation that has `root`."""
     return SecretKey(derive_key(root, "member", number))
 
 
 def played_keys(root: bytes, numbers: Sequence[int]) -> dict[str, SecretKey]:
-    """Of simulated agents, by name."""
+    """Return the keys of simulated agents, by name."""
     return {agent_name(number): played_key(root, number) for number in numbers}

@@ -1,32 +1,34 @@
-"""An agent's side of a round: judge the terms, pay, train, encode, mark as sent. Whoever carries the bytes calls this.
+"""An agent's side of a round: check the terms, pay, train, encode, mark as sent. Every transport calls this.
 
     terms ─► policy.check ─► records ─► policy.admit ─► ledger.reserve ─► train ─► encode ─► outbox ─► ledger.release
 
-Under secure aggregation an update is masked where it would be encoded: nobody may read it alone.
+Under secure aggregation an update is masked instead of encoded: nobody may read it alone.
 
 Whatever goes wrong at a site ends in a `Refusal` with one of `CODES`. Only the code travels; the text stays here.
 
 Functions take a list of agents: those of a simulated round pay in one durable write and train as one piece of work.
-A deployed agent is alone, and answers through `participate_once`: an entry of its ledger is trained for at most once,
-by the process that made it, and has one answer for ever. That is the payload, which was stored and released before it
-first left, or `spent` where there is none. So a server that asks again, breaks the training or kills the process gets
-no second noise from an entry, and no second message under one mask (docs/deployment.md has the proof).
+A deployed agent answers through `participate_once`. Each entry of its ledger authorises exactly one training run, by
+the process that made the entry. Retries return the stored payload, which was released before it first left, or `spent`
+if there is none. So a server that asks again, breaks the training or kills the process gets no second noise from an
+entry, and no second message under one mask (docs/deployment.md has the proof).
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
 from torch import Tensor
 
+from fedspa import durable
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.outbox import Outbox, Sent
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
 from fedspa.algorithms import Agent, Algorithm, Terms
 from fedspa.algorithms.base import Answer
@@ -40,6 +42,7 @@ from fedspa.errors import (
     LedgerError,
     PayloadError,
     PrivacyError,
+    worded,
 )
 from fedspa.learning.threads import torch_threads
 from fedspa.privacy.cap import Cap
@@ -56,6 +59,10 @@ CODES: Final = frozenset({*get_args(Code), *_OWN})
 # An agent that gave one of these would give it again: it is not asked again in the same run.
 FINAL_CODES: Final = CODES - {"ledger", "stale", "spent", "internal"}
 
+_CODE_OF = {BudgetError: "budget", LedgerError: "ledger", DataError: "data", ConfigError: "terms"}
+_HEADER = struct.Struct("<4sII")  # of a file in an outbox: magic, round, attempt
+_MAGIC = b"FSPB"
+
 
 class Refusal(FedspaError):
     """No update. Only `code` may travel to the server; the text is for the agent."""
@@ -67,28 +74,22 @@ class Refusal(FedspaError):
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Errors of a site become Refusals."""
+    """Turn errors of a site into Refusals."""
     try:
         yield
     except PolicyRefusal as error:
         raise Refusal(error.code, str(error)) from error
-    except BudgetError as error:
-        raise Refusal("budget", str(error)) from error
-    except LedgerError as error:
-        raise Refusal("ledger", str(error)) from error
-    except DataError as error:
-        raise Refusal("data", str(error)) from error
-    except ConfigError as error:
-        raise Refusal("terms", str(error)) from error
+    except tuple(_CODE_OF) as error:
+        raise Refusal(next(code for kind, code in _CODE_OF.items() if isinstance(error, kind)), str(error)) from error
 
 
 def agent_name(number: int) -> str:
-    """Of a simulated agent, in ledgers. A deployed one has a name of its own."""
+    """Return the name of a simulated agent in ledgers. A deployed one has a name of its own."""
     return f"agent-{number}"
 
 
 def message_name(t: int, attempt: int = 1) -> str:
-    """Of round t, in ledgers."""
+    """Return the name of round t in ledgers."""
     return f"round-{t}" if attempt == 1 else f"round-{t}-attempt-{attempt}"
 
 
@@ -119,8 +120,94 @@ class Invitation:
         return message_name(self.terms.round, self.attempt)
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A payload that was made for an attempt at `round`."""
+
+    round: int
+    payload: bytes
+    attempt: int = 1
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place among all messages of the run: a later one is larger."""
+        return self.round, self.attempt
+
+
+class Outbox:
+    """The folder `<ledger>.outbox` with the last payload of each run, one file per run and agent.
+
+    A server that was restored from its checkpoint asks again for the round that it was in. Its agents have paid for it
+    and may send the same bytes again at no cost; noise drawn anew would be a new spend. The folder holds only
+    what was about to leave anyway. Agents that share a ledger share it.
+    """
+
+    def __init__(self, ledger: Path, agent: str) -> None:
+        self._folder = ledger.with_name(ledger.name + ".outbox")
+        self._agent = hashlib.blake2b(agent.encode(), digest_size=8).hexdigest()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Wait until no other process is inside, and keep the others out. The kernel's lock on the folder ends with the
+        process, however that ends."""
+        with self._explained("use"):
+            if not self._folder.exists():
+                self._folder.mkdir(exist_ok=True)
+                durable.force_folder(self._folder.parent)
+        if os.name != "posix":
+            yield
+            return
+        import fcntl
+
+        with self._explained("lock"):
+            folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            with self._explained("lock"):
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def last(self, run: str) -> Sent | None:
+        """Return the newest payload of `run`, or None if there is none that can be read."""
+        with self._explained("read"):
+            try:
+                return _parse_sent(self._path(run).read_bytes())
+            except FileNotFoundError:
+                return None
+
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Return the place of the newest payload of each run, as far as it can be read."""
+        found = {}
+        with self._explained("read"):
+            for path in sorted(self._folder.glob(f"{self._agent}-*.payload")):
+                with path.open("rb") as file:
+                    if (sent := _parse_sent(file.read(_HEADER.size))) is not None:
+                        found[path.stem.removeprefix(f"{self._agent}-")] = sent.place
+        return found
+
+    def put(self, run: str, sent: Sent) -> None:
+        """Store a payload: durable on return, and whole or absent at any instant. Only inside `locked`."""
+        with self._explained("write"):
+            durable.replace_bytes(self._path(run), _HEADER.pack(_MAGIC, *sent.place) + sent.payload)
+
+    def _explained(self, do: str) -> AbstractContextManager[None]:
+        return worded(LedgerError, lambda why: f"cannot {do} {self._folder}: {why}; make room or fix permissions")
+
+    def _path(self, run: str) -> Path:
+        return self._folder / f"{self._agent}-{run}.payload"
+
+
+def _parse_sent(data: bytes) -> Sent | None:
+    """Return what a file in an outbox begins with; None if it is not one of ours."""
+    if len(data) < _HEADER.size or data[:4] != _MAGIC:
+        return None
+    _, round_, attempt = _HEADER.unpack_from(data)
+    return Sent(round_, data[_HEADER.size :], attempt)
+
+
 def judge(invitation: Invitation, policy: Policy | None, *, simulated: bool) -> None:
-    """Refuse what can be refused before a record is looked at."""
+    """Refuse what can be refused before a record is read."""
     plan = invitation.terms.plan
     if simulated and policy is None:
         return
@@ -157,7 +244,9 @@ def participate_once(
     place = t, invitation.attempt
     assert plan is not None  # `judge` lets nothing else through
     outbox = Outbox(path, name)
-    with outbox.alone(), Ledger.open(path, create=False) as ledger:
+    with outbox.locked(), Ledger.open(path, create=False) as ledger:
+        # Computing ε takes a fraction of a second and its result is cached: it is not to hold the lock of the ledger.
+        ledger.would_exceed(name, plan.event, policy.cap, announced=plan.participations)
         with ledger.transaction():  # other tools spend from this ledger too: check and payment are one step
             require_newest(ledger, outbox, name)
             last = outbox.last(run)
@@ -183,8 +272,8 @@ def participate_once(
 
 
 def require_newest(ledger: Ledger, outbox: Outbox, name: str) -> None:
-    """Raise where the ledger knows the records by another name, or where it lacks what made an update of any run in
-    the outbox: that was paid for before it was stored, so that an old copy was put back, with its witness."""
+    """Raise if the ledger knows the records by another name, or lacks the round of any update in the outbox: that was
+    paid for before it was stored, so that an old copy of the ledger was put back together with its anchor."""
     ledger.require_known(name)
     for run, (t, attempt) in outbox.places().items():
         if ledger.find(name, run, message_name(t, attempt)) is None:
@@ -205,7 +294,7 @@ def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap |
 
 
 def padded(session: Session, name: str, agent: Agent, answer: Answer) -> bytes:
-    """An answer under pads that only the sum over the cohort is rid of."""
+    """Mask an answer: the pairwise masks cancel only in the sum over the cohort."""
     if agent.secret is None:
         raise PrivacyError(f"{name} has no key to mask its update with")
     return upload(answer.values, session, name, agent.secret)
@@ -237,7 +326,7 @@ def payloads(
 
 
 def _again(payload: bytes, invitation: Invitation) -> bytes:
-    """A payload that was sent before. It was masked in one session, and serves no other."""
+    """Return a payload that was sent before. It was masked in one session, and is valid in no other."""
     if invitation.session is not None:
         try:
             decode(payload, invitation.session)
@@ -248,8 +337,7 @@ def _again(payload: bytes, invitation: Invitation) -> bytes:
 
 def _mark_sent(invitation: Invitation, made: Mapping[str, bytes], ledger: Ledger) -> None:
     """Each by the digest of its bytes."""
-    digests = {name: _digest(payload) for name, payload in made.items()}
-    ledger.release_many(digests, invitation.run, invitation.message)
+    ledger.release_many({name: _digest(payload) for name, payload in made.items()}, invitation.run, invitation.message)
 
 
 def _digest(payload: bytes) -> str:

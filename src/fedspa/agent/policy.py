@@ -8,9 +8,12 @@ agent: it holds what the agent has spent, and that is nobody else's business.
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from fedspa import toml
 from fedspa.agent.ledger.ledger import Ledger
@@ -34,8 +37,9 @@ Code = Literal[
     "budget",
 ]
 
-_LARGEST = 1e15  # beyond any limit that means something, and still exact as a float
-_TEXTS: Final = ("Neighbours", "Unit")
+# 1e15 is beyond any limit that means something, and still exact as a float.
+_Positive = Annotated[float, Field(gt=0, lt=1e15)]
+_Count = Annotated[int, Field(ge=1, lt=10**15)]
 
 
 class PolicyRefusal(FedspaError):
@@ -49,7 +53,7 @@ class PolicyRefusal(FedspaError):
         return f"refused ({self.code}): {self.args[1]}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
 class Policy:
     """An agent's limits. `epsilon` at `delta` under `neighbours` caps all runs together; the rest bounds each plan.
 
@@ -59,47 +63,36 @@ class Policy:
 
     Without `min_honest` and `max_floor` the agent relies on nobody's noise but its own: plans for secure aggregation
     are refused, and entries of such are priced as if everyone else had colluded. With them, the noise of `min_honest`
-    members must count, the agent's own among it, a plan must reckon with `min_colluders` others who are with the
-    server, and `max_floor` caps what all runs together cost where all others are. `min_noise_multiplier` then is of the
-    noise that counts: the floor bounds the agent's own share.
+    members must count, the agent's own among it, a plan must assume `min_colluders` others who collude with the server,
+    and `max_floor` caps what all runs together cost if all others collude. `min_noise_multiplier` then is of the noise
+    that counts: the floor bounds the agent's own share.
     """
 
-    epsilon: float
-    delta: float
+    epsilon: _Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
     neighbours: Neighbours
-    min_noise_multiplier: float
-    max_local_steps: int
-    max_rounds: int
-    max_compression: float
-    clippings: tuple[Clipping, ...]
-    clip_rules: tuple[ClipRule, ...] = get_args(ClipRule)
+    min_noise_multiplier: _Positive
+    max_local_steps: _Count
+    max_rounds: _Count
+    max_compression: Annotated[float, Field(gt=0, le=1)]
+    clippings: Annotated[tuple[Clipping, ...], Field(min_length=1, strict=False)]  # TOML has lists
+    clip_rules: Annotated[tuple[ClipRule, ...], Field(min_length=1, strict=False)] = get_args(ClipRule)
     unit: Unit | None = None
-    min_honest: int | None = None
-    min_colluders: int = 0
-    max_floor: float | None = None
+    min_honest: _Count | None = None
+    min_colluders: Annotated[int, Field(ge=0, lt=10**15)] = 0
+    max_floor: _Positive | None = None
 
     def __post_init__(self) -> None:
-        _number("epsilon", self.epsilon, "above 0", self.epsilon > 0)
-        _number("delta", self.delta, "above 0 and below 1", 0 < self.delta < 1)
-        _number("min_noise_multiplier", self.min_noise_multiplier, "above 0", self.min_noise_multiplier > 0)
-        _number("max_compression", self.max_compression, "above 0 and at most 1", 0 < self.max_compression <= 1)
-        _number("max_local_steps", self.max_local_steps, "at least 1", self.max_local_steps >= 1)
-        _number("max_rounds", self.max_rounds, "at least 1", self.max_rounds >= 1)
-        _names("neighbours", (self.neighbours,), get_args(Neighbours))
-        _names("clippings", self.clippings, get_args(Clipping))
-        if self.unit is not None:
-            _names("unit", (self.unit,), get_args(Unit))
-        _names("clip_rules", self.clip_rules, get_args(ClipRule))
-        _number("min_colluders", self.min_colluders, "at least 0", self.min_colluders >= 0)
         if (self.min_honest is None) != (self.max_floor is None) or (self.min_colluders and self.min_honest is None):
             raise ConfigError(
                 "min_honest and max_floor: a policy states both, and may then state min_colluders, or it states none "
                 "of them and refuses secure aggregation"
             )
-        if self.min_honest is not None and self.max_floor is not None:
-            _number("min_honest", self.min_honest, "at least 1", self.min_honest >= 1)
-            allowed = f"at least epsilon = {self.epsilon:g}, as whoever colludes with all others sees no less"
-            _number("max_floor", self.max_floor, allowed, self.max_floor >= self.epsilon)
+        if self.max_floor is not None and self.max_floor < self.epsilon:
+            raise ConfigError(
+                f"max_floor is {self.max_floor:g}; it must be at least epsilon = {self.epsilon:g}, since an adversary "
+                "who colludes with all others sees no less"
+            )
 
     @staticmethod
     def load(path: str | Path) -> Policy:
@@ -112,22 +105,13 @@ class Policy:
 
     @staticmethod
     def parse(text: str) -> Policy:
-        """The policy that a TOML text spells out."""
+        """Read the policy that a TOML text states."""
         try:
-            table = toml.parse(text)
-        except ConfigError as error:
+            return Policy(**toml.parse(text))
+        except toml.NotToml as error:
             raise ConfigError(f"not TOML: {error}") from error
-        known = {field.name: field for field in fields(Policy)}
-        for key in table:
-            if key not in known:
-                raise ConfigError(f"unknown key {key!r}; allowed: {', '.join(known)}")
-        for key, field in known.items():
-            if key not in table and field.default is MISSING:
-                raise ConfigError(
-                    f"{key} is missing; a policy states every limit (only clip_rules, unit and those of secure "
-                    "aggregation may be left out)"
-                )
-        return Policy(**{key: _typed(key, value, str(known[key].type)) for key, value in table.items()})
+        except ValidationError as error:
+            raise ConfigError(_describe(error)) from None
 
     @property
     def cap(self) -> Cap:
@@ -136,64 +120,61 @@ class Policy:
         return Cap(self.epsilon, self.delta, self.neighbours, *trust)
 
     def check(self, plan: Plan) -> None:
-        """Raise a PolicyRefusal where `plan` is laxer than this policy, its budget aside. Looks at no data and no
-        ledger: see `admit`."""
-        if self.unit is not None and plan.unit != self.unit:
-            raise PolicyRefusal("unit", f"the plan protects each {plan.unit}, this policy asks for each {self.unit}")
-        if self.neighbours == "replace-one" and plan.neighbours != "replace-one":
-            raise PolicyRefusal("relation", f"the plan protects {plan.neighbours}, this policy asks for replace-one")
-        if self.neighbours == "add-remove" and plan.sampling == "fixed":
-            raise PolicyRefusal("relation", "fixed-size sampling has no sound guarantee under this policy's add-remove")
-        if plan.delta > self.delta:
-            raise PolicyRefusal("delta", f"the plan's δ = {plan.delta:g} is above this policy's {self.delta:g}")
-        if self.delta * plan.records >= 1:
-            raise PolicyRefusal(
-                "delta",
-                f"this policy's δ = {self.delta:g} promises nothing to {plan.records} {plan.unit}s; set it below 1/m",
-            )
-        self._check_cohort(plan)
-        counted = 1 if plan.aggregation is None else plan.aggregation.honest
-        noise = plan.noise_multiplier * math.sqrt(counted)
-        if noise < self.min_noise_multiplier:
-            whose = f", of {counted} members together" * (counted > 1)
-            raise PolicyRefusal(
-                "noise-too-small", f"noise multiplier {noise:g}{whose}, at least {self.min_noise_multiplier:g}"
-            )
-        if plan.local_steps > self.max_local_steps:
-            raise PolicyRefusal("too-many-steps", f"{plan.local_steps} local steps, at most {self.max_local_steps}")
-        if plan.participations > self.max_rounds:
-            raise PolicyRefusal("too-many-rounds", f"{plan.participations} participations, at most {self.max_rounds}")
-        if plan.compression > self.max_compression:
-            raise PolicyRefusal(
-                "compression-too-large", f"compression {plan.compression:g}, at most {self.max_compression:g}"
-            )
-        if plan.clip not in self.clippings:
-            raise PolicyRefusal("clipping-not-allowed", f"clipping {plan.clip!r}, allowed: {', '.join(self.clippings)}")
-        if plan.clip_rule not in self.clip_rules:
-            raise PolicyRefusal(
-                "clip-rule-not-allowed", f"clip rule {plan.clip_rule!r}, allowed: {', '.join(self.clip_rules)}"
-            )
+        """Raise a PolicyRefusal if `plan` is laxer than this policy, its budget aside. Looks at no data and no ledger:
+        see `admit`."""
+        for code, text in self._laxer(plan):
+            raise PolicyRefusal(code, text)
 
-    def _check_cohort(self, plan: Plan) -> None:
-        found = plan.aggregation
-        if found is None:
-            return
-        if self.min_honest is None:
-            raise PolicyRefusal(
-                "aggregation",
-                "the plan counts the noise of others, and this policy relies on nobody's: to allow it, set min_honest "
-                "and max_floor",
-            )
-        if found.honest < self.min_honest:
-            raise PolicyRefusal(
-                "aggregation",
-                f"the noise of {found.honest} members counts ({found.members} less {found.colluders} colluding), at "
-                f"least {self.min_honest}",
-            )
-        if found.colluders < self.min_colluders:
-            raise PolicyRefusal(
-                "aggregation", f"the plan reckons with {found.colluders} colluding, at least {self.min_colluders}"
-            )
+    def _laxer(self, plan: Plan) -> Iterator[tuple[Code, str]]:
+        cohort, honest = plan.aggregation, 1
+        if self.neighbours == "replace-one" and plan.neighbours != "replace-one":
+            yield "relation", f"the plan protects {plan.neighbours}, this policy asks for replace-one"
+        if self.neighbours == "add-remove" and plan.sampling == "fixed":
+            yield "relation", "fixed-size sampling has no sound guarantee under this policy's add-remove"
+        if plan.delta > self.delta:
+            yield "delta", f"the plan's δ = {plan.delta:g} is above this policy's {self.delta:g}"
+        if self.delta * plan.records >= 1:
+            promised = f"promises nothing to {plan.records} {plan.unit}s; set it below 1/m"
+            yield "delta", f"this policy's δ = {self.delta:g} {promised}"
+        if cohort is not None:
+            honest, counted = cohort.honest, f"{cohort.members} less {cohort.colluders} colluding"
+            if self.min_honest is None:
+                allow = "to allow it, set min_honest and max_floor"
+                yield "aggregation", f"the plan counts the noise of others, and this policy relies on nobody's: {allow}"
+            elif honest < self.min_honest:
+                yield "aggregation", f"the noise of {honest} members counts ({counted}), at least {self.min_honest}"
+            if cohort.colluders < self.min_colluders:
+                yield "aggregation", f"the plan assumes {cohort.colluders} colluding, at least {self.min_colluders}"
+        noise = plan.noise_multiplier * math.sqrt(honest)
+        shape = plan.local_steps, plan.participations, plan.compression, plan.clip, plan.clip_rule
+        yield from self.laxer_limits(plan.unit, noise, *shape, whose=f", of {honest} members together" * (honest > 1))
+
+    def laxer_limits(
+        self,
+        unit: Unit,
+        noise: float,
+        steps: int,
+        rounds: int,
+        compression: float = 1.0,
+        clip: Clipping = "l2",
+        clip_rule: ClipRule = "given",
+        whose: str = "",
+    ) -> Iterator[tuple[Code, str]]:
+        """Yield the code and the text of each limit that is laxer than this policy."""
+        if self.unit not in (None, unit):
+            yield "unit", f"each {unit} is protected, this policy asks for each {self.unit}"
+        if not noise >= self.min_noise_multiplier:
+            yield "noise-too-small", f"noise multiplier {noise:g}{whose}, at least {self.min_noise_multiplier:g}"
+        if steps > self.max_local_steps:
+            yield "too-many-steps", f"{steps} local steps, at most {self.max_local_steps}"
+        if rounds > self.max_rounds:
+            yield "too-many-rounds", f"{rounds} participations, at most {self.max_rounds}"
+        if compression > self.max_compression:
+            yield "compression-too-large", f"compression {compression:g}, at most {self.max_compression:g}"
+        if clip not in self.clippings:
+            yield "clipping-not-allowed", f"clipping {clip!r}, allowed: {', '.join(self.clippings)}"
+        if clip_rule not in self.clip_rules:
+            yield "clip-rule-not-allowed", f"clip rule {clip_rule!r}, allowed: {', '.join(self.clip_rules)}"
 
     def admit(self, plan: Plan, ledger: Ledger, agent: str, run: str, message: str) -> None:
         """`check`, and that all of the plan's participations still to come in `run` fit under the cap.
@@ -214,27 +195,16 @@ class Policy:
             raise PolicyRefusal("budget", str(error)) from error
 
 
-def _typed(key: str, value: Any, kind: str) -> Any:
-    """`value` as the field's type, from what TOML can say: whole numbers serve as numbers, booleans do not."""
-    kind = kind.removesuffix(" | None")
-    if kind == "float" and type(value) in (int, float) and abs(value) < _LARGEST:
-        return float(value)
-    if kind == "int" and type(value) is int and abs(value) < _LARGEST:
-        return value
-    if kind in _TEXTS and isinstance(value, str):
-        return value
-    if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    expected = {"float": "a number", "int": "a whole number", **dict.fromkeys(_TEXTS, "a text")}
-    raise ConfigError(f"{key} is {quoted(value)}; it must be {expected.get(kind, 'a list of texts')}")
-
-
-def _number(key: str, value: float, allowed: str, holds: bool) -> None:
-    if not (holds and math.isfinite(value)):
-        raise ConfigError(f"{key} is {value}; it must be finite and {allowed}")
-
-
-def _names(key: str, values: tuple[str, ...], allowed: tuple[str, ...]) -> None:
-    for value in values or ("nothing",):
-        if value not in allowed:
-            raise ConfigError(f"{key} holds {value!r}; allowed: {', '.join(allowed)}")
+def _describe(error: ValidationError) -> str:
+    """Describe in one line the first thing that is wrong with a policy's keys."""
+    first = error.errors(include_url=False)[0]
+    key, kind = str(first["loc"][0]), first["type"]
+    if kind == "unexpected_keyword_argument":
+        return f"unknown key {key!r}; allowed: {', '.join(Policy.__dataclass_fields__)}"
+    if kind == "missing":
+        return (
+            f"{key} is missing; a policy states every limit (only clip_rules, unit and those of secure aggregation may "
+            "be left out)"
+        )
+    rule = first["msg"].replace("Input should", "it must").replace("a valid integer", "a whole number")
+    return f"{key} is {quoted(first['input'])}; {rule}"

@@ -18,7 +18,7 @@ from fedspa.privacy.event import Event, Neighbours
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedspa.agent.ledger.summary import AgentSummary, LedgerSummary
+    from fedspa.agent.ledger.report import AgentSummary, LedgerSummary
     from fedspa.runs.sections import Privacy
 
 app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
@@ -51,11 +51,11 @@ def show(
     Example: fedspa ledger show runs/my-run --cap 2
     """
     if entries:
-        from fedspa.agent.ledger import export
+        from fedspa.agent.ledger.report import export
 
-        print(json.dumps(export.export(_locate(file)[0]), allow_nan=False))
+        print(json.dumps(export(_locate(file)[0]), allow_nan=False))
         return
-    from fedspa.agent.ledger.summary import each_agent, summary
+    from fedspa.agent.ledger.report import each_agent, summary
     from fedspa.agent.policy import Policy
     from fedspa.mechanisms.base import relation
     from fedspa.privacy.cap import Cap
@@ -131,16 +131,20 @@ def verify(file: File, as_json: AsJson = False) -> None:
 
     Example: fedspa ledger verify ledger.sqlite
     """
-    from fedspa.agent.ledger import verify as ledger_verify
+    from fedspa.agent.ledger import report
+    from fedspa.agent.ledger.ledger import Ledger, Loss
     from fedspa.privacy.event import seeded_words
 
     file, _ = _locate(file)
-    problems = ledger_verify.verify(file)
-    told = ledger_verify.remarks(file) if not problems else ledger_verify.Remarks({}, ())
-    notes = [*filter(None, [seeded_words(told.noise)]), *map(str, told.losses)]
+    noise: dict[str, int] = {}
+    losses: list[Loss] = []
+    if not (problems := report.verify(file)):
+        with Ledger.read(file) as ledger:
+            noise, losses = ledger.noise(), ledger.losses()
+    notes = [*filter(None, [seeded_words(noise)]), *map(str, losses)]
     if as_json:
         found = {"file": str(file), "sound": not problems, "problems": problems}
-        print(json.dumps({**found, "noise": told.noise, "losses": [asdict(loss) for loss in told.losses]}))
+        print(json.dumps({**found, "noise": noise, "losses": [asdict(loss) for loss in losses]}))
     else:
         _print_verdict(file, problems, notes)
     if problems:
@@ -166,7 +170,7 @@ def accept_loss(
     file: File,
     entries: Annotated[int, typer.Option(help="How many entries the ledger holds now, as `verify` says.")],
 ) -> None:
-    """Go on with a ledger that is refused because entries, or its witness, are gone for good.
+    """Go on with a ledger that is refused because entries, or its anchor, are gone for good.
 
     First look for the newest copy of both files. What the missing entries spent is not counted from here on: lower the
     policy's epsilon by as much, or stop using these records. The loss is written into the ledger, and `show` and
@@ -174,10 +178,10 @@ def accept_loss(
 
     Example: fedspa ledger accept-loss ledger.sqlite --entries 60
     """
-    from fedspa.agent.ledger import loss as ledger_loss
+    from fedspa.agent.ledger import report
 
     file, _ = _locate(file)
-    print(f"{file}: {ledger_loss.accept(file, entries)}")
+    print(f"{file}: {report.accept_loss(file, entries)}")
 
 
 def _print_json(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: list[str]) -> None:

@@ -63,7 +63,7 @@ def watch(
 
 def over(folder: Path, now: Snapshot) -> tuple[str, str]:
     """How the run ended, and what to do next."""
-    from fedspa.runs.provenance import to_go_on
+    from fedspa.runs.identity import to_go_on
 
     rounds = f"after round {len(now.metrics)} of {now.config.federation.rounds}"
     if now.state == "finished":

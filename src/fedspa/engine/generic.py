@@ -17,10 +17,10 @@ from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.examples import Tree, blanks, count, mapped, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import in_modes, modes
-from fedspa.learning.sound import may_draw
+from fedspa.learning.layers import may_draw
 from fedspa.learning.tasks import Task
-from fedspa.learning.tasks.base import OfOutputs
-from fedspa.learning.tasks.drawing import Drawing, require_seeds
+from fedspa.learning.tasks.base import OutputTask
+from fedspa.learning.tasks.wrappers import Drawing, require_seeds
 
 
 def slows(module: nn.Module, device: torch.device | str) -> Obstacle | None:
@@ -83,7 +83,7 @@ class GenericEngine:
         together = self._maps and count(y) > 1
         gradients_of = self._model.per_example_gradients() if together else self._model.gradients_alone
         task = self._model.task
-        if not isinstance(task, OfOutputs):
+        if not isinstance(task, OutputTask):
             return gradients_of(theta, x, y)
         if self._blank_outputs is None:
             with torch.no_grad():

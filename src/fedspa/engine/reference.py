@@ -15,7 +15,7 @@ from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.examples import Tree, each_alone, in_float64, moved
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.tasks import Task
-from fedspa.learning.tasks.drawing import Drawing, require_seeds
+from fedspa.learning.tasks.wrappers import Drawing, require_seeds
 from fedspa.learning.threads import Switches, one_example_a_time
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.verify import remarks, verify
-from fedspa.agent.outbox import Outbox
-from fedspa.agent.participate import require_newest
+from fedspa.agent.ledger.report import verify
+from fedspa.agent.participate import Outbox, require_newest
 from fedspa.agent.policy import Policy
 from fedspa.checks import Check, run_checks
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError, real_path
@@ -30,7 +29,7 @@ from fedspa.flower.terms import VERSION
 from fedspa.flower.trainer import Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import noise_modes, seeded_words
-from fedspa.runs import editions
+from fedspa.runs import identity
 from fedspa.runs.statement import shown
 from fedspa.secagg.keys import fingerprint
 
@@ -63,7 +62,7 @@ def versions() -> Iterator[Check]:
     fits = FLWR[0] <= tuple(int(part) for part in version.split(".")[:2]) < FLWR[1]
     wanted = "" if fits else "; fedspa supports 1.41 and later versions below 2: pip install 'fedspa[flower]'"
     yield Check("flwr", fits, version + wanted)
-    yield Check("editions", None, f"terms {VERSION}, {editions.written()}: both ends must print the same")
+    yield Check("editions", None, f"terms {VERSION}, {identity.written_editions()}: both ends must print the same")
 
 
 def check_node(node: Mapping[str, Any]) -> list[Check]:
@@ -141,7 +140,8 @@ def _spent(site: Site) -> Iterator[str]:
 def _lost(site: Site) -> list[str]:
     """What the ε above it does not count."""
     assert site.ledger is not None
-    return list(map(str, remarks(site.ledger).losses))
+    with Ledger.read(site.ledger) as ledger:
+        return list(map(str, ledger.losses()))
 
 
 def _ledger(site: SiteFolder) -> Iterator[Check]:
@@ -149,7 +149,7 @@ def _ledger(site: SiteFolder) -> Iterator[Check]:
     path = site.ledger
     if path.exists():
         problems = verify(path)
-        yield Check("ledger file", not problems, problems[0] if problems else f"{path}: sound, with its witness")
+        yield Check("ledger file", not problems, problems[0] if problems else f"{path}: verified, with its anchor")
     folder, kind = path.parent, filesystem(path.parent)
     if not os.access(folder, os.W_OK):
         yield Check("ledger disk", False, f"{folder} cannot be written by this user; change its owner")

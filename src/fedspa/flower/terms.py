@@ -24,7 +24,7 @@ from fedspa.algorithms.scores import MOST_MODELS, score_terms
 from fedspa.data.features import NAMES
 from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError
 from fedspa.flower.node_config import MOST_CLASSES
-from fedspa.learning.constants import NUMBERS
+from fedspa.learning.flat import NUMBERS
 from fedspa.mechanisms.base import (
     LARGEST_CLIP,
     SMALLEST_CLIP,
@@ -40,7 +40,7 @@ from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
-from fedspa.runs import editions
+from fedspa.runs import identity
 from fedspa.runs.combinations import check_options
 from fedspa.runs.sections import Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
@@ -177,7 +177,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
     terms, plan = announcement.terms, announcement.terms.plan
     values: dict[str, Any] = {
         "version": VERSION,
-        "editions": editions.written(),
+        "editions": identity.written_editions(),
         **{key: getattr(announcement, key) for key in _OWN},
         "task": announcement.task.model_dump_json(),
         "options": json.dumps(dict(terms.options), sort_keys=True),
@@ -217,7 +217,7 @@ def from_record(record: ConfigRecord) -> Announcement:
     limits = LIMITS if mechanism is None else {**LIMITS, **mechanism.limits}
     for key, kind in expected.items():
         _check(key, values[key], kind, limits)
-    if other := editions.differences(values["editions"][:_LONGEST_EDITIONS]):
+    if other := identity.edition_differences(values["editions"][:_LONGEST_EDITIONS]):
         raise TermsError(
             f"the server's fedspa would misunderstand this one: {', '.join(other)}; upgrade one end until `fedspa site "
             "check` and `fedspa server run` print the same editions (versions of the package may differ)"

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.errors import ConfigError, PrivacyError, quoted
-from fedspa.guard import given
-from fedspa.guard.events import events_of
+from fedspa.guard.guard import check_count, check_number, events_of
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Neighbours
 
@@ -67,8 +66,8 @@ def audit(
         raise ConfigError(
             f"score is {quoted(score)}; give a function of True or False, which trains and gives a number"
         )
-    given.count("draws", draws)
-    if not 0 < given.number("false_alarm", false_alarm) < 1:
+    check_count("draws", draws)
+    if not 0 < check_number("false_alarm", false_alarm) < 1:
         raise ConfigError(f"false_alarm is {quoted(false_alarm)}; it must lie between 0 and 1")
     if draws < _LEAST:
         raise PrivacyError(f"draws is {draws}; it must be at least {_LEAST} a side, and a few hundred to see anything")

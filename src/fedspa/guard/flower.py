@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from fedspa.agent.policy import PolicyRefusal
-from fedspa.errors import BudgetError, ConfigError, FedspaError
-from fedspa.guard import given
-from fedspa.guard.events import events_of
-from fedspa.guard.guard import Guard, open
+from fedspa.errors import BudgetError, ConfigError, FedspaError, quoted
+from fedspa.guard.guard import Guard, check_count, events_of, open
 from fedspa.privacy.event import Event, NoiseMode
 
 if TYPE_CHECKING:
@@ -66,8 +64,8 @@ def flower_mod(
     Returns:
         The mod.
     """
-    given.count("rounds", rounds)
-    kept, unpaid = given.texts("metrics", metrics), given.texts("free", free)
+    check_count("rounds", rounds)
+    kept, unpaid = _texts("metrics", metrics), _texts("free", free)
     for one in (event, *(() if evaluate is None else (evaluate,))):
         if not callable(one) and not isinstance(one, Event):
             events_of(one, neighbours="replace-one", noise=noise)  # under which every sound event has a price
@@ -95,6 +93,13 @@ def flower_mod(
         return reply
 
     return mod
+
+
+def _texts(name: str, value: Iterable[str]) -> frozenset[str]:
+    """Return the texts of a list. A lone text would be taken for its letters, which nobody means."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ConfigError(f"{name} is {quoted(value)}; give a list of names, as [{quoted(value)}]")
+    return frozenset(value)
 
 
 class _Refused(Exception):

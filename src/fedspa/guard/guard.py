@@ -1,14 +1,19 @@
 """The guard: nothing runs under it before its spend is on the disk.
 
-It keeps no books of its own. Entries go into the agent's ledger, under the agent's cap, with those of fedspa's own
-runs: ε is one composition over all that was ever spent on these records, whichever tool spent it. An entry is paid once
-it is written. A body that fails, or a process that is killed, has spent.
+Entries go into the agent's ledger, under the agent's cap, with those of fedspa's own runs: ε is one composition over
+all that was ever spent on these records, whichever tool spent it. An entry is paid once it is written. A body that
+fails, or a process that is killed, has spent. The ledger is opened for each write and closed again, so that a guard may
+be used in other threads and processes.
 
-The ledger is opened for each write and closed again, so that a guard may be carried into other threads and processes.
+dp_accounting's `DpEvent`s become events that the ledger stores and prices; those without a sound price are refused by
+name. A noise multiplier means the same in both: the standard deviation of the noise on a sum, over the bound on what
+one record adds to it. So does a Poisson sample. A `DpEvent` has no neighbouring relation and no unit: those are the
+guard's.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections import Counter
@@ -16,18 +21,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from functools import wraps
+from numbers import Real
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
-from fedspa.agent.ledger.allowed import check_name
-from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.policy import Policy
-from fedspa.errors import BudgetError, ConfigError, LedgerError, quoted
-from fedspa.guard import given, limits
-from fedspa.guard.events import events_of
+from fedspa.agent.ledger.ledger import Ledger, check_name
+from fedspa.agent.policy import Policy, PolicyRefusal
+from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError, quoted
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import Cap, Total, admits, shown
-from fedspa.privacy.event import Event, Neighbours, NoiseMode, Unit, noise_modes, seeded_words
+from fedspa.privacy.event import MOST, Event, Neighbours, NoiseMode, Sampling, Unit, noise_modes, seeded_words
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -36,17 +41,39 @@ _R = TypeVar("_R")
 # entry counts as released from the moment that its body may run.
 UNSEEN = "not seen by the guard"
 
+_SIMPLE = 10**6  # rates with a denominator up to this are kept as they are
+_FINE = 2**49  # others are rounded up to a multiple of one over this
+_NO_PRICE = {
+    "NonPrivateDpEvent": "it says of itself that it is not private",
+    "UnsupportedDpEvent": "it says of itself that nothing is known of it",
+    "LaplaceDpEvent": "the ledger composes Gaussian noise",
+    "DiscreteLaplaceDpEvent": "the ledger composes Gaussian noise",
+    "RandomizedResponseDpEvent": "the ledger composes Gaussian noise",
+    "SampledWithReplacementDpEvent": "a record may be drawn twice, for which no sound accountant is here",
+    "SingleEpochTreeAggregationDpEvent": "no sound accountant for trees is here",
+    "RepeatAndSelectDpEvent": "the choice of the best of several runs has no sound accountant here; spend for each run",
+    "MixtureOfGaussiansDpEvent": "no sound accountant for mixtures is here",
+    "ZCDpEvent": "a bound on Rényi divergences is not enough for an accountant of privacy losses",
+    "TruncatedSubsampledGaussianDpEvent": "no sound accountant for truncated batches is here",
+}
+_ACCEPTED = (
+    "GaussianDpEvent, PoissonSampledDpEvent or SampledWithoutReplacementDpEvent of one, SelfComposedDpEvent and "
+    "ComposedDpEvent of these"
+)
+
+Drawn = tuple[Sampling, int, int, float]  # sampling, batch, records, noise multiplier
+
 
 def create(path: str | Path) -> None:
     """Make an empty ledger, once, for records on which nothing was spent yet.
 
     Args:
-        path: Where; its witness will lie beside it.
+        path: Where; its anchor will lie beside it.
 
     Raises:
         LedgerError: There is a ledger, or what is left of one. Nothing is touched then.
     """
-    path = given.path("path", path)
+    path = check_path("path", path)
     if path.exists():
         raise LedgerError(f"{path} is there already; open it, or give another path for other records")
     Ledger.open(path).close()
@@ -79,7 +106,7 @@ def open(
         The guard. It holds no file open.
 
     Raises:
-        LedgerError: The ledger is missing, damaged or behind its witness, or knows the records by another name.
+        LedgerError: The ledger is missing, damaged or behind its anchor, or knows the records by another name.
 
     Examples:
         >>> import fedspa
@@ -98,19 +125,19 @@ def open(
     if policy is not None:
         if (epsilon, delta, neighbours) != (None, None, None):
             raise ConfigError("a policy states epsilon, delta and neighbours itself; give them or the policy, not both")
-        policy = policy if isinstance(policy, Policy) else Policy.load(given.path("policy", policy))
+        policy = policy if isinstance(policy, Policy) else Policy.load(check_path("policy", policy))
         cap = policy.cap
         unit = unit or policy.unit
     else:
         if epsilon is None or delta is None:
             raise ConfigError("a guard needs epsilon and delta, the most that all runs may ever cost, or a policy")
-        cap = Cap(given.number("epsilon", epsilon), given.number("delta", delta), neighbours or "add-remove")
+        cap = Cap(check_number("epsilon", epsilon), check_number("delta", delta), neighbours or "add-remove")
     if unit not in (None, *get_args(Unit)):
         raise ConfigError(f"unit is {unit!r}; allowed: {', '.join(get_args(Unit))}")
     check_name("agent", agent)
     if run is not None:
         check_name("run", run)
-    path = given.path("path", path)
+    path = check_path("path", path)
     if not path.exists():
         raise LedgerError(
             f"{path} is missing; make the ledger once by fedspa.guard.create, before anything is spent on the records; "
@@ -214,7 +241,7 @@ class Guard:
         Raises:
             BudgetError: The cap has no room for all of them together.
         """
-        given.count("participations", participations)
+        check_count("participations", participations)
         events = self._events(event, noise)
         for own in events:
             self._check(own, participations)
@@ -249,7 +276,7 @@ class Guard:
             run: The run's name; the guard's own if none is given.
             message: As of `spend`.
         """
-        given.count("announced", announced)
+        check_count("announced", announced)
         events = self._events(event, noise)
         message = message or secrets.token_hex(8)
         run = f"{tool}:{run or self.run}"
@@ -268,11 +295,9 @@ class Guard:
                 done = ledger.participations(self.agent, run)
                 for i, own in enumerate(events, 1):
                     self._check(own, done + i)
-                if len(events) == 1:
-                    ledger.reserve(self.agent, events[0], run, message, cap=self.cap, announced=announced)
-                else:
-                    ledger.reserve_each(self.agent, named, run, cap=self.cap)
-                for name in named:
+                for name, own in named.items():
+                    plan = announced if len(events) == 1 else None
+                    ledger.reserve(self.agent, own, run, name, cap=self.cap, announced=plan)
                     ledger.release(self.agent, run, name, UNSEEN)
 
     def total(self) -> Total:
@@ -312,8 +337,14 @@ class Guard:
         return events_of(event, neighbours=self.cap.neighbours, unit=self.unit, noise=noise)
 
     def _check(self, event: Event, participations: int) -> None:
-        if self.policy is not None:
-            limits.check(self.policy, event, participations)
+        """Raise a PolicyRefusal if so many entries in one run are laxer than the policy, its budget aside. Foreign
+        training releases whole models, clipped to a given norm."""
+        if self.policy is None:
+            return
+        if not isinstance(event, GaussianEvent):
+            raise PolicyRefusal("noise-too-small", f"no noise multiplier is known of {event}")
+        for refusal in self.policy.laxer_limits(event.unit, event.noise_multiplier, event.steps, participations):
+            raise PolicyRefusal(*refusal)
 
 
 class _Body:
@@ -341,3 +372,106 @@ class _Body:
 
     def __call__(self, function: object) -> NoReturn:
         raise ConfigError("guard.spend pays for one `with` block; guard a function by guard.train(function, event)")
+
+
+def events_of(
+    given: object, *, neighbours: Neighbours, unit: Unit = "record", noise: NoiseMode | None = None
+) -> list[Event]:
+    """The events of the ledger that `given` is, none where it releases nothing."""
+    found = [_own(given, unit, noise)] if isinstance(given, Event) else _foreign(given, unit, noise)
+    for event in found:
+        if event.sampling == "fixed" and neighbours == "add-remove":
+            raise PrivacyError(
+                "batches of a fixed size have no sound price under 'add-remove'; open the guard with "
+                "neighbours='replace-one', or sample by Poisson"
+            )
+    return found
+
+
+def fraction_of(rate: float) -> Fraction:
+    """A sampling rate as batch over records: the number itself where it is a simple fraction, else a little more."""
+    if not (isinstance(rate, Real) and 0 < rate <= 1):
+        raise PrivacyError(f"the sampling probability is {quoted(rate)}; it must be above 0 and at most 1")
+    simple = Fraction(rate).limit_denominator(_SIMPLE)
+    return simple if float(simple) == rate else Fraction(math.ceil(Fraction(rate) * _FINE), _FINE)
+
+
+def _own(event: Event, unit: Unit, noise: NoiseMode | None) -> Event:
+    if event.unit != unit:
+        raise PrivacyError(
+            f"the event protects each {event.unit} and the guard each {unit}; their ε do not add up (docs/persons.md)"
+        )
+    if noise is not None and event.noise not in (None, noise):
+        raise PrivacyError(f"noise is {noise!r}, and the event says {event.noise!r}: give one of them")
+    return event if noise is None else event.with_noise(noise)
+
+
+def _foreign(given: object, unit: Unit, noise: NoiseMode | None) -> list[Event]:
+    steps: dict[Drawn, int] = {}  # those that differ in their number only are one event
+    for drawn, count in _parts(given, 1):
+        steps[drawn] = steps.get(drawn, 0) + count
+    return [
+        GaussianEvent(sampling, batch, records, count, multiplier, noise=noise, unit=unit)
+        for (sampling, batch, records, multiplier), count in steps.items()
+    ]
+
+
+def _parts(given: Any, times: int) -> Iterator[tuple[Drawn, int]]:
+    from dp_accounting import dp_event
+
+    kind = type(given)
+    if times == 0 or kind is dp_event.NoOpDpEvent:
+        return
+    if kind is dp_event.ComposedDpEvent:
+        for part in given.events:
+            yield from _parts(part, times)
+    elif kind is dp_event.SelfComposedDpEvent:
+        if not (isinstance(given.count, int) and given.count >= 0):
+            raise PrivacyError(f"SelfComposedDpEvent has count {quoted(given.count)}; it must be a whole number")
+        yield from _parts(given.event, times * given.count)
+    elif kind is dp_event.GaussianDpEvent:
+        yield ("poisson", 1, 1, _multiplier(given)), times
+    elif kind is dp_event.PoissonSampledDpEvent and type(given.event) is dp_event.GaussianDpEvent:
+        if given.sampling_probability != 0:
+            rate = fraction_of(given.sampling_probability)
+            yield ("poisson", rate.numerator, rate.denominator, _multiplier(given.event)), times
+    elif kind is dp_event.SampledWithoutReplacementDpEvent and type(given.event) is dp_event.GaussianDpEvent:
+        yield ("fixed", given.sample_size, given.source_dataset_size, _multiplier(given.event)), times
+    else:
+        raise PrivacyError(_refusal(given, isinstance(given, dp_event.DpEvent)))
+
+
+def _multiplier(gaussian: Any) -> float:
+    try:
+        return float(gaussian.noise_multiplier)
+    except (TypeError, ValueError, OverflowError):
+        raise PrivacyError(
+            f"the noise multiplier is {quoted(gaussian.noise_multiplier)}; it must be a number"
+        ) from None
+
+
+def _refusal(given: Any, is_event: bool) -> str:
+    name = type(given).__name__
+    if not is_event:
+        return f"{quoted(given)} is no event; give one of fedspa's or of dp_accounting's ({_ACCEPTED})"
+    if hasattr(given, "event"):
+        name = f"{name} of {type(given.event).__name__}"
+    why = _NO_PRICE.get(type(given).__name__, "no sound accountant for it is here")
+    return f"{name} cannot be spent: {why}; accepted: {_ACCEPTED}"
+
+
+def check_path(name: str, value: object) -> Path:
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
+        raise ConfigError(f"{name} is {quoted(value)}; give the path of a file")
+    return Path(value)
+
+
+def check_number(name: str, value: object) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ConfigError(f"{name} is {quoted(value)}; it must be a number")
+    return float(value)
+
+
+def check_count(name: str, value: object) -> None:
+    if type(value) is not int or not 1 <= value <= MOST:
+        raise ConfigError(f"{name} is {quoted(value)}; it must be a whole number of at least 1, and at most {MOST:g}")

@@ -20,17 +20,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from fedspa.errors import PrivacyError
-from fedspa.guard import given
+from fedspa.guard.guard import Guard, check_count
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.event import NoiseMode
-
-if TYPE_CHECKING:
-    from fedspa.guard.guard import Guard
 
 _MARK = "_fedspa_guard"
 # Opacus draws a record where a float32 of 24 random bits falls below the rate.
@@ -61,9 +58,9 @@ def watch(guard: Guard, optimizer: Any, data_loader: Any, *, epochs: int, block:
             "charged as a fresh sample; train all parameters by one optimiser (with parameter groups), or give each "
             "optimiser a loader of its own by make_private"
         )
-    given.count("epochs", epochs)
+    check_count("epochs", epochs)
     if block is not None:
-        given.count("block", block)
+        check_count("block", block)
     _check_pair(guard, optimizer, sampler)
     watcher = _Watcher(guard, optimizer, sampler, bound, epochs, block or len(sampler))
     guard.require(watcher.block_event(), participations=epochs)

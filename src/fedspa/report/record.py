@@ -18,8 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedspa.agent.ledger.export import lines
-from fedspa.agent.ledger.verify import verify
+from fedspa.agent.ledger.report import lines, verify
 from fedspa.errors import ConfigError, FedspaError, real_path
 from fedspa.mechanisms import Plan, event_of
 from fedspa.privacy.event import Event
@@ -191,13 +190,14 @@ def _ledger(path: Path, problems: list[str]) -> Participations:
     head, stored = lines(path)
     entries: list[Entry] = []
     texts: set[str] = set()
-    for sequence, agent, _, message, event, reserved_at, link, digest, released_at in stored:
-        when = _ROUND.fullmatch(message)
+    for line in stored:
+        when = _ROUND.fullmatch(line["message"])
         if when is None:
             problems.append("the ledger contains entries that no round of this run made")
             return Participations()
-        entries.append(Entry(agent, int(when[1]), sequence, reserved_at, released_at, digest, link))
-        texts.add(event)
+        fields = (line[name] for name in ("sequence", "reserved_at", "released_at", "digest", "hash"))
+        entries.append(Entry(line["agent"], int(when[1]), *fields))
+        texts.add(line["event"])
     found = [event_of(text) for text in texts]
     events = {event.with_noise(None) for event in found}
     one = events.pop() if len(events) == 1 else None

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from fedspa import durable
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.witness import path_of
+from fedspa.agent.ledger.storage import anchor_path
 from fedspa.agent.participate import agent_name, message_name
 from fedspa.agent.policy import Policy
 from fedspa.errors import BudgetError, FedspaError, LedgerError, worded
@@ -69,7 +69,7 @@ def refuse_over_budget(job: Job, run: str | None = None) -> None:
         if earlier := ledger.largest(but=run):
             events = Counter(earlier) + Counter({event: job.plan.participations})
             whose = " for a record that each of them deals to its busiest agent"
-            _refuse(events, policy.cap, _first_plan(ledger), "with the earlier runs in the ledger ", whose)
+            _refuse(events, policy.cap, ledger.first_plan(), "with the earlier runs in the ledger ", whose)
 
 
 def _refuse(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None, beside: str = "", whose: str = "") -> None:
@@ -82,12 +82,6 @@ def _refuse(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None, besi
             f"{beside}the run costs ε = {shown(cost)} ({by}){whose}, above the policy's {limit.epsilon:.4g} "
             f"(δ = {cap.delta:g}, {cap.neighbours}); take more noise or fewer rounds"
         )
-
-
-def _first_plan(ledger: Ledger) -> FirstPlan | None:
-    """What was announced with its first entry: all agents of that run were told the same."""
-    first = ledger.first_agent()
-    return None if first is None else ledger.first_plan(first)
 
 
 def refuse_another_event(then: Event, now: Event) -> None:
@@ -121,7 +115,7 @@ def largest_total(plan: Plan, ledger: Ledger) -> LedgerTotal:
     """What everything that the ledger holds can have cost a record, under the plan's relation. Another seed, another
     partition or another number of agents deals a record to another agent, so that of each run the one counts that took
     part most."""
-    held, first = ledger.largest(), _first_plan(ledger)
+    held, first = ledger.largest(), ledger.first_plan()  # all agents of that run were told the same
     # Events of fixed-size batches have no ε under add-remove; those of both kinds have one under replace-one.
     mixed = plan.neighbours == "add-remove" and any(event.sampling == "fixed" for event in held)
     relation = "replace-one" if mixed else plan.neighbours
@@ -163,7 +157,7 @@ def open_ledger(path: Path, begun: Checkpoint | None, *, simulated: bool = False
     if not path.exists():
         raise LedgerError(
             f"the ledger of this run, {path}, is missing, and what was spent is written nowhere else; put it back, "
-            f"with {path_of(path).name}, or start a new run"
+            f"with {anchor_path(path).name}, or start a new run"
         )
     ledger = Ledger.open(path, create=False, simulated=simulated)
     if begun.extra["ledger"] != ledger.name:
@@ -249,7 +243,7 @@ class Books(ExitStack[None]):
         log = path.with_name(f"{path.name}-wal")
         with worded(LedgerError, lambda why: f"{log} cannot be written: {why}; mend that, then resume"):
             durable.force(log if log.exists() else path)
-            durable.force(path_of(path))
+            durable.force(anchor_path(path))
             durable.force_folder(log.parent)
 
     def total(self) -> LedgerTotal | None:

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from fedspa import durable
-from fedspa.agent.ledger.content import has_entries
+from fedspa.agent.ledger.ledger import has_entries
 from fedspa.errors import ConfigError, FedspaError, one_line, worded
 from fedspa.learning.flat import FlatModel
 from fedspa.runs import checkpoint, ending, project
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
+from fedspa.runs.identity import to_go_on
 from fedspa.runs.journal import Journal
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import to_go_on
 
 log = logging.getLogger(__name__)
 

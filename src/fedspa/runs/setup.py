@@ -24,15 +24,14 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, count, joined
 from fedspa.learning import models
+from fedspa.learning.features import Features
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.frozen import Features
-from fedspa.learning.sound import require_module
-from fedspa.learning.tasks import Classification, PerPerson, Task
+from fedspa.learning.layers import require_module
+from fedspa.learning.tasks import Classification, Loss, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
-from fedspa.learning.tasks.own import Loss
-from fedspa.learning.tasks.person import tried
-from fedspa.learning.trial import try_gradients
+from fedspa.learning.tasks.wrappers import tried
+from fedspa.learning.validate import try_gradients
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy.event import Unit

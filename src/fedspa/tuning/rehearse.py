@@ -26,15 +26,15 @@ from fedspa import __version__, durable
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, count, joined, leaves, taken
-from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.mechanisms import Plan
-from fedspa.runs import digest
+from fedspa.runs import identity
 from fedspa.runs.books import Books
 from fedspa.runs.config import Config, load
 from fedspa.runs.halving import Settings, settled
+from fedspa.runs.identity import digests_of
 from fedspa.runs.metrics import LOWER, RoundMetrics
-from fedspa.runs.provenance import digests_of
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
@@ -114,7 +114,11 @@ class Rehearsal:
         """What learns, whoever brings it: its code, which a name in the config does not tell, and its first values."""
         module, task, metrics = self._given
         model = prepare(self._config, self._parts[0], module, task, metrics).server.model
-        return [digest.of_module(model.module), digest.of_function(model.task), digest.of_tensors([model.flatten()])]
+        return [
+            identity.digest_code(model.module),
+            identity.digest_code(model.task),
+            identity.digest_tensors([model.flatten()]),
+        ]
 
     def curves(self, settings: Settings) -> Curves:
         config = settled(self._config, settings)

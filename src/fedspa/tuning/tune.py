@@ -27,7 +27,7 @@ from fedspa.errors import ConfigError, quoted, worded
 from fedspa.examples import Examples, count, taken
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks import Loss
 from fedspa.result import RunResult
 from fedspa.running import simulate
 from fedspa.runs import config as configs

@@ -1,74 +1,97 @@
 """An agent's durable record of what it spent, over all runs, restarts and crashes.
 
-Local DP does not trust the server, so the agent keeps its own books: `reserve` writes a participation down *before*
-training, `release` marks it just before the update leaves. A crash in between wastes budget and hides nothing. What
-the stored events cost together is for `cap` to say.
+Local DP does not trust the server, so the agent keeps its own ledger: `reserve` writes a participation *before*
+training, `release` marks it just before the update leaves. A crash in between wastes budget and hides nothing. What the
+stored events cost together is computed by `privacy.cap`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from fedspa.agent.ledger import content
-from fedspa.agent.ledger import file as ledger_file
-from fedspa.agent.ledger import witness as ledger_witness
-from fedspa.agent.ledger.allowed import check_name, check_unit
-from fedspa.agent.ledger.content import Reservation, parsed, unit_in
-from fedspa.agent.ledger.errors import explained
-from fedspa.agent.ledger.loss import Loss, losses
-from fedspa.agent.ledger.schema import entry_hash
-from fedspa.agent.ledger.witness import Witness
-from fedspa.errors import BudgetError, LedgerError
-from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, floor_total, passed, shown, shown_left, total
+from fedspa.agent.ledger import storage
+from fedspa.agent.ledger.storage import damaged, explained
+from fedspa.errors import BudgetError, LedgerError, PrivacyError
+from fedspa.mechanisms import UnknownKind, event_of
+from fedspa.privacy.cap import Cap, FirstPlan, Total, passed, shown, shown_left, total
 from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, seeded_words, told
 
 
-class Ledger:
-    """An open ledger file. One per process and thread; any number of processes may share the file."""
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One entry. `fresh` is False if an earlier call made it; `digest` names what was released under it, if any."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, *, name: str, simulated: bool) -> None:
+    sequence: int
+    agent: str
+    event: Event
+    fresh: bool
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An accepted loss: the entries that the anchor stated (None: the anchor was lost too) and the entries left."""
+
+    accepted_at: str
+    known_entries: int | None
+    entries: int
+
+    def __str__(self) -> str:
+        gone = "an unknown number of" if self.known_entries is None else max(0, self.known_entries - self.entries)
+        when = f"accepted {self.accepted_at[:19]} UTC"
+        return f"{gone} entries behind entry {self.entries} may be lost ({when}); no ε counts them"
+
+
+class Ledger:
+    """An open ledger. One per process and thread; any number of processes may share the file."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, simulated: bool = False) -> None:
         self.path = path
-        self.name = name  # drawn when it was made: another file under the same path has another
         self._connection = connection
         self._simulated = simulated
         self._process = os.getpid()
         self._writing = False
-        self._file = ledger_file.identity(path)
+        self._file = _file_id(path)
+        self.name = self.position().ledger  # drawn when it was made: another file under the same path has another
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = True, simulated: bool = False) -> Self:
-        """Open the ledger at `path`; with `create`, make it where there is no file. A bad file is never replaced, and
-        one with an event that cannot be priced here is refused: what comes of it would be known after training only.
+        """Open the ledger at `path`; with `create`, make it if there is no file. A bad file is never replaced. A ledger
+        that is behind its anchor has lost spends and is refused, and so is one with an event that has no price here.
 
         A deployment creates its ledger once and from then on opens it with `create=False`: a ledger that went missing
-        is then an error and not a fresh budget. `simulated` books survive a killed process but not a power loss: they
-        wait for no disk, since nothing leaves a simulation.
-
-        Beside it lies its witness. A ledger that is behind it has lost what it acknowledged and is refused.
+        is then an error and not a fresh budget. A `simulated` ledger survives a killed process but not a power loss: it
+        does not wait for the disk, since nothing leaves a simulation.
         """
         path = Path(path)
         if create and not path.exists():
-            ledger_file.create(path)
-        connection = ledger_file.connect(path, "rw")
+            storage.create(path)
+        ledger = cls(path, storage.connect(path, "rw"), simulated=simulated)
         try:
-            with explained(path):
-                for (text,) in connection.execute("SELECT text FROM event"):
-                    parsed(path, text)
-                if simulated:
-                    connection.execute("PRAGMA synchronous=NORMAL")
-                name = ledger_witness.name(connection)
-                assert name is not None  # whoever opens it to write has made sure of that
+            for (text,) in ledger.query("SELECT text FROM event"):
+                ledger.parse(text)
+            if simulated:
+                ledger.query("PRAGMA synchronous=NORMAL")
         except LedgerError:
-            connection.close()
+            ledger.close()
             raise
-        return cls(path, connection, name=name, simulated=simulated)
+        return ledger
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Open the ledger at `path` for reading: a view of one moment, whatever other processes write meanwhile."""
+        ledger = cls(Path(path), storage.connect(Path(path), "ro"))
+        ledger.query("BEGIN")
+        return ledger
 
     def close(self) -> None:
         self._connection.close()
@@ -78,6 +101,26 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows that an SQL statement gives."""
+        with explained(self.path):
+            return self._connection.execute(statement, values).fetchall()
+
+    def iterate(self, statement: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a statement one at a time: a ledger may have more of them than fit in memory."""
+        with explained(self.path):
+            for row in self._connection.execute(statement, values):  # noqa: UP028 (it would close the cursor later)
+                yield row
+
+    def parse(self, text: str) -> Event:
+        """Return the event that this ledger stores as `text`."""
+        try:
+            return event_of(text)
+        except UnknownKind as error:  # a backup would lack what was spent since
+            raise LedgerError(f"{self.path} was written by a newer fedspa ({error}); upgrade fedspa here") from error
+        except PrivacyError as error:
+            raise LedgerError(f"{self.path} holds what is no event: {error}; restore it from a backup") from error
 
     def reserve(
         self,
@@ -113,73 +156,59 @@ class Ledger:
         if announced is not None and not 1 <= announced <= MOST:
             raise LedgerError(f"announced is {told(announced)}; it must lie between 1 and {MOST:g}")
         if cap is not None and not self._writing:
-            # ε takes a fraction of a second. Evaluated here first, it is remembered, so that the lock below is held for
-            # that long only where another process changed the total in between.
-            for agent, event in events.items():
-                self.would_exceed(agent, event, cap, announced=announced)
+            # Computing ε takes a fraction of a second and its result is cached. Computed here first, it holds the lock
+            # below for that long only if another process changed the total in between.
+            self._over_cap(events, cap, announced)
         with self.transaction():
-            return self._reserve(events, run, message, cap, announced)
+            self.require_unit(events)
+            found = self._find(events, run, message)
+            for agent, entry in found.items():
+                if entry.event != events[agent]:
+                    raise LedgerError(
+                        f"agent {agent!r}, run {run!r}, message {message!r} is recorded with another event "
+                        f"({entry.event.to_json()}, now {events[agent].to_json()}); use a new message name"
+                    )
+            new = {agent: event for agent, event in events.items() if agent not in found}
+            if cap is not None:
+                for agent in self._over_cap(new, cap, announced):
+                    self.require(agent, new[agent], cap, announced=announced)
+            found |= self._insert(new, run, message, announced)
+            return [found[agent] for agent in events]
 
-    def reserve_each(
-        self, agent: str, events: Mapping[str, Event], run: str, *, cap: Cap | None = None
-    ) -> list[Reservation]:
-        """`reserve` for several events of one agent, by message, in one durable write: all of them, or none."""
-        for name, value in (("run", run), ("agent", agent), *(("message", message) for message in events)):
-            check_name(name, value)
-        with self.transaction():
-            return [self._reserve({agent: event}, run, message, cap)[0] for message, event in events.items()]
-
-    def _reserve(
-        self, events: Mapping[str, Event], run: str, message: str, cap: Cap | None, announced: int | None = None
-    ) -> list[Reservation]:
-        """Within a transaction. A simulated round is ten agents: what they share is read and written once for all."""
-        reserved: list[Reservation] = []
-        rows: list[tuple[int | str, ...]] = []
+    def _insert(
+        self, events: Mapping[str, Event], run: str, message: str, announced: int | None
+    ) -> dict[str, Reservation]:
         ids = {event: self._event_id(event.to_json()) for event in dict.fromkeys(events.values())}
-        entries, link = self._connection.execute("SELECT entries, hash FROM head").fetchone()
-        now = _now()
-        beginners = set() if announced is None else set(events) - content.known(self._connection, events)
-        plans: list[tuple[str, int, int | None]] = []
-        self.require_unit(events)
-        for agent, event in events.items():
-            found = content.find(self.path, self._connection, agent, run, message)
-            if found is None:
-                if cap is not None:
-                    self.require(agent, event, cap, announced=announced)
-                event_id, text = ids[event]
-                sequence = entries + 1 + len(rows)
-                plan = announced if agent in beginners else None
-                plans += [] if plan is None else [(agent, sequence, plan)]
-                link = entry_hash(link, sequence, agent, run, message, text, now, plan)
-                rows.append((sequence, agent, run, message, event_id, now, link))
-                found = Reservation(sequence, agent, event, fresh=True, digest=None)
-            elif found.event != event:
-                raise LedgerError(
-                    f"agent {agent!r}, run {run!r}, message {message!r} is recorded with another event "
-                    f"({found.event.to_json()}, now {event.to_json()}); use a new message name"
-                )
-            reserved.append(found)
-        self._connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        self._connection.executemany("INSERT INTO plan VALUES (?, ?, ?)", plans)
-        return reserved
-
-    def require_unit(self, events: Mapping[str, Event]) -> None:
-        """Raise where an agent's entries protect something else than its event here. They protect records, or they
-        protect persons: a total of both would be neither's."""
-        with explained(self.path):
-            texts = self._connection.execute("SELECT text FROM event").fetchall()
-        units = {unit_in(self.path, text) for (text,) in texts} | {event.unit for event in events.values()}
-        if len(units) > 1:  # in some agent's entries: it may not be one of these
-            for agent, event in events.items():
-                check_unit(agent, self.spent(agent), event)
+        spent = {agent for (agent,) in self._of_agents("SELECT DISTINCT agent FROM total", events)}
+        newest, time = self.position(), now()
+        link, rows, made = newest.hash, [], {}
+        for sequence, (agent, event) in enumerate(events.items(), newest.entries + 1):
+            first = None if agent in spent else announced
+            number, text = ids[event]
+            link = storage.entry_hash(link, sequence, agent, run, message, text, time, first)
+            rows.append((sequence, agent, run, message, number, first, time, link))
+            made[agent] = Reservation(sequence, agent, event, fresh=True, digest=None)
+        self._connection.executemany("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._connection.executemany(
+            "INSERT INTO total VALUES (?, ?, 1, ?, ?) "
+            "ON CONFLICT DO UPDATE SET count = count + 1, last = excluded.last",
+            [(agent, number, sequence, sequence) for sequence, agent, _, _, number, *_ in rows],
+        )
+        return made
 
     def _event_id(self, text: str) -> tuple[int, str]:
-        """The number under which this event is kept, from now on if it was not known; and its text."""
-        known = self._connection.execute("SELECT id FROM event WHERE text = ?", (text,)).fetchone()
-        if known is None:
-            self._connection.execute("INSERT INTO event (text) VALUES (?)", (text,))
-            known = self._connection.execute("SELECT id FROM event WHERE text = ?", (text,)).fetchone()
-        return known[0], text
+        """Return the number under which this event is stored, from now on if it was not, and its text."""
+        if not (found := self.query("SELECT id FROM event WHERE text = ?", text)):
+            found = self.query("INSERT INTO event (text) VALUES (?) RETURNING id", text)
+        return found[0][0], text
+
+    def require_unit(self, events: Mapping[str, Event]) -> None:
+        """Raise if an agent's entries protect something else than its event here. They protect records, or they
+        protect persons: a total of both would be neither's."""
+        stored = {self.parse(text).unit for (text,) in self.query("SELECT text FROM event")}
+        if len(stored | {event.unit for event in events.values()}) > 1:  # in some agent's entries, maybe not in these
+            for agent, event in events.items():
+                _check_unit(agent, self.spent(agent), event)
 
     def release(self, agent: str, run: str, message: str, digest: str) -> None:
         """Mark that the update named by `digest` is about to be sent: call it after training and *before* sending.
@@ -194,99 +223,115 @@ class Ledger:
         for digest in digests.values():
             check_name("digest", digest)
         with self.transaction():
-            rows, now = [], _now()
+            found, rows, time = self._find(digests, run, message), [], now()
             for agent, digest in digests.items():
-                found = self._connection.execute(
-                    "SELECT sequence, digest FROM entry LEFT JOIN release USING (sequence) "
-                    "WHERE agent = ? AND run = ? AND message = ?",
-                    (agent, run, message),
-                ).fetchone()
-                if found is None:
+                if agent not in found:
                     raise LedgerError(
                         f"agent {agent!r}, run {run!r}, message {message!r} was never reserved; reserve before training"
                     )
-                sequence, released = found
-                if released is None:
-                    rows.append((sequence, digest, now))
-                elif released != digest:
+                if found[agent].digest is None:
+                    rows.append((found[agent].sequence, digest, time))
+                elif found[agent].digest != digest:
                     raise LedgerError(
                         f"agent {agent!r}, run {run!r}, message {message!r} has already released another update; "
                         "send that one again or reserve under a new message name"
                     )
-            self._connection.executemany("INSERT INTO release VALUES (?, ?, ?)", rows)
+            self._connection.executemany("INSERT INTO release (sequence, digest, released_at) VALUES (?, ?, ?)", rows)
 
     def find(self, agent: str, run: str, message: str) -> Reservation | None:
-        """The entry of this triple, if there is one."""
-        with explained(self.path):
-            return content.find(self.path, self._connection, agent, run, message)
+        """Return the entry of this triple, if there is one."""
+        return self._find([agent], run, message).get(agent)
 
-    def agents(self) -> set[str]:
-        """All that have entries."""
-        with explained(self.path):
-            return {agent for (agent,) in self._connection.execute("SELECT DISTINCT agent FROM total")}
+    def _find(self, agents: Iterable[str], run: str, message: str) -> dict[str, Reservation]:
+        rows = self._of_agents(
+            "SELECT agent, sequence, text, digest FROM entry JOIN event ON event.id = entry.event "
+            "LEFT JOIN release USING (sequence)",
+            agents,
+            "AND run = ? AND message = ?",
+            run,
+            message,
+        )
+        return {
+            agent: Reservation(sequence, agent, self.parse(text), fresh=False, digest=digest)
+            for agent, sequence, text, digest in rows
+        }
+
+    def _of_agents(self, select: str, agents: Iterable[str], more: str = "", *values: str) -> list[tuple[Any, ...]]:
+        where = "WHERE agent IN (SELECT value FROM json_each(?))"
+        return self.query(f"{select} {where} {more}", json.dumps(list(agents)), *values)
 
     def require_known(self, agent: str) -> None:
-        """Raise where there are entries and none of `agent`: one who holds records calls them by one name."""
-        others = self.agents()
-        if others and agent not in others:
+        """Raise if there are entries and none of `agent`: the holder of records calls them by one name."""
+        if not self.spent(agent) and (others := self.query("SELECT DISTINCT agent FROM total ORDER BY agent LIMIT 5")):
             raise LedgerError(
-                f"{self.path} has entries of {', '.join(map(repr, sorted(others)[:5]))} and none of {agent!r}: another "
-                "name would be a fresh budget; use the name that the records have, or for other records a ledger of "
-                "their own"
+                f"{self.path} has entries of {', '.join(repr(other) for (other,) in others)} and none of {agent!r}: "
+                "another name would be a fresh budget; use the name that the records have, or for other records a "
+                "ledger of their own"
             )
 
     def participations(self, agent: str, run: str) -> int:
-        """How many entries `agent` has in `run`."""
-        with explained(self.path):
-            query = "SELECT count(*) FROM entry WHERE agent = ? AND run = ?"
-            count: int = self._connection.execute(query, (agent, run)).fetchone()[0]
+        """Return the number of entries of `agent` in `run`."""
+        count: int = self.query("SELECT count(*) FROM entry WHERE agent = ? AND run = ?", agent, run)[0][0]
         return count
 
     def events(self, run: str) -> set[Event]:
-        """The distinct events of `run`, of all its agents."""
-        with explained(self.path):
-            query = "SELECT DISTINCT text FROM entry JOIN event ON event.id = entry.event WHERE run = ?"
-            return {parsed(self.path, text) for (text,) in self._connection.execute(query, (run,))}
+        """Return the distinct events of `run`, of all its agents."""
+        rows = self.query("SELECT DISTINCT text FROM entry JOIN event ON event.id = entry.event WHERE run = ?", run)
+        return {self.parse(text) for (text,) in rows}
 
-    def spent(self, agent: str) -> Mapping[Event, int]:
-        """What `agent` spent in all its runs: distinct events and how often each (read from the kept totals)."""
-        with explained(self.path):
-            return content.spent(self.path, self._connection, agent)
+    def spent(self, agent: str) -> Counter[Event]:
+        """Return the distinct events of `agent` in all its runs, and how often each."""
+        rows = self.query("SELECT text, count FROM total JOIN event ON event.id = total.event WHERE agent = ?", agent)
+        return Counter({self.parse(text): count for text, count in rows})
 
-    def largest(self, but: str | None = None) -> Mapping[Event, int]:
-        """What no record can have spent more than, whichever agent held it in which run: simulations number their
-        agents, and may deal the same records to others each time. Of every run, `but` one, the most of any agent."""
-        with explained(self.path):
-            return content.largest(self.path, self._connection, but)
+    def largest(self, but: str | None = None) -> Counter[Event]:
+        """Return what no record can have spent more than, whichever agent held it in which run: of every run, `but`
+        one, the most of any agent. Simulations number their agents, and another run may assign a record to another."""
+        counts: Counter[Event] = Counter()
+        for text, count in self.query(
+            "SELECT text, max(count) FROM (SELECT run, event, count(*) AS count FROM entry WHERE run IS NOT ? "
+            "GROUP BY run, agent, event) JOIN event ON event.id = event GROUP BY run, event",
+            but,
+        ):
+            counts[self.parse(text)] += count
+        return counts
 
-    def first_agent(self) -> str | None:
-        """Whose the first entry is."""
-        with explained(self.path):
-            found = self._connection.execute("SELECT agent FROM entry WHERE sequence = 1").fetchone()
-        return None if found is None else str(found[0])
+    def first_plan(self, agent: str | None = None) -> FirstPlan | None:
+        """Return what was announced with the first entry of `agent` (or of the whole ledger), if anything was."""
+        first = "1" if agent is None else "(SELECT min(first) FROM total WHERE agent = ?)"
+        rows = self.query(
+            f"SELECT text, announced FROM entry JOIN event ON event.id = entry.event WHERE sequence = {first}",
+            *([] if agent is None else [agent]),
+        )
+        return None if not rows else self.plan(self.parse(rows[0][0]), rows[0][1])
 
-    def first_plan(self, agent: str) -> FirstPlan | None:
-        """What was announced with the first entry of `agent`, if anything was."""
-        with explained(self.path):
-            return content.first_plan(self.path, self._connection, agent)
+    def plan(self, event: Event, announced: object) -> FirstPlan | None:
+        """Return the first plan that the columns of a first entry hold; damage may have changed them."""
+        if announced is not None and not (isinstance(announced, int) and announced >= 1):
+            raise LedgerError(damaged(self.path, "a first plan has no whole number of participations"))
+        return None if announced is None else FirstPlan(event, announced)
+
+    def noise(self) -> dict[str, int]:
+        """Return how many participations had their noise from which source."""
+        rows = self.query("SELECT text, sum(count) FROM total JOIN event ON event.id = total.event GROUP BY event")
+        return noise_modes({self.parse(text): count for text, count in rows})
 
     def losses(self) -> list[Loss]:
-        """What its owner accepted as lost, oldest first: no ε counts it."""
+        """Return the losses that an operator accepted, oldest first: no ε counts them."""
+        return [Loss(*row) for row in self.query("SELECT accepted_at, known_entries, entries FROM loss ORDER BY rowid")]
+
+    def position(self) -> storage.Anchor:
+        """Return the name of the ledger, its numbers of entries and releases, and the hash of its newest entry."""
         with explained(self.path):
-            return losses(self._connection)
+            return storage.position(self._connection)
 
     def total(self, agent: str, delta: float, neighbours: Neighbours) -> Total:
-        """Verified total ε of `agent` over all its runs, at `delta` under `neighbours`, and what shows it: against the
-        server with up to the colluders of each run."""
+        """Return the verified total ε of `agent` over all its runs, at `delta` under `neighbours`, and the method that
+        shows it: against the server with up to the colluders of each run."""
         return total(self.spent(agent), delta, neighbours, self.first_plan(agent))
 
-    def floor_total(self, agent: str, delta: float, neighbours: Neighbours) -> Total:
-        """`total` against one who colludes with all other members of every run."""
-        own = self.total(agent, delta, neighbours)
-        return floor_total(self.spent(agent), delta, neighbours, self.first_plan(agent), own)
-
     def epsilon(self, agent: str, delta: float, neighbours: Neighbours) -> float:
-        """`total`, the number alone."""
+        """Return the ε of `total` alone."""
         return self.total(agent, delta, neighbours).epsilon
 
     def would_exceed(
@@ -296,29 +341,19 @@ class Ledger:
 
         An agent without entries has `announced` of them as its first plan (if that is not given: `participations`).
         """
-        return self._passed(agent, event, cap, participations, announced) is not None
-
-    def _passed(
-        self, agent: str, event: Event, cap: Cap, participations: int, announced: int | None
-    ) -> tuple[Limit, Mapping[Event, int], FirstPlan | None] | None:
-        """The limit that this would pass, with the events and the first plan by which it would."""
-        after = self._after(agent, event, participations)
-        plan = self._plan(agent, event, announced or participations)
-        limit = passed(after, cap, plan)
-        return None if limit is None else (limit, after, plan)
+        after, plan = self._after(agent, event, participations, announced)
+        return passed(after, cap, plan) is not None
 
     def require(
         self, agent: str, event: Event, cap: Cap, *, participations: int = 1, announced: int | None = None
     ) -> None:
-        """Raise a BudgetError, with the budget that remains, where `would_exceed` is true."""
-        found = self._passed(agent, event, cap, participations, announced)
-        if found is None:
+        """Raise a BudgetError, with the budget that remains, if `would_exceed` is true."""
+        events, plan = self._after(agent, event, participations, announced)
+        if (limit := passed(events, cap, plan)) is None:
             return
-        limit, events, plan = found
         spent = limit.total(self.spent(agent), self.first_plan(agent)).epsilon
         after = limit.total(events, plan)
-        words = seeded_words(noise_modes(events))
-        by = "; ".join(filter(None, (after.by, limit.words, words)))
+        by = "; ".join(filter(None, (after.by, limit.words, seeded_words(noise_modes(events)))))
         raise BudgetError(
             f"agent {agent!r} has ε = {shown_left(limit.epsilon, spent)} left: {shown(spent)} of its cap "
             f"{limit.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
@@ -326,22 +361,35 @@ class Ledger:
             "ask for fewer or noisier participations"
         )
 
-    def _plan(self, agent: str, event: Event, announced: int) -> FirstPlan | None:
-        """The agent's first plan: what it began with, or what it would begin with now."""
-        return self.first_plan(agent) if self.spent(agent) else FirstPlan(event, announced)
+    def _over_cap(self, events: Mapping[str, Event], cap: Cap, announced: int | None) -> list[str]:
+        """List the agents for whose event the cap has no room. Agents of a simulation mostly spent the same: the same
+        totals are computed once."""
+        known: dict[object, bool] = {}
+        over = []
+        for agent, event in events.items():
+            after, plan = self._after(agent, event, 1, announced)
+            key = frozenset(after.items()), plan
+            if key not in known:
+                known[key] = passed(after, cap, plan) is not None
+            over += [agent] if known[key] else []
+        return over
 
-    def _after(self, agent: str, event: Event, participations: int) -> Mapping[Event, int]:
+    def _after(
+        self, agent: str, event: Event, participations: int, announced: int | None
+    ) -> tuple[Counter[Event], FirstPlan | None]:
+        """Return what `agent` will have spent, and its first plan: what it began with, or would begin with now."""
         if participations < 1:
             raise LedgerError(f"participations is {participations}; it must be at least 1")
         spent = self.spent(agent)
-        check_unit(agent, spent, event)
-        return Counter(spent) + Counter({event: participations})
+        _check_unit(agent, spent, event)
+        plan = self.first_plan(agent) if spent else FirstPlan(event, announced or participations)
+        return spent + Counter({event: participations}), plan
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Keep other processes from writing until the block ends: what is checked in it still holds when it writes.
-        The writes in it become durable together at its end, with their witness; where an error leaves the outermost
-        block, none does."""
+        The writes in it become durable together at its end, with the anchor; if an error leaves the outermost block,
+        none does."""
         if self._writing:
             yield
             return
@@ -352,13 +400,13 @@ class Ledger:
             self._connection.execute("BEGIN IMMEDIATE")
             self._writing = True
             try:
-                if ledger_file.identity(self.path) != self._file:
+                if _file_id(self.path) != self._file:
                     raise LedgerError(
                         f"{self.path} was removed or replaced while in use; put the ledger back and start again"
                     )
-                ledger_witness.require(self.path, self._connection, self.name, ledger_witness.read(self.path))
+                storage.require_spends(self.path, self._connection, storage.read_anchor(self.path))
                 yield
-                head = ledger_witness.head(self._connection)
+                newest = self.position()
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
@@ -366,9 +414,42 @@ class Ledger:
                 raise
             finally:
                 self._writing = False
-        ledger_witness.advance(self.path, Witness(self.name, head), force=not self._simulated)
+        storage.advance_anchor(self.path, newest, force=not self._simulated)
 
 
-def _now() -> str:
-    """For the reader only; entries are ordered by their number, so a clock that jumps does no harm."""
+def has_entries(path: Path) -> bool:
+    """Whether the ledger at `path` holds entries, or held any: its anchor outlives it."""
+    if not path.exists():
+        seen = storage.read_anchor(path)
+        return seen is not None and seen.entries > 0
+    with Ledger.read(path) as ledger:
+        return ledger.position().entries > 0
+
+
+def check_name(name: str, value: str) -> None:
+    if not (isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()):
+        raise LedgerError(f"{name} is {str(value)[:50]!r}; it must be 1 to 200 printable characters")
+
+
+def _check_unit(agent: str, spent: Iterable[Event], event: Event) -> None:
+    for other in spent:
+        if other.unit != event.unit:
+            raise LedgerError(
+                f"agent {agent!r} has entries that protect each {other.unit}, and this one protects each {event.unit}: "
+                f"their ε do not add up; take a run whose unit is the {other.unit}, or an agent's name of its own for "
+                "records that this agent never used (docs/persons.md)"
+            )
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return which file lies at `path` now, whatever its content."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def now() -> str:
+    """Return the time for readers only; entries are ordered by their number, so that a clock may jump."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

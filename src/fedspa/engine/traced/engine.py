@@ -25,7 +25,7 @@ from fedspa.examples import Examples, Tree, count, in_order, mapped, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import in_modes, modes
 from fedspa.learning.tasks import Task
-from fedspa.learning.tasks.drawing import require_seeds
+from fedspa.learning.tasks.wrappers import require_seeds
 from fedspa.learning.threads import torch_threads
 from fedspa.mechanisms.parts import Parts
 

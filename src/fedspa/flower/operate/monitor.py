@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedspa import toml
-from fedspa.agent.ledger import content, witness
-from fedspa.agent.ledger.loss import losses
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError
 from fedspa.flower import tally
@@ -34,8 +33,8 @@ def site_health(site: SiteFolder) -> tuple[bool, str]:
     """A site is healthy when its node listens, its policy parses, and its ledger matches its anchor file."""
     try:
         Policy.load(site.policy)
-        with content.reading(site.ledger) as (_, connection):
-            entries = witness.head(connection).entries
+        with Ledger.read(site.ledger) as ledger:
+            entries = ledger.position().entries
         site.digests()
     except FedspaError as error:
         return False, f"{site.agent}: unhealthy: {error}"
@@ -131,12 +130,10 @@ def server_metrics(server: ServerFolder) -> str:
 def _site_samples(site: SiteFolder) -> Iterator[Sample]:
     """A plan is labelled by its event: sampling, steps and noise, all chosen by the server."""
     cap, name = Policy.load(site.policy).cap, site.agent
-    with content.reading(site.ledger) as (path, connection):
-        spent, first = content.spent(path, connection, name), content.first_plan(path, connection, name)
-        lost = losses(connection)
-        times = connection.execute(
-            "SELECT reserved_at FROM entry WHERE sequence = (SELECT max(sequence) FROM entry WHERE agent = ?)", (name,)
-        ).fetchone()
+    with Ledger.read(site.ledger) as ledger:
+        spent, first, lost = ledger.spent(name), ledger.first_plan(name), ledger.losses()
+        newest = "(SELECT max(last) FROM total WHERE agent = ?)"
+        times = ledger.query(f"SELECT reserved_at FROM entry WHERE sequence = {newest}", name)
     for limit in cap.limits:
         against = (("against", limit.words or "the server"),)
         epsilon = limit.total(spent, first).epsilon
@@ -150,8 +147,8 @@ def _site_samples(site: SiteFolder) -> Iterator[Sample]:
         yield Sample("site_epsilon_of_plan", cap.limits[0].total({event: rounds}, announced).epsilon, plan)
     yield Sample("site_seeded_rounds_total", noise_modes(spent).get("seeded", 0))
     yield Sample("site_ledger_losses", len(lost))
-    if times is not None:
-        yield Sample("site_last_round_age_seconds", _age(datetime.fromisoformat(times[0]).timestamp()))
+    for (reserved_at,) in times:
+        yield Sample("site_last_round_age_seconds", _age(datetime.fromisoformat(reserved_at).timestamp()))
     answers = tally.read(site.ledger)
     yield Sample("site_payloads_total", answers.payloads)
     yield Sample("site_payload_bytes_total", answers.payload_bytes)

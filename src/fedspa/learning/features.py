@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fedspa.errors import DataError, one_line
 from fedspa.examples import Tree, count, leaves, mapped, moved, taken
+from fedspa.learning.backbone import Split, bytes_of
 from fedspa.learning.forward import in_modes
-from fedspa.learning.frozen.cut import bytes_of
-from fedspa.learning.frozen.split import Split
 from fedspa.learning.threads import one_example_a_time
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What users of Opacus, Flower and Hugging Face bring, each by the plainest code: it runs, or is mended in one call.
+"""Whole runs of modules that users bring: adapters of peft, tied weights, BatchNorm that is refused and then fixed.
 
 Noise is small and seeded here, so that a run whose examples lost their gradients does not learn and is found out.
 """
@@ -59,11 +59,6 @@ def texts() -> tuple[Tensor, Tensor]:
     return tokens, y
 
 
-def token_data() -> fedspa.Dataset:
-    tokens, y = texts()
-    return fedspa.from_arrays(tokens[:72], y[:72], tokens[72:], y[72:], name="tokens")
-
-
 def tokenized() -> fedspa.Dataset:
     """As a tokenizer gives them, with padding, and with labels."""
     tokens, y = texts()
@@ -88,38 +83,6 @@ class Residual(nn.Module):
         return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
 
 
-def test_a_residual_cnn_with_groupnorm(tmp_path: Path) -> None:
-    net = Residual(nn.GroupNorm(2, 4))
-    learned(fedspa.run(config(tmp_path), data=images(), module=net), trainable(net))
-
-
-class Reader(nn.Module):
-    """Tokens through an LSTM; the last state says the class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.lstm = nn.Embedding(WORDS, 8), nn.LSTM(8, 8, batch_first=True)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.lstm(self.words(tokens))[0][:, -1])
-
-
-def test_an_lstm_on_integer_tokens(tmp_path: Path) -> None:
-    """nn.Embedding takes the tokens as they are: they stay integers."""
-    net = Reader()
-    learned(fedspa.run(config(tmp_path, local_lr=1.0), data=token_data(), module=net), trainable(net))
-
-
-def test_a_frozen_body_and_a_head(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, CLASSES))
-    net[1].requires_grad_(False)
-    body = net[1].weight.clone()
-    result = fedspa.run(config(tmp_path), data=images(), module=net)
-    learned(result, 16 * CLASSES + CLASSES)
-    assert torch.equal(result.module[1].weight, body)  # type: ignore[index]
-
-
 class Tied(nn.Module):
     """A language model whose output matrix is its embedding."""
 
@@ -142,25 +105,6 @@ def test_tied_weights_count_once_and_stay_tied(tmp_path: Path) -> None:
     assert result.module.out.weight is result.module.words.weight
 
 
-class Encoder(nn.Module):
-    """torch's own transformer layer, as it comes: with dropout 0.1."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.layer(self.words(tokens)).mean(dim=1))
-
-
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.0}], ids=["as it comes", "without dropout"])
-def test_a_transformer_encoder_layer(tmp_path: Path, options: dict[str, Any]) -> None:
-    net = Encoder(**options)
-    learned(fedspa.run(config(tmp_path), data=token_data(), module=net), trainable(net))
-
-
 def bert() -> nn.Module:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install fedspa[dev]")
     return transformers.BertForSequenceClassification(
@@ -176,11 +120,6 @@ def bert() -> nn.Module:
     )
 
 
-def test_a_hugging_face_bert_as_it_is(tmp_path: Path) -> None:
-    net = bert()
-    learned(fedspa.run(config(tmp_path), data=tokenized(), module=net), trainable(net))
-
-
 def test_a_hugging_face_bert_with_pefts_lora(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed: pip install fedspa[dev]")
     net = peft.get_peft_model(
@@ -188,38 +127,6 @@ def test_a_hugging_face_bert_with_pefts_lora(tmp_path: Path) -> None:
     )
     result = fedspa.run(config(tmp_path, local_lr=1.0), data=tokenized(), module=net)
     learned(result, 2 * 2 * (8 + 8) + 8 * CLASSES + CLASSES)
-
-
-def test_regression(tmp_path: Path) -> None:
-    x = torch.randn(RECORDS, 5)
-    y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0]) + 0.1
-    data = fedspa.from_arrays(x[:72], y[:72], x[72:], y[72:], name="numbers")
-    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    learned(fedspa.run(config(tmp_path), data=data, module=net, task="regression"), trainable(net), "rmse")
-
-
-def test_multi_label(tmp_path: Path) -> None:
-    x = torch.randn(RECORDS, 5)
-    y = (x[:, :3] > 0).float()
-    data = fedspa.from_arrays(x[:72], y[:72], x[72:], y[72:], name="labels")
-    net = nn.Linear(5, 3)
-    learned(fedspa.run(config(tmp_path), data=data, module=net, task="multi-label"), trainable(net), "auc")
-
-
-def test_a_language_model(tmp_path: Path) -> None:
-    """GPT-2 with a target per position: by name, or by the loss that it has itself."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install fedspa[dev]")
-    net = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2, n_inner=16)
-    )
-    tokens, _ = texts()
-    train, test = ({"input_ids": part, "labels": part} for part in (tokens[:72], tokens[72:]))
-    data = fedspa.from_examples(train, test, name="text")
-    named = config(tmp_path / "named")
-    learned(fedspa.run(named, data=data, module=net, task="next-token"), trainable(net), "perplexity")
-    own = config(tmp_path / "own")
-    result = fedspa.run(own, data=data, module=net, task=lambda module, example: module(**example).loss)
-    assert result.metrics[-1].loss < result.metrics[0].loss
 
 
 def test_batchnorm_is_refused_in_one_line_and_mended_in_one_call(tmp_path: Path) -> None:
