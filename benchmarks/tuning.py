@@ -66,6 +66,7 @@ def images(name: str, folder: str, seed: int) -> dict[str, Callable[[Path], floa
     fixed = [f"data.dir={json.dumps(folder)}", f"run.seed={seed}", "run.threads=1", "run.checkpoint_every=1000"]
     config = fedspa.load(path)
     federation, p = config.federation, config.algorithm.compression
+    assert isinstance(p, float)
     start = first_settings(federation.rounds, 1, 1.0, p, "l2", round(p * dimension))
     suggested = [f"{key}={json.dumps(value)}" for key, value in start.items()]
     searched = [f"data.holdout={HOLDOUT}", f"algorithm.batch={round(batch * (1 - HOLDOUT))}"]

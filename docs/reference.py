@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from fedspa.cli import app
+from fedspa.learning.options import OPTIONS
 from fedspa.runs.config import Config
 
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -39,11 +40,34 @@ def config() -> str:
     parts = []
     for section, field in Config.model_fields.items():
         rows = []
-        for key, about in field.annotation.model_fields.items():  # type: ignore[union-attr]
-            default = "–" if about.default is None else f"`{_toml(about.default)}`"
+        for key, about in _keys(field.annotation):
+            missing = about.default is None or about.is_required()
+            default = "–" if missing else f"`{_toml(about.default)}`"
             rows.append(f"| `{key}` | {_values(about)} | {default} | {about.description} |")
+        if section == "task":
+            rows += _task_options()
         parts.append(f"## [{section}]\n\n| key | values | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
+
+
+def _keys(owner: Any, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Return the keys of a section with their fields, those of a table within it as `table.key`."""
+    for key, about in owner.model_fields.items():
+        within = [kind for kind in (about.annotation, *get_args(about.annotation)) if hasattr(kind, "model_fields")]
+        if within:
+            yield from _keys(within[0], f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", about
+
+
+def _task_options() -> list[str]:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for task, options in OPTIONS.items():
+        for key, about in options.model_fields.items():
+            default = "–" if about.default is None else f"`{_toml(about.default)}`"
+            text = str(about.description)
+            rows.setdefault((f"| `options.{key}` | {_values(about)} | {default} |", text), []).append(f"`{task}`")
+    return [f"{cells} For {', '.join(tasks)}: {text[0].lower()}{text[1:]} |" for (cells, text), tasks in rows.items()]
 
 
 def cli() -> str:
@@ -96,6 +120,8 @@ def _values(about: FieldInfo) -> str:
             continue
         if get_origin(kind) is None:
             kinds.append(kind.__name__)
+        elif get_origin(kind) is list and kinds:
+            kinds.append("list")
         elif get_origin(kind) is dict:
             kinds.append("table")
         elif str(get_origin(kind)) == "typing.Literal":

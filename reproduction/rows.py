@@ -19,7 +19,7 @@ from fedspa import configs, toml
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.base import Adversary
 from fedspa.runs.config import Config, load
-from fedspa.runs.section import Section
+from fedspa.runs.sections import Section
 
 TrialKind = Literal["published", "verified", "tuned"]
 TRIAL_KINDS: tuple[TrialKind, ...] = get_args(TrialKind)

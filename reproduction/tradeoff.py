@@ -63,8 +63,9 @@ def plan(
 
 def _at(base: Config, p: float, epsilon: float) -> list[str]:
     changes = [f"algorithm.compression={p!r}", f"privacy.epsilon={epsilon!r}", "privacy.noise_multiplier=none"]
-    if base.privacy.clip == "l2":
-        clip = base.privacy.clip_value * math.sqrt(p / base.algorithm.compression)
+    share = base.algorithm.compression
+    if base.privacy.clip == "l2" and isinstance(share, float):
+        clip = base.privacy.clip_value * math.sqrt(p / share)
         changes.append(f"privacy.clip_value={float(f'{clip:.4g}')!r}")
     return changes
 

@@ -61,16 +61,16 @@ def settings() -> Iterator[tuple[str, Sections]]:
         yield f"engine-{engine}", merged(seeded, {"run": {"engine": engine}})
     for key, values in {
         "mask": ("per-agent", "shared", "fixed"),
-        "coding": ("int", "f16", "f32"),
+        "coding": ("int", "f32"),
         "server": ("adam", "average"),
         "ema": (0.5,),
-        "lr_decay": ("sqrt",),
     }.items():
         for value in values:
             yield f"{key}-{value}", merged(seeded, {"algorithm": {key: value}})
+    yield "lr_decay-sqrt", merged(seeded, {"algorithm": {"server_options": {"lr_decay": "sqrt"}}})
     for clip, rule in itertools.product(("coordinate", "l2"), ("given", "quantile")):
         yield f"{clip}-{rule}", merged(seeded, {"privacy": {"clip": clip, "clip_rule": rule}})
-    by_layer = {"compression": 1.0, "mask": "fixed", "layer_shares": [0.5, 1.0]}
+    by_layer = {"mask": "fixed", "compression": [0.5, 1.0]}
     yield "layer-shares", merged(seeded, {"algorithm": by_layer})
     fixed = {"privacy": {"sampling": "fixed", "neighbours": "replace-one"}}
     yield "fixed-size", merged(seeded, fixed)

@@ -30,7 +30,8 @@ CLINICS = Path(__file__).with_name("runs") / "clinics.csv"
 def on_clinics(out: Path, target: str, **columns: dict[str, Any]) -> dict[str, Any]:
     known = {"age": AGE, "smoker": SMOKER, "ward": WARDS, "score": SCORE, **columns}
     known[target] = {key: value for key, value in known[target].items() if key != "missing"} | {"target": True}
-    data = {"name": str(CLINICS), "columns": known, "agent": "clinic", "split": "part", "test": "held"}
+    table = {"columns": known, "agent": "clinic", "split": "part", "test": "held"}
+    data = {"name": str(CLINICS), "table": table}
     return small(out, data=data, algorithm={"compression": 1.0, "batch": 5})
 
 
@@ -239,7 +240,7 @@ def test_flags_are_predicted_as_truth_values(tmp_path: Path) -> None:
 
 def test_a_table_that_was_given_in_python_is_known_again(tmp_path: Path) -> None:
     """No config describes its columns: the summary does."""
-    columns = on_clinics(tmp_path, "score")["data"]["columns"]
+    columns = on_clinics(tmp_path, "score")["data"]["table"]["columns"]
     columns |= {"clinic": {"kind": "ignore"}, "part": {"kind": "ignore"}}
     data = fedspa.from_table(_frame(), {"columns": columns}, name="clinics")
     config = small(tmp_path / "run", data={"holdout": 0.2}, algorithm={"compression": 1.0, "batch": 5})

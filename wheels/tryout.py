@@ -34,10 +34,12 @@ rounds = 3
 
 [data]
 name = "visits.csv"
-agent = "clinic"
 holdout = 0.2
 
-[data.columns]
+[data.table]
+agent = "clinic"
+
+[data.table.columns]
 age = {kind = "number", range = [0, 110]}
 smoker = {kind = "flag"}
 ill = {kind = "flag", target = true}

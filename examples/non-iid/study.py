@@ -32,8 +32,7 @@ def accuracy(alpha: float, overrides: list[str], seed: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             *(
-                "data.partition=dirichlet",
-                f"data.alpha={alpha}",
+                f"data.partition=dirichlet:{alpha}",
                 f"run.seed={seed}",
                 "privacy.noise=seeded",
                 f'run.out="{folder}/run"',

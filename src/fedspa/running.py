@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from itertools import islice
@@ -26,7 +26,7 @@ from fedspa.runs.books import Books, refuse_over_budget
 from fedspa.runs.config import Config
 from fedspa.runs.course import Course
 from fedspa.runs.ending import Stopping
-from fedspa.runs.folder import RunFolder
+from fedspa.runs.folder import RunFolder, read_expected_gains
 from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.identity import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
 from fedspa.runs.metrics import RoundMetrics
@@ -122,6 +122,35 @@ def run(
         >>> type(result.module).__name__
         'Sequential'
     """
+    return simulate(
+        config,
+        data=data,
+        module=module,
+        task=task,
+        metrics=metrics,
+        resume=resume,
+        progress=progress,
+        on_start=on_start,
+        on_round=on_round,
+        stop=stop,
+    )
+
+
+def simulate(
+    config: Config | Mapping[str, Any] | Path | str | None = None,
+    *,
+    data: Dataset | None = None,
+    module: nn.Module | None = None,
+    task: str | Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    resume: Path | str | None = None,
+    progress: bool | Progress | None = None,
+    on_start: Callable[[Simulated, Path], None] | None = None,
+    on_round: Callable[[RoundMetrics], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    expected_gains: Sequence[Sequence[float]] | None = None,
+) -> RunResult:
+    """Do what `run` documents. `expected_gains` are those of the candidates that `fedspa tune` chose."""
     started = time.monotonic()
     if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
         raise ConfigError(f"metrics is {quoted(metrics)}; give functions of outputs and targets by name, as a dict")
@@ -143,15 +172,13 @@ def run(
     config = under_true_names(config, data, module, task)
     own = nullcontext(progress) if isinstance(progress, Progress) else watching(config, progress)
     with own as told:
-        result = _simulated(config, data, module, task, metrics, resume, told, on_start, on_round, stop, started)
+        result = _simulated(
+            config, data, module, task, metrics, resume, told, on_start, on_round, stop, started, expected_gains
+        )
     for note in result.summary["warnings"]:
         if not note.startswith(SEEDED):  # of which one is warned before it begins
             warn(note, RunWarning)
     return result
-
-
-# What the package's own code calls it: there `run` is a section of the config, a room and a folder.
-simulate = run
 
 
 def _simulated(
@@ -166,6 +193,7 @@ def _simulated(
     on_round: Callable[[RoundMetrics], None] | None,
     stop: Callable[[], bool] | None,
     started: float,
+    expected_gains: Sequence[Sequence[float]] | None,
 ) -> RunResult:
     records = records_of(config, data, module)
     with ThreadPoolExecutor(1) as beside:
@@ -176,13 +204,14 @@ def _simulated(
         warn(SEEDED_NOISE, SeededNoiseWarning)
     if resume is None:
         refuse_over_budget(job)
-    server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics)
+    gains = expected_gains if resume is None else read_expected_gains(Path(resume))
+    server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics, gains)
     simulation, known = Simulation(job, server), facts(job, digests.result())
     if resume is None:
         simulation.server.try_scores()
     with (
         simulation.workers(),
-        RunFolder(config, job.data_name, Following)
+        RunFolder(config, job.data_name, Following, gains)
         if resume is None
         else RunFolder.reopen(Path(resume), config, Following) as folder,
     ):

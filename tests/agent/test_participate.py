@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedspa.runs.played import played
 from small_runs import ALGORITHMS, small
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import PayloadError
 from fedspa.runs.config import load
-from fedspa.runs.played import played
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.server.coordinator import Coordinator
 

@@ -97,7 +97,7 @@ def test_bad_flags_say_what_is_allowed(arguments, words):
 def test_a_configs_keys_can_be_set(tmp_path):
     """Of a mask by layers too: what is audited is the plan of the run."""
     path = tmp_path / "run.toml"
-    path.write_text('[model]\nname = "mlp"\n[algorithm]\nmask = "fixed"\nlayer_shares = [0, 1, 0.1, 1]\n')
+    path.write_text('[model]\nname = "mlp"\n[algorithm]\nmask = "fixed"\ncompression = [0, 1, 0.1, 1]\n')
     sets = ["privacy.noise_multiplier=1.5", "privacy.clip_value=0.25", 'run.engine="generic"']
     _, target, setting = of_config(path, sets, {}, 300, 0)
     assert (target.plan.active, target.plan.dimension) == (64 + 64 + 10, 4810)

@@ -21,7 +21,7 @@ agent = "hospital"
 person = "patient"
 split = "part"
 
-[data.columns]
+[data.table.columns]
 age = {kind = "number", range = [0, 100], missing = 50}
 sex = {kind = "category", categories = ["f", "m"]}
 sick = {kind = "flag", target = true}
@@ -120,7 +120,7 @@ name = "table.csv"
 holdout = {share}
 agent = "hospital"
 {person}
-[data.columns]
+[data.table.columns]
 age = {{kind = "number", range = [0, 100]}}
 sick = {{kind = "flag", target = true}}
 {ignored}

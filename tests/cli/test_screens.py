@@ -136,7 +136,7 @@ def test_a_narrow_screen_leaves_nothing_out(
 def test_a_table(call: Call) -> None:
     """With names and cells as long as people have them."""
     columns = '"how old the patient was" = {kind = "number", range = [0, 110]}\nill = {kind = "flag", target = true}'
-    Path("schema.toml").write_text(f'[data]\nagent = "hospital"\n[data.columns]\n{columns}\n')
+    Path("schema.toml").write_text(f'[data.table]\nagent = "hospital"\n[data.table.columns]\n{columns}\n')
     rows = "".join(f"the hospital of {town},{9 * n},maybe {town}\n" for n, town in enumerate(("Ahlen", "Brilon") * 9))
     Path("visits.csv").write_text(f"hospital,how old the patient was,ill\n{rows}")
     fits(call("data check visits.csv --schema schema.toml", code=1))

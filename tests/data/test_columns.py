@@ -154,31 +154,37 @@ def test_targets_decide_the_task() -> None:
 
 
 WRONG = [
-    ({"age": {"kind": "nmber", "range": [0, 1]}}, "data.columns.age.kind is 'nmber'; it must be one of 'number'"),
-    ({"age": {"range": [0, 1]}}, "data.columns.age.kind is None"),
-    ({"age": 5}, "data.columns.age is 5"),
-    ({"age": {"kind": "number"}}, "data.columns.age.range is missing"),
-    ({"age": {"kind": "number", "range": [1, 0]}}, "data.columns.age.range: the first must be below the second"),
-    ({"age": {"kind": "number", "range": [0, 5e-324]}}, "data.columns.age.range: the first must be below the second"),
-    ({"age": {"kind": "number", "range": [1e20, 1e20 + 1e6]}}, "data.columns.age.range: the first must be below"),
-    ({"age": {"kind": "number", "range": [0]}}, "data.columns.age.range is"),
-    ({"age": {"kind": "number", "range": [0, 1e31]}}, "data.columns.age.range.1 is 1e+31"),
-    ({"age": {"kind": "number", "range": [0, math.nan]}}, "data.columns.age.range.1 is nan"),
-    ({"age": {**AGE, "rnge": 1}}, "'data.columns.age.rnge'; allowed: kind, missing, range, target"),
-    ({"age": {**AGE, "missing": 101}}, "data.columns.age: missing is 101"),
-    ({"age": {**AGE, "missing": "mean"}}, "data.columns.age: missing is 'mean'"),
-    ({"age": {**AGE, "missing": True}}, "data.columns.age: missing is True"),
-    ({"age": {**AGE, "missing": [1]}}, "data.columns.age.missing: it must be 'refuse'"),
-    ({"age": {**AGE, "missing": 10**400}}, "data.columns.age"),
-    ({"age": {**AGE, "target": "yes"}}, "data.columns.age.target is 'yes'"),
-    ({"sex": {"kind": "category", "categories": []}}, "data.columns.sex.categories is []"),
-    ({"sex": {"kind": "category", "categories": ["a", "a"]}}, "data.columns.sex.categories: each must be named once"),
-    ({"sex": {"kind": "category", "categories": [1, 2]}}, "data.columns.sex.categories.0 is 1"),
-    ({"sex": {"kind": "category", "categories": ["a"], "missing": "b"}}, "data.columns.sex: missing is 'b'"),
-    ({"ill": {"kind": "flag", "missing": 1}}, "data.columns.ill: missing is 1"),
+    ({"age": {"kind": "nmber", "range": [0, 1]}}, "data.table.columns.age.kind is 'nmber'; it must be one of 'number'"),
+    ({"age": {"range": [0, 1]}}, "data.table.columns.age.kind is None"),
+    ({"age": 5}, "data.table.columns.age is 5"),
+    ({"age": {"kind": "number"}}, "data.table.columns.age.range is missing"),
+    ({"age": {"kind": "number", "range": [1, 0]}}, "data.table.columns.age.range: the first must be below the second"),
+    (
+        {"age": {"kind": "number", "range": [0, 5e-324]}},
+        "data.table.columns.age.range: the first must be below the second",
+    ),
+    ({"age": {"kind": "number", "range": [1e20, 1e20 + 1e6]}}, "data.table.columns.age.range: the first must be below"),
+    ({"age": {"kind": "number", "range": [0]}}, "data.table.columns.age.range is"),
+    ({"age": {"kind": "number", "range": [0, 1e31]}}, "data.table.columns.age.range.1 is 1e+31"),
+    ({"age": {"kind": "number", "range": [0, math.nan]}}, "data.table.columns.age.range.1 is nan"),
+    ({"age": {**AGE, "rnge": 1}}, "'data.table.columns.age.rnge'; allowed: kind, missing, range, target"),
+    ({"age": {**AGE, "missing": 101}}, "data.table.columns.age: missing is 101"),
+    ({"age": {**AGE, "missing": "mean"}}, "data.table.columns.age: missing is 'mean'"),
+    ({"age": {**AGE, "missing": True}}, "data.table.columns.age: missing is True"),
+    ({"age": {**AGE, "missing": [1]}}, "data.table.columns.age.missing: it must be 'refuse'"),
+    ({"age": {**AGE, "missing": 10**400}}, "data.table.columns.age"),
+    ({"age": {**AGE, "target": "yes"}}, "data.table.columns.age.target is 'yes'"),
+    ({"sex": {"kind": "category", "categories": []}}, "data.table.columns.sex.categories is []"),
+    (
+        {"sex": {"kind": "category", "categories": ["a", "a"]}},
+        "data.table.columns.sex.categories: each must be named",
+    ),
+    ({"sex": {"kind": "category", "categories": [1, 2]}}, "data.table.columns.sex.categories.0 is 1"),
+    ({"sex": {"kind": "category", "categories": ["a"], "missing": "b"}}, "data.table.columns.sex: missing is 'b'"),
+    ({"ill": {"kind": "flag", "missing": 1}}, "data.table.columns.ill: missing is 1"),
     ({"age": {**AGE, "target": True}}, "several must be all numbers or all flags"),
     ({"sick": {**SICK, "missing": False}, "age": AGE}, "a target has no rule for missing values"),
-    ({"sick": {"kind": "ignore"}, "age": AGE}, "no column of data.columns has target = true"),
+    ({"sick": {"kind": "ignore"}, "age": AGE}, "no column of data.table.columns has target = true"),
     ({}, "makes 0 features"),
 ]
 
@@ -194,8 +200,8 @@ def test_a_wrong_column_is_one_line(columns: dict[str, Any], words: str) -> None
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"agent": "age"}, "data.agent is 'age', which is in data.columns too"),
-        ({"split": "site", "agent": "site"}, "data.split is 'site'; it must be a column of its own"),
+        ({"agent": "age"}, "data.table.agent is 'age', which is in data.table.columns too"),
+        ({"split": "site", "agent": "site"}, "data.table.split is 'site'; it must be a column of its own"),
         ({"persn": "id"}, "unknown key 'data.persn'"),
         ({"person": ""}, "data.person is ''"),
         ({"test": 1}, "data.test is 1"),
@@ -221,7 +227,7 @@ def test_one_category_is_no_classification() -> None:
 def test_a_config_is_a_schema(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
-        '[privacy]\nepsilon = 2.0\n[data]\nname = "visits.csv"\nperson = "id"\n[data.columns]\n'
+        '[privacy]\nepsilon = 2.0\n[data]\nname = "visits.csv"\nperson = "id"\n[data.table.columns]\n'
         'age = {kind = "number", range = [0, 120]}\nsick = {kind = "flag", target = true}\n'
     )
     made = load_schema(path, beside=frozenset({"name"}))

@@ -250,7 +250,7 @@ def test_without_a_split_nothing_is_held_out_yet(tmp_path: Path) -> None:
         ("missing.csv", SCHEMA, "'missing.csv' is no file"),
         (3, SCHEMA, "the frame cannot be read"),
         (None, 3, "the schema is 3"),
-        (None, {}, "data.columns is missing"),
+        (None, {}, "data.table.columns is missing"),
         (None, "missing.toml", "missing.toml: No such file"),
         (None, {**SCHEMA, "split": None}, "has the column 'part', which the schema does not name"),
     ],

@@ -157,7 +157,7 @@ BAD_ROWS = [
     ("north,p1,,inf,f,yes,1", "column 'age': 'inf' is no finite number"),
     ("north,p1,,5\0,f,yes,1", "column 'age'"),
     ("north,p1,,5,x,yes,1", "column 'sex': 'x' is no category of it; the schema lists ['f', 'm']"),
-    ("north,p1,,5,,yes,1", "column 'sex': a value is missing; mend it, or say in data.columns.sex.missing"),
+    ("north,p1,,5,,yes,1", "column 'sex': a value is missing; mend it, or say in data.table.columns.sex.missing"),
     ("north,p1,,5,f,maybe,1", "column 'smoker': 'maybe' is no word for true or false"),
     ("north,p1,,5,f,yes,", "column 'score': a value is missing"),
     ("north,,,5,f,yes,1", "column 'patient': a value is missing"),

@@ -103,7 +103,7 @@ def test_rounds_that_are_done_again_from_an_older_checkpoint_are_counted_twice(s
 
     simulation.fault = counted
     with pytest.raises(Killed):
-        train(simulation, run__keep=4)
+        train(simulation, run__threads=1)
     assert set(answers.values()) == {2}
     for path in sorted((tmp_path / "run/checkpoint").glob("round-*"))[-lost:]:
         path.write_bytes(b"")

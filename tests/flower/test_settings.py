@@ -24,18 +24,18 @@ BY_LAYER = SIMULATION | {"algorithm.compression": "", "algorithm.mask": "fixed"}
 
 def test_a_list_travels_as_text():
     """As in the app's pyproject.toml and on the command line, through Flower's own functions."""
-    declared = flatten_dict({"algorithm": {"layer_shares": "[0, 1, 0.1, 1]"}})
-    given = parse_config_args(['algorithm.layer_shares="[0, 1, 0.1, 1]"'])
+    declared = flatten_dict({"algorithm": {"compression": "[0, 1, 0.1, 1]"}})
+    given = parse_config_args(['algorithm.compression="[0, 1, 0.1, 1]"'])
     assert declared == given
-    assert read_config(BY_LAYER | given)[0].algorithm.layer_shares == [0, 1, 0.1, 1]
-    with pytest.raises(ValueError, match="layer_shares needs to be of type"):
-        flatten_dict({"algorithm": {"layer_shares": [0, 1, 0.1, 1]}})  # why: Flower takes no list
+    assert read_config(BY_LAYER | given)[0].algorithm.compression == [0, 1, 0.1, 1]
+    with pytest.raises(ValueError, match="compression needs to be of type"):
+        flatten_dict({"algorithm": {"compression": [0, 1, 0.1, 1]}})  # why: Flower takes no list
 
 
 @pytest.mark.parametrize("text", ["0.1", "[0, 1", "many", 0.5])
 def test_a_text_that_is_no_list_is_named(text):
-    with pytest.raises(ConfigError, match=r"algorithm.layer_shares is .* text of a list"):
-        read_config(BY_LAYER | {"algorithm.layer_shares": text})
+    with pytest.raises(ConfigError, match=r"algorithm.compression is .* text of a list"):
+        read_config(BY_LAYER | {"algorithm.compression": text})
 
 
 def test_a_table_travels_with_its_columns_as_text():
@@ -44,12 +44,12 @@ def test_a_table_travels_with_its_columns_as_text():
         "score": {"kind": "number", "range": [0, 9], "target": True},
     }
     table = SIMULATION | {"data.name": "visits.csv", "data.holdout": 0.2}
-    config, _ = read_config(table | flatten_dict({"data": {"columns": json.dumps(columns)}}))
+    config, _ = read_config(table | flatten_dict({"data": {"table": {"columns": json.dumps(columns)}}}))
     assert config.task.name == "regression"
-    assert list(config.data.columns or ()) == ["age", "score"]
+    assert list(config.data.table.columns) == ["age", "score"]
     for text in ("[1]", "{", "age", 3):
-        with pytest.raises(ConfigError, match=r"data.columns is .* text of a JSON object"):
-            read_config(table | {"data.columns": text})
+        with pytest.raises(ConfigError, match=r"data.table.columns is .* text of a JSON object"):
+            read_config(table | {"data.table.columns": text})
 
 
 def test_every_other_key_has_a_value_that_flower_takes():

@@ -30,7 +30,7 @@ ROWS = "who,age,grade\n" + "".join(f"p{n // 2},{20 + n},{'abc'[n % 3]}\n" for n 
 SCHEMA = """
 [data]
 {person}
-[data.columns]
+[data.table.columns]
 {who}
 age = {{kind = "number", range = [0, 110]}}
 grade = {{kind = "category", categories = ["a", "b", "c"], target = true}}

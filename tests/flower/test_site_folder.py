@@ -153,7 +153,7 @@ def _table(site: Path) -> None:
     _replace(site / "site.toml", "records.npz", "records.csv")
     _replace(site / "site.toml", "classes = 2", 'classes = 2\nschema = "schema.toml"')
     column = 'age = {kind = "number", range = [0, 1]}\nsick = {kind = "flag", target = true}'
-    (site / "schema.toml").write_text(f"[data.columns]\n{column}\n")
+    (site / "schema.toml").write_text(f"[data.table.columns]\n{column}\n")
 
 
 def _replace(path: Path, old: str, new: str) -> None:

@@ -149,7 +149,7 @@ def events(grid: LocalGrid) -> list[Any]:
         (
             "numbers_with_a_bad_one",
             "rmse",
-            {"task.name": "regression", "task.loss": "huber", "data.name": "stories:held_numbers"},
+            {"task.name": "regression", "task.options.loss": "huber", "data.name": "stories:held_numbers"},
             {"task": "regression"},
         ),
         (
@@ -215,14 +215,14 @@ def test_a_site_that_learns_something_else_refuses_and_pays_nothing(federation, 
 
 
 SCHEMA = """
-[data.columns.age]
+[data.table.columns.age]
 kind = "number"
 range = [0, 120]
 
-[data.columns.smoker]
+[data.table.columns.smoker]
 kind = "flag"
 
-[data.columns.pressure]
+[data.table.columns.pressure]
 kind = "number"
 range = [60, 220]
 target = true

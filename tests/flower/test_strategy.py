@@ -60,10 +60,10 @@ COLUMNS = {
 }
 TABLE = {
     "data.name": str(Path(__file__).parents[1] / "runs" / "clinics.csv"),
-    "data.columns": json.dumps(COLUMNS),
-    "data.agent": "ward",
-    "data.split": "part",
-    "data.test": "held",
+    "data.table.columns": json.dumps(COLUMNS),
+    "data.table.agent": "ward",
+    "data.table.split": "part",
+    "data.table.test": "held",
     "federation.agents": 3,
     "algorithm.compression": 1.0,
     "algorithm.batch": 5,
@@ -83,13 +83,19 @@ TRIALS = {
 }
 TWINS: list[dict[str, Any]] = [
     {},
-    {"algorithm.mask": "shared", "algorithm.server": "adam", "algorithm.beta2": 0.9, "algorithm.kappa": 0.01},
+    {
+        "algorithm.mask": "shared",
+        "algorithm.server": "adam",
+        "algorithm.server_options.beta2": 0.9,
+        "algorithm.server_options.kappa": 0.01,
+    },
     {"privacy.clip_rule": "quantile", "algorithm.coding": "f32", "run.engine": "generic"},
     {"privacy.clip": "coordinate", "privacy.clip_value": 0.01, "data.partition": "shards", "run.threads": 1},
     {"algorithm.name": "fedavg", "algorithm.compression": 1.0, "data.name": "digits", "model.name": "mlp"},
-    {"task.label_smoothing": 0.1, "task.weights": str([1.0, 2.0] * 5), "run.engine": "generic"},
-    {"task.name": "next-token", "task.ignore_index": -1, "data.name": "small_records:tokens_with_minus_one"} | TAGGER,
-    TABLE | {"task.loss": "huber", "task.huber": 0.5},
+    {"task.options.label_smoothing": 0.1, "task.options.weights": str([1.0, 2.0] * 5), "run.engine": "generic"},
+    {"task.name": "next-token", "task.options.ignore_index": -1, "data.name": "small_records:tokens_with_minus_one"}
+    | TAGGER,
+    TABLE | {"task.options.loss": "huber", "task.options.huber": 0.5},
     {"data.name": "small_records:visits", "data.person": "patient", "data.person_records": 3, "algorithm.batch": 10},
     CPSGD | {"algorithm.options.bits": 5},
     {"algorithm.mask": "shared", "privacy.noise_multiplier": "", "privacy.epsilon": 3.0} | SUMMED,
@@ -98,16 +104,14 @@ TWINS: list[dict[str, Any]] = [
     | {"algorithm.options.rotation": True, "privacy.clip": "l2", "run.seed": 3, "flower.quorum": ""}
     | {"privacy.adversary": "secure-aggregation", "privacy.members": 3, "privacy.colluders": 1},
     {
-        "algorithm.compression": "",
+        "algorithm.compression": "[0.3, 1]",
         "algorithm.mask": "fixed",
-        "algorithm.layer_shares": "[0.3, 1]",
         "algorithm.server": "momentum",
         "algorithm.server_lr": 0.5,
-        "algorithm.beta1": 0.5,
+        "algorithm.server_options.beta1": 0.5,
         "algorithm.ema": 0.5,
-        "algorithm.lr_decay": "sqrt",
-        "data.partition": "dirichlet",
-        "data.alpha": 5.0,
+        "algorithm.server_options.lr_decay": "sqrt",
+        "data.partition": "dirichlet:5",
         "data.holdout": 0.1,
         "data.features": "orientations",
         "federation.participation": "uniform",
@@ -116,7 +120,7 @@ TWINS: list[dict[str, Any]] = [
         "privacy.noise_multiplier": "",
         "privacy.epsilon": 8.0,
     },
-    TRIALS | {"data.holdout": 0.2, "tuning.rounds": 3, "tuning.ahead": "[[0.1], [0.0]]"},
+    TRIALS | {"data.holdout": 0.2, "tuning.rounds": 3},
     TRIALS | {"tuning.scored_by": "agents", "data.name": "small_records:visits", "data.person": "patient"},
     TRIALS | {"algorithm.name": "dp-fed", "algorithm.compression": 1.0, "privacy.sampling": "fixed"},
 ]
@@ -133,16 +137,16 @@ def test_same_bits_as_the_simulator(simulation, train, tmp_path, overrides):
     same = twin.summary.keys() - {"seconds"}
     assert {key: summary[key] for key in same} == {key: twin.summary[key] for key in same}
     assert summary["dropped"] == {}
-    if "task.loss" in overrides:
+    if "task.options.loss" in overrides:
         assert twin.summary["engine"] == "traced"  # one of the twins takes records together
 
 
 def test_no_key_of_a_config_is_dropped():
     """Each is in a twin's config above, is refused (test_settings.py), or is named here with who looks after it."""
     elsewhere = {
-        "run.device", "run.tf32", "run.checkpoint_every", "run.workers", "run.cluster",  # refused
+        "run.device", "run.tf32", "run.checkpoint_every", "run.workers",  # refused
         "run.ledger", "run.policy",  # below, and test_resume.py
-        "run.out", "run.keep", "run.track",  # the simulator's own RunFolder
+        "run.out", "run.track",  # the simulator's own RunFolder
         "data.dir", "run.code",  # the simulator's own prepare
     }  # fmt: skip
     twins = {".".join(key.split(".")[:2]) for twin in (SIMULATION, *TWINS) for key in twin}

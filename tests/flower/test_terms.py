@@ -260,7 +260,16 @@ BAD = {
     "scored": [-1, 65, 1.0, True],
     "cohort": [["north", "south"], [1, 2], ["x" * 65], "north"],
     "binding": [bytes(32), bytes(31), ""],
-    "task": ["", "regression", "{}x", '{"name": 3}', '{"nme": "regression"}', '{"huber": NaN}', "[" * 100_000],
+    "task": [
+        "",
+        "regression",
+        "{}x",
+        '{"name": 3}',
+        '{"nme": "regression"}',
+        '{"options": {"huber": NaN}}',
+        '{"options": {"huber": 2.0}}',
+        "[" * 100_000,
+    ],
 }
 
 

@@ -144,7 +144,7 @@ def test_seeded_noise_qualifies_against_whom(runs: dict[str, Path], tmp_path: Pa
 
 def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
     """k, and with it sensitivity and σ, is not the compression key's, which stays at 1."""
-    shares = {"mask": "fixed", "layer_shares": [0.1, 1.0], "compression": 1.0}
+    shares = {"mask": "fixed", "compression": [0.1, 1.0]}
     config = small(tmp_path / "run", algorithm=shares, privacy={"clip": "coordinate"})
     simulate(config)
     planned = prepare(load(config)).plan
@@ -161,7 +161,7 @@ def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").unlink()
     text = page(tmp_path / "run").text
     assert f"ε = {shown(summary['epsilon'])}" in text
-    assert "k – active coordinates, by algorithm.layer_shares" in text
+    assert "k – active coordinates, by algorithm.compression" in text
     assert "noise on each coordinate of the mean gradient" not in text
 
 

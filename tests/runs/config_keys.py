@@ -6,15 +6,32 @@ import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
 from fedspa.runs.config import Config
+
+
+def fields(owner: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Each key with its field; of a table of keys (`algorithm.server_options`) each of its own."""
+    for key, info in owner.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from fields(info.annotation, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", info
 
 
 def keys() -> Iterator[tuple[str, Any, Any]]:
     """Each key, its type and its default."""
-    for section, field in Config.model_fields.items():
-        kind: Any = field.annotation
-        for key, info in kind.model_fields.items():
-            yield f"{section}.{key}", info.annotation, info.default
+    for key, info in fields():
+        yield key, info.annotation, info.default
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """The config that says no more than `key`."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
 
 
 def listed(kind: Any) -> list[Any] | None:

@@ -64,7 +64,7 @@ def test_what_is_saved_comes_back_to_the_bit(
     state = ServerState(torch.tensor(theta), rounds, {name: torch.tensor(theta) * 0.5 for name in moments})
     written = Checkpoint(state, clip, "r", load_config(), seconds, {"d": len(theta)}, extra)
     folder = tmp_path_factory.mktemp("law")
-    assert same(load(save(folder, written, keep=1)), written)
+    assert same(load(save(folder, written)), written)
     read = load_latest(folder)
     assert read is not None
     assert same(read, written)
@@ -73,8 +73,8 @@ def test_what_is_saved_comes_back_to_the_bit(
 
 def test_the_last_few_are_kept(tmp_path: Path) -> None:
     for done in range(12):
-        save(tmp_path, example(done), keep=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"round-{done:06d}.safetensors" for done in (9, 10, 11)]
+        save(tmp_path, example(done))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"round-{done:06d}.safetensors" for done in (10, 11)]
     latest = load_latest(tmp_path)
     assert latest is not None
     assert latest.state.round == 11
@@ -89,7 +89,7 @@ def test_no_folder_no_checkpoint(tmp_path: Path) -> None:
 
 def test_order_is_by_rounds_not_by_clock(tmp_path: Path) -> None:
     for done, time in ((1, 2e9), (2, 1e9)):
-        os.utime(save(tmp_path, example(done), keep=5), (time, time))
+        os.utime(save(tmp_path, example(done)), (time, time))
     latest = load_latest(tmp_path)
     assert latest is not None
     assert latest.state.round == 2
@@ -97,20 +97,20 @@ def test_order_is_by_rounds_not_by_clock(tmp_path: Path) -> None:
 
 def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path) -> None:
     for done in (1, 2, 3):
-        newest = save(tmp_path, example(done), keep=3)
+        newest = save(tmp_path, example(done))
     newest.write_bytes(newest.read_bytes()[:-1])
     latest = load_latest(tmp_path)
     assert latest is not None
     assert latest.state.round == 2
     assert len(latest.damaged) == 1
     assert "round-000003" in latest.damaged[0]
-    save(tmp_path, example(2), keep=2)  # what lies beyond is from a future that was given up
-    assert sorted(path.name[6:12] for path in tmp_path.iterdir()) == ["000001", "000002"]
+    save(tmp_path, example(2))  # what lies beyond is from a future that was given up
+    assert sorted(path.name[6:12] for path in tmp_path.iterdir()) == ["000002"]
 
 
 def test_all_damaged_is_an_error_and_touches_nothing(tmp_path: Path) -> None:
     for done in (1, 2):
-        save(tmp_path, example(done), keep=2).write_bytes(b"")
+        save(tmp_path, example(done)).write_bytes(b"")
     with pytest.raises(CheckpointError, match="no whole checkpoint") as caught:
         load_latest(tmp_path)
     assert "\n" not in str(caught.value)
@@ -120,7 +120,7 @@ def test_all_damaged_is_an_error_and_touches_nothing(tmp_path: Path) -> None:
 def test_every_single_bit_matters(tmp_path: Path) -> None:
     """Flip each bit of a file in turn: refused, or (padding and spelling of the header) the same checkpoint."""
     written = example(size=2, moments="")
-    content = save(tmp_path, written, keep=1).read_bytes()
+    content = save(tmp_path, written).read_bytes()
     flipped = tmp_path / "flipped.safetensors"
     refused = 0
     for bit in range(0, 8 * len(content), 3):
@@ -157,7 +157,7 @@ def test_a_hostile_header_under_a_right_digest(
 ) -> None:
     """The digest has no key, so whoever forges a file can make it fit: values are checked all the same."""
     folder = tmp_path_factory.mktemp("forged")
-    header = _header(save(folder, example(), keep=1))
+    header = _header(save(folder, example()))
     header.update(changes)
     if dropped not in changes:
         header.pop(dropped, None)
@@ -184,14 +184,14 @@ def test_a_hostile_header_under_a_right_digest(
     ids=str,
 )
 def test_hostile_tensors(tmp_path: Path, tensors: dict[str, torch.Tensor], word: str) -> None:
-    header = _header(save(tmp_path, example(), keep=1))
+    header = _header(save(tmp_path, example()))
     with pytest.raises(CheckpointError, match=word):
         load(_forge(tmp_path, json.dumps(header), tensors))
 
 
 def test_another_format_is_refused_by_name_and_nothing_before_it_is_taken(tmp_path: Path) -> None:
-    save(tmp_path, example(1), keep=2)
-    header = _header(save(tmp_path, example(2), keep=2)) | {"format": 2}
+    save(tmp_path, example(1))
+    header = _header(save(tmp_path, example(2))) | {"format": 2}
     _forge(tmp_path, json.dumps(header), {"theta": torch.ones(3)}).replace(tmp_path / "round-000002.safetensors")
     with pytest.raises(OtherFormat, match="has format 2 and this fedspa reads 1; finish the run with the version"):
         load_latest(tmp_path)
@@ -211,7 +211,7 @@ def test_no_pickle_is_ever_read(tmp_path: Path) -> None:
 
 
 def test_another_config_is_refused_and_the_keys_are_named(tmp_path: Path) -> None:
-    save(tmp_path, example(), keep=1)
+    save(tmp_path, example())
     other = load_config(None, ["algorithm.local_lr=0.25", "privacy.delta=1e-4", "federation.cap=3"])
     saved = load_latest(tmp_path)
     assert saved is not None
@@ -228,24 +228,22 @@ def test_another_config_is_refused_and_the_keys_are_named(tmp_path: Path) -> Non
 
 
 def test_where_and_how_often_may_differ(tmp_path: Path) -> None:
-    save(tmp_path, example(), keep=1)
+    save(tmp_path, example())
     saved = load_latest(tmp_path)
     assert saved is not None
-    refuse_differences(
-        tmp_path, saved, load_config(None, ["run.out=there", "run.keep=9", "run.checkpoint_every=7"]), {}
-    )
+    refuse_differences(tmp_path, saved, load_config(None, ["run.out=there", "run.checkpoint_every=7"]), {})
 
 
 def test_a_state_that_is_not_finite_replaces_nothing(tmp_path: Path) -> None:
-    save(tmp_path, example(1), keep=1)
+    save(tmp_path, example(1))
     with pytest.raises(CheckpointError, match="NaN"):
-        save(tmp_path, example(2, state=ServerState(torch.tensor([torch.nan]), 2)), keep=1)
+        save(tmp_path, example(2, state=ServerState(torch.tensor([torch.nan]), 2)))
     assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk fills up in the middle of a write, at the fsync, or at the rename."""
-    before = save(tmp_path, example(1), keep=1).read_bytes()
+    before = save(tmp_path, example(1)).read_bytes()
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -254,7 +252,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, full)
             with pytest.raises(OSError, match="No space"):
-                save(tmp_path, example(2), keep=1)
+                save(tmp_path, example(2))
         assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
         assert (tmp_path / "round-000001.safetensors").read_bytes() == before
 
@@ -262,7 +260,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 def test_drafts_of_killed_writers_are_cleared_away(tmp_path: Path) -> None:
     (tmp_path / f"round-000003.safetensors{durable.DRAFT}").write_bytes(b"half")
     assert load_latest(tmp_path) is None
-    save(tmp_path, example(1), keep=1)
+    save(tmp_path, example(1))
     assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
 
 

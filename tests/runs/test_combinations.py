@@ -55,8 +55,11 @@ def made(name: str, engine: str, key: str, value: Any) -> Config:
     merged["federation"] = {**merged.get("federation", {}), **sizes}
     merged["run"] = {"engine": engine}
     config = small(Path("unused"), **merged)
-    section, option = key.split(".")
-    config[section][option] = value
+    *sections, option = key.split(".")
+    inner: dict[str, Any] = config
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[option] = value
     return load(config)
 
 

@@ -19,7 +19,7 @@ from fedspa.runs.setup import prepare
 
 # The mlp on digits has tensors of 4096, 64, 640 and 10 coordinates.
 SHARES = [0.0, 1.0, 0.25, 1]
-LAYERED: dict[str, Any] = {"mask": "fixed", "layer_shares": SHARES, "compression": 1.0, "server": "average"}
+LAYERED: dict[str, Any] = {"mask": "fixed", "compression": SHARES, "server": "average"}
 
 
 def test_only_the_chosen_share_of_each_layer_is_ever_trained(tmp_path: Path) -> None:
@@ -41,13 +41,12 @@ def test_the_plan_knows_how_many_coordinates_are_active(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ({"layer_shares": [1.0, 1.0]}, ["layer_shares", "4096, 64, 640, 10"]),
-        ({"layer_shares": [0.0, 0.0, 0.0, 0.0]}, ["layer_shares", "no active coordinate"]),
-        ({"layer_shares": [1.5, 0, 0, 0]}, ["layer_shares.0", "less than or equal to 1"]),
-        ({"mask": "per-agent"}, ["layer_shares", "'fixed'"]),
-        ({"mask": "shared"}, ["layer_shares", "'fixed'"]),
-        ({"compression": 0.5}, ["layer_shares", "algorithm.compression"]),
-        ({"name": "dp-fed"}, ["layer_shares", "fedspa"]),
+        ({"compression": [1.0, 1.0]}, ["compression", "4096, 64, 640, 10"]),
+        ({"compression": [0.0, 0.0, 0.0, 0.0]}, ["compression", "no active coordinate"]),
+        ({"compression": [1.5, 0, 0, 0]}, ["compression", "from 0 to 1"]),
+        ({"mask": "per-agent"}, ["compression", "'fixed'"]),
+        ({"mask": "shared"}, ["compression", "'fixed'"]),
+        ({"name": "dp-fed"}, ["compression", "every coordinate"]),
     ],
 )
 def test_shares_that_do_not_fit_are_refused(tmp_path: Path, algorithm: dict[str, Any], words: list[str]) -> None:

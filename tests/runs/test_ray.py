@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import fedspa
 from fedspa.errors import ConfigError, DataError
 from fedspa.running import Stopped, simulate
-from fedspa.runs.workers.crew import Crew
+from fedspa.runs.ray_workers import WorkerPool
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -64,9 +64,9 @@ class Mortal(nn.Module):
         return self.layer(x.flatten(1))
 
 
-def spread(out: Path, cluster: str, **sections: dict[str, Any]) -> dict[str, Any]:
+def spread(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     config = small(out, **sections)
-    return {**config, "run": {**config["run"], "workers": 2, "cluster": cluster}}
+    return {**config, "run": {**config["run"], "workers": 2}}
 
 
 def test_a_worker_killed_in_mid_round_on_a_cluster_of_two(
@@ -74,46 +74,47 @@ def test_a_worker_killed_in_mid_round_on_a_cluster_of_two(
 ) -> None:
     """Killed by kill -9 in the second round, the run goes on with another worker, and ends with the bits of one
     process. On the same cluster: an error of the user's own, and workers that there is no room for."""
-    crews: list[Crew] = []
-    train = Crew.train
+    pools: list[WorkerPool] = []
+    train = WorkerPool.train
 
-    def training(self: Crew, *arguments: Any) -> Any:
-        crews.append(self)
+    def training(self: WorkerPool, *arguments: Any) -> Any:
+        pools.append(self)
         return train(self, *arguments)
 
-    monkeypatch.setattr(Crew, "train", training)
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    monkeypatch.setattr(WorkerPool, "train", training)
     everyone = {"federation": {"per_round": 6}}
     flag = tmp_path / "flag"
     simulate(small(tmp_path / "alone", **everyone), module=Mortal(flag, "die"))
     result = simulate(
-        spread(tmp_path / "spread", cluster, **everyone),
+        spread(tmp_path / "spread", **everyone),
         module=Mortal(flag, "die"),
         on_round=lambda metrics: flag.touch() if metrics.round == 0 else None,
     )
     assert not flag.exists()
-    assert crews[-1].lost == 1
+    assert pools[-1].lost == 1
     assert result.summary["workers"] == 2
     alone, two = outcome(tmp_path / "alone"), outcome(tmp_path / "spread")
     for each in (alone, two):  # the flag's name is part of neither, the number of workers is
         del each["summary"]["workers"]
     assert two == alone
-    _users_error(tmp_path, cluster)
-    _too_many(tmp_path, cluster)
+    _users_error(tmp_path)
+    _too_many(tmp_path)
 
 
-def _users_error(tmp_path: Path, cluster: str) -> None:
+def _users_error(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     sections = {"algorithm": {"name": "fedavg", "compression": 1.0}}
     with pytest.raises(DataError, match=r"^the model fails on these records \(\w+: not these records, at "):
         simulate(
-            spread(tmp_path / "error", cluster, **sections),
+            spread(tmp_path / "error", **sections),
             module=Mortal(flag, "raise"),
             on_start=lambda job, folder: flag.touch(),
         )
 
 
-def _too_many(tmp_path: Path, cluster: str) -> None:
-    config = spread(tmp_path / "many", cluster)
+def _too_many(tmp_path: Path) -> None:
+    config = spread(tmp_path / "many")
     config["run"]["workers"] = 3
     with pytest.raises(ConfigError, match=r"^run.workers is 3, each with 1 cores .* Ray has 2 cores and 0 GPUs in all"):
         fedspa.run(config)

@@ -51,7 +51,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
     [
         ALGORITHMS["fedspa"],
         ALGORITHMS["cpsgd"],
-        {"algorithm": {"server": "momentum", "mask": "shared", "lr_decay": "sqrt"}},
+        {"algorithm": {"server": "momentum", "mask": "shared", "server_options": {"lr_decay": "sqrt"}}},
         {"federation": {"participation": "uniform", "cap": 2}},
         {"run": {"checkpoint_every": 3}},
         *(pytest.param(sections, marks=pytest.mark.long) for sections in OTHERS),

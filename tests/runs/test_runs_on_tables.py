@@ -43,9 +43,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(changes: dict[str, Any] | None = None, **sections: dict[str, Any]) -> dict[str, Any]:
-    """`changes` are those of [data]; what is None there is left out."""
+    """`changes` are those of [data] and [data.table]; what is None there is left out."""
     data = {"name": "visits.csv", "columns": COLUMNS, "agent": "clinic", "person": "patient", "holdout": 0.2}
     data |= changes or {}
+    table = {key: data.pop(key) for key in ("columns", "agent", "split", "test") if key in data}
+    data["table"] = {key: value for key, value in table.items() if value is not None} or None
     return {
         "federation": {"agents": 3, "rounds": 2, "per_round": 3, **sections.get("federation", {})},
         "data": {key: value for key, value in data.items() if value is not None},
@@ -81,9 +83,9 @@ def test_classes_are_called_by_the_tables_own_words(folder: Path) -> None:
     answer = ("low", "high", "another")[summary["accuracy_by_class"].index(1.0)]
     assert f"the last model predicts class '{answer}' for every held-out record" in summary["warnings"]
     assert "| class | low | high | another |" in card(folder / "out")
-    for damaged in ({"columns": 3}, {"columns": {"age": COLUMNS["age"], "risk": {**risk, "other": False}}}):
-        (folder / "out" / "summary.json").write_text(json.dumps(summary | {"schema": damaged}), "utf-8")
-        assert "| class | 0 | 1 | 2 |" in card(folder / "out")
+    other = {"columns": {"age": COLUMNS["age"], "risk": {**risk, "other": False}}}
+    (folder / "out" / "summary.json").write_text(json.dumps(summary | {"schema": other}), "utf-8")
+    assert "| class | 0 | 1 | 2 |" in card(folder / "out")
 
 
 @pytest.mark.parametrize(("other", "scale"), [([0, 200], 100.0), ([0, 100], 1.0)])
@@ -126,7 +128,7 @@ FLAG, WARD = {"kind": "flag", "target": True}, {"kind": "category", "categories"
         ({"score": {"kind": "ignore"}, "ward": WARD}, {}, "classification"),
         ({"score": FLAG, "smoker": FLAG}, {}, "multi-label"),
         ({}, {}, "regression"),
-        ({}, {"loss": "mae"}, "regression"),
+        ({}, {"options": {"loss": "mae"}}, "regression"),
         ({"score": {"kind": "ignore"}, "smoker": FLAG}, {"name": "binary"}, "binary"),
     ],
 )
@@ -159,24 +161,23 @@ def test_overrides_change_what_is_no_table_of_its_own(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "no columns": ({"columns": None, "agent": None}, ["data.name is 'visits.csv', a table", "[data.columns]"]),
-    "columns of mnist": ({"name": "mnist"}, ["data.columns is for a table", "'mnist'"]),
-    "an agent of digits": ({"name": "digits", "columns": None}, ["data.agent is for a table", "'digits'"]),
+    "no columns": ({"columns": None, "agent": None}, ["data.name is 'visits.csv', a table", "[data.table.columns]"]),
+    "columns of mnist": ({"name": "mnist"}, ["data.table is for a table", "'mnist'"]),
     "features": ({"features": "aligned"}, ["data.features is 'aligned'", "images"]),
     "agents twice": ({"partition": "shards"}, ["data.partition is 'shards'", "'clinic'"]),
-    "a word for testing": ({"test": "held"}, ["data.test is 'held'", "data.split"]),
+    "a word for testing": ({"test": "held"}, ["data.table.test is 'held'", "data.table.split"]),
     "a kind": (
         {"columns": {**COLUMNS, "age": {"kind": "nmber"}}},
-        ["data.columns.age.kind is 'nmber'; it must be one of 'number'"],
+        ["data.table.columns.age.kind is 'nmber'; it must be one of 'number'"],
     ),
-    "a range": ({"columns": {**COLUMNS, "age": {"kind": "number"}}}, ["data.columns.age.range is missing"]),
+    "a range": ({"columns": {**COLUMNS, "age": {"kind": "number"}}}, ["data.table.columns.age.range is missing"]),
     "a key": (
         {"columns": {**COLUMNS, "age": {**COLUMNS["age"], "rnge": 1}}},
-        ["'data.columns.age.rnge'; allowed: kind, missing, range, target"],
+        ["'data.table.columns.age.rnge'; allowed: kind, missing, range, target"],
     ),
-    "columns of another type": ({"columns": 3}, ["data.columns is 3; it must be a valid dict"]),
-    "no target": ({"columns": {"age": COLUMNS["age"]}}, ["no column of data.columns has target = true"]),
-    "a column twice": ({"agent": "age"}, ["data.agent is 'age', which is in data.columns too"]),
+    "columns of another type": ({"columns": 3}, ["data.table.columns is 3; it must be a valid dict"]),
+    "no target": ({"columns": {"age": COLUMNS["age"]}}, ["no column of data.table.columns has target = true"]),
+    "a column twice": ({"agent": "age"}, ["data.table.agent is 'age', which is in data.table.columns too"]),
 }
 
 
@@ -204,7 +205,7 @@ def test_agents_and_the_table_must_agree(folder: Path) -> None:
 def test_without_a_split_some_must_be_held_out(folder: Path) -> None:
     with pytest.raises(DataError) as caught:
         fedspa.run(config({"holdout": 0.0}))
-    refused(caught.value, ["data 'visits.csv' has no records for testing", "data.holdout", "data.split"], folder)
+    refused(caught.value, ["data 'visits.csv' has no records for testing", "data.holdout", "data.table.split"], folder)
     data = fedspa.from_table("visits.csv", {"columns": COLUMNS, "agent": "clinic", "person": "patient"})
     given = {key: value for key, value in config().items() if key != "data"}
     with pytest.raises(DataError, match="no records for testing"):
@@ -231,7 +232,7 @@ def test_a_table_does_not_stand_beside_data_that_was_given(folder: Path) -> None
     x, y = np.zeros((40, 2)), np.arange(40) % 2
     with pytest.raises(ConfigError) as caught:
         fedspa.run(config(), data=fedspa.from_arrays(x, y, x, y, name="mine"))
-    refused(caught.value, ["data.columns describes the table 'visits.csv'"], folder)
+    refused(caught.value, ["data.table describes the table 'visits.csv'"], folder)
 
 
 FILES: dict[str, tuple[str | bytes | None, list[str]]] = {
@@ -297,10 +298,10 @@ def test_other_persons_are_another_run(stopped: Path, folder: Path) -> None:
     [
         (
             {"age": {"kind": "number", "range": [0, 110]}},
-            r"data\.columns\.age\.range was \[0\.0, 100\.0\] and is \[0\.0, 1",
+            r"data\.table\.columns\.age\.range was \[0\.0, 100\.0\] and is \[0\.0, 1",
         ),
-        ({"smoker": {"kind": "flag", "missing": True}}, r"data\.columns\.smoker\.missing was False and is True"),
-        ({"smoker": {"kind": "ignore"}}, r"data\.columns\.smoker\.kind was 'flag' and is 'ignore'"),
+        ({"smoker": {"kind": "flag", "missing": True}}, r"data\.table\.columns\.smoker\.missing was False and is True"),
+        ({"smoker": {"kind": "ignore"}}, r"data\.table\.columns\.smoker\.kind was 'flag' and is 'ignore'"),
     ],
 )
 def test_another_schema_is_another_run(stopped: Path, columns: dict[str, Any], said: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import torch
 from interruptions import counted, crash, resume
 from numpy.typing import NDArray
 from small_runs import ended, ledger_content, outcome, small, start
-from worker_threads import ThreadPool, played
 
 import fedspa
 from fedspa.agent import participate
@@ -26,7 +24,6 @@ from fedspa.algorithms.base import Answer
 from fedspa.errors import PrivacyError
 from fedspa.running import simulate
 from fedspa.runs import books
-from fedspa.runs import played as sending
 from fedspa.runs import simulate as simulation
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare
@@ -35,7 +32,6 @@ from fedspa.secagg.session import Session
 from fedspa.secagg.total import MaskedSum
 from fedspa.server.coordinator import Coordinator
 
-__all__ = ["played"]
 Key = tuple[str, int, int]  # run, round, attempt
 # Every record has a part in a sum: by the fastest engine.
 SUMS: dict[str, dict[str, dict[str, Any]]] = {
@@ -63,7 +59,7 @@ def key_of(session: Session) -> Key:
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
-    found, unpadded, values = Wire(), sending.unpadded, MaskedSum.values
+    found, unpadded, values = Wire(), simulation._encode_unmasked, MaskedSum.values
 
     def sent(session: Session, name: str, agent: Agent, answer: Answer) -> bytes:
         payload = unpadded(session, name, agent, answer)
@@ -76,7 +72,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
         found.sums[key_of(self.session)] = total
         return total
 
-    monkeypatch.setattr(sending, "unpadded", sent)
+    monkeypatch.setattr(simulation, "_encode_unmasked", sent)
     monkeypatch.setattr(MaskedSum, "values", reading)
     return found
 
@@ -103,7 +99,7 @@ def test_with_pads_it_is_the_same_run(
 ) -> None:
     """Masked as deployed agents mask, message by message as long as without, the run ends in the same bits."""
     fedspa.run(small(tmp_path / "unpadded", **SUMS[name]))
-    padded, unpadded, agent = [], sending.unpadded, simulation.Simulation._agent
+    padded, unpadded, agent = [], simulation._encode_unmasked, simulation.Simulation._agent
 
     def keyed(self: simulation.Simulation, number: int, *rest: Any) -> Agent:
         return replace(agent(self, number, *rest), secret=self._secret(number))
@@ -115,7 +111,7 @@ def test_with_pads_it_is_the_same_run(
         return payload
 
     monkeypatch.setattr(simulation.Simulation, "_agent", keyed)
-    monkeypatch.setattr(sending, "unpadded", masked)
+    monkeypatch.setattr(simulation, "_encode_unmasked", masked)
     fedspa.run(small(tmp_path / "padded", **SUMS[name]))
     assert len(padded) >= 12
     assert all(padded)
@@ -219,18 +215,6 @@ def test_too_few_for_a_sum_are_not_asked(
     assert [metrics.agents for metrics in result.metrics] == [6, 0, 6, 6]
     assert "no sum, 2 agents are left and it takes 3" in caplog.text
     assert len(ledger_content(tmp_path / "run/ledger.sqlite")) == 18
-
-
-@pytest.mark.parametrize("name", ["fedspa", "dp-fed", "cpsgd"])
-def test_same_bits_in_workers(tmp_path: Path, played: Callable[..., ThreadPool], name: str, one_name: None) -> None:
-    played()
-    made = {}
-    for workers in (1, 3):
-        config = small(tmp_path / f"run-{workers}", **SUMS[name])
-        fedspa.run({**config, "run": {**config["run"], "workers": workers}})
-        made[workers] = outcome(tmp_path / f"run-{workers}")
-        assert made[workers]["summary"].pop("workers") == workers
-    assert made[1] == made[3]
 
 
 @pytest.mark.slow

@@ -51,43 +51,40 @@ class Bare(nn.Module):
 
 class TestNames:
     def test_toml_and_python_agree(self, tmp_path: Path) -> None:
-        by_config = simulate(config(tmp_path / "a", name="regression", loss="huber"), data=numbers())
-        by_python = simulate(config(tmp_path / "b", name="regression", loss="huber"), data=numbers(), task="regression")
+        by_config = simulate(config(tmp_path / "a", name="regression", options={"loss": "huber"}), data=numbers())
+        by_python = simulate(
+            config(tmp_path / "b", name="regression", options={"loss": "huber"}), data=numbers(), task="regression"
+        )
         assert by_config.metrics == by_python.metrics
         assert by_config.summary["task"] == "regression"
-        assert load(tmp_path / "b" / "config.toml").task.loss == "huber"  # the options of the config are kept
+        assert load(tmp_path / "b" / "config.toml").task.options == {"loss": "huber"}
 
     def test_a_name_in_python_is_checked_against_the_options(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"task.loss is for regression; task.name is 'binary': leave it out"):
-            simulate(config(tmp_path / "run", name="regression", loss="mae"), data=numbers(), task="binary")
-        assert not (tmp_path / "run").exists()
-
-    def test_a_function_takes_no_options(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"task.label_smoothing is for classification; task.name is 'given:"):
-            simulate(config(tmp_path / "run", label_smoothing=0.1), task=own_loss)
+        with pytest.raises(ConfigError, match=r"unknown key task.options.loss; allowed: weights"):
+            simulate(
+                config(tmp_path / "run", name="regression", options={"loss": "mae"}), data=numbers(), task="binary"
+            )
+        with pytest.raises(ConfigError, match=r"task.options has label_smoothing; task 'given:"):
+            simulate(config(tmp_path / "run", options={"label_smoothing": 0.1}), task=own_loss)
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize(
-        ("task", "said"),
+        ("name", "options", "said"),
         [
-            ({"name": "regression", "weights": [1.0]}, "task.weights is for classification, binary, multi-label"),
-            ({"label_smoothing": 0.1, "name": "binary"}, "task.label_smoothing is for classification"),
-            ({"loss": "mae"}, "task.loss is for regression; task.name is 'classification'"),
-            ({"huber": 2.0}, "task.huber is for regression"),
-            ({"name": "regression", "huber": 2.0}, "task.huber is 2, which is for task.loss = 'huber'"),
-            ({"ignore_index": 0}, "task.ignore_index is for next-token, token-classification"),
-            ({"name": "mine:loss", "weights": [1.0]}, "task.name is 'mine:loss'"),
-            ({"weights": []}, "task.weights"),
-            ({"weights": [-1.0]}, "task.weights.0 is -1.0"),
-            ({"label_smoothing": 1.0}, "task.label_smoothing is 1.0"),
-            ({"name": "regression", "loss": "mape"}, "task.loss is 'mape'"),
-            ({"name": "regression", "loss": "huber", "huber": 0.0}, "task.huber is 0.0"),
-            ({"name": "next-token", "ignore_index": 2**40}, "task.ignore_index"),
+            ("regression", {"weights": [1.0]}, "unknown key task.options.weights; allowed: huber, loss"),
+            ("regression", {"huber": 2.0}, "task.options.huber is 2, which is for loss = 'huber'"),
+            ("regression", {"loss": "mape"}, "task.options.loss is 'mape'; it must be 'mse', 'mae' or 'huber'"),
+            ("classification", {"ignore_index": 0}, "allowed: label_smoothing, weights"),
+            ("classification", {"weights": []}, "task.options.weights is []"),
+            ("classification", {"weights": [-1.0]}, "task.options.weights.0 is -1.0"),
+            ("classification", {"label_smoothing": 1.0}, "task.options.label_smoothing is 1.0"),
+            ("next-token", {"ignore_index": 2**40}, "task.options.ignore_index is"),
+            ("mine:loss", {"weights": [1.0]}, "task.options has weights; task 'mine:loss' has no options"),
         ],
     )
-    def test_what_does_not_go_together(self, tmp_path: Path, task: dict[str, Any], said: str) -> None:
+    def test_what_does_not_go_together(self, tmp_path: Path, name: str, options: dict[str, Any], said: str) -> None:
         with pytest.raises(ConfigError) as caught:
-            load(config(tmp_path, **task))
+            load(config(tmp_path, name=name, options=options))
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -249,8 +246,8 @@ class TestResume:
 
     def test_another_name_or_option_is_another_run(self, tmp_path: Path) -> None:
         self.stopped(tmp_path / "run", data=parity())
-        for task in ({"name": "binary"}, {"weights": [1.0, 2.0]}):
-            with pytest.raises(CheckpointError, match=f"task.{next(iter(task))} was"):
+        for task in ({"name": "binary"}, {"options": {"weights": [1.0, 2.0]}}):
+            with pytest.raises(CheckpointError, match=r"task\.(name|options\.weights) was"):
                 simulate(config(tmp_path / "run", **task), data=parity(), resume=tmp_path / "run")
 
     def test_metrics_must_come_again(self, tmp_path: Path) -> None:

@@ -164,9 +164,8 @@ def test_a_trial_that_diverges_does_not_end_the_search(tmp_path: Path, monkeypat
         ({"tuning": {"rounds": 5}}, "at least 6 rounds"),
         ({"tuning": {"rounds": 12}}, "leave none to train"),
         ({"tuning": {"candidates": None}}, "there are none"),
-        ({"tuning": {"ahead": [[0.0]]}}, "tuning.ahead must have a list for each"),
         ({"data": {"holdout": 0.0}, "tuning": {"scored_by": "server"}}, "data.holdout is 0"),
-        ({"algorithm": {"lr_decay": "sqrt"}}, "lr_decay 'sqrt'"),
+        ({"algorithm": {"server_options": {"lr_decay": "sqrt"}}}, "lr_decay 'sqrt'"),
         ({"privacy": {"clip_rule": "quantile", "noise_multiplier": None, "epsilon": 3.0}}, "clip_rule is 'quantile'"),
         (
             {"algorithm": {"name": "fedavg", "compression": 1.0}, "privacy": {"noise_multiplier": None}},

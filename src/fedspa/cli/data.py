@@ -25,7 +25,7 @@ def _group() -> None:
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The table: a .csv or .parquet file.")],
-    schema: Annotated[Path, typer.Option(help="A TOML file with the table data.columns: a schema, or a run's config.")],
+    schema: Annotated[Path, typer.Option(help="A TOML file with [data.table]: a schema, or a run's config.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say everything that is wrong with a table, and what its schema makes of it. Exit code 1 if anything is wrong.
@@ -37,10 +37,9 @@ def check(
     """
     from fedspa.data.columns import load_schema
     from fedspa.data.findings import examine
-    from fedspa.runs.sections import Data
 
     share = _holdout(schema)
-    found = examine(file, load_schema(schema, beside=frozenset(Data.model_fields)), share)
+    found = examine(file, load_schema(schema), share)
     if as_json:
         print(json.dumps({"file": str(file), "sound": found.sound, **asdict(found)}, allow_nan=False))
     else:
@@ -61,17 +60,17 @@ def _holdout(schema: Path) -> float:
     from pydantic import ValidationError
 
     from fedspa import toml
-    from fedspa.data.columns import told
-    from fedspa.errors import ConfigError
+    from fedspa.errors import ConfigError, quoted
     from fedspa.runs.sections import Data
 
-    section = toml.read(schema, "a TOML file with [data.columns]").get("data")
+    section = toml.read(schema, "a TOML file with [data.table]").get("data")
     given = section.get("holdout", 0.0) if isinstance(section, dict) else 0.0
     try:
         return Data.model_validate({"holdout": given}).holdout
     except ValidationError as error:
         (wrong,) = error.errors()
-        raise ConfigError(told(wrong["type"], wrong["loc"], wrong["msg"], given)) from None
+        allowed = wrong["msg"].replace("Input should be", "it must be", 1)
+        raise ConfigError(f"data.holdout is {quoted(given)}; {allowed}") from None
 
 
 def _wrong(found: Findings) -> list[str]:

@@ -1,4 +1,4 @@
-"""What each column of a table means: the schema of a CSV or Parquet file, `[data.columns]` in a config.
+"""What each column of a table means: the schema of a CSV or Parquet file, `[data.table]` in a config.
 
 Scaling and encoding use the constants that stand in the schema and nothing else. A mean, a range or a list of
 categories that was read off the records would be a release of them, and would need a budget of its own.
@@ -217,34 +217,39 @@ Columns = Annotated[dict[ColumnName, Column], Field(min_length=1, max_length=10_
 KINDS: dict[str, type[BaseModel]] = {"number": Number, "category": Category, "flag": Flag, "ignore": Ignore}
 
 
-class Schema(_Section):
-    """The columns of a table, and which of them say whose a record is."""
+class Table(_Section):
+    """[data.table] of a config or a schema file: the columns of a table, and which of them sort its records."""
 
     columns: Columns = Field(
-        description='Of a table: what each column of the file is, as in `age = {kind = "number", range = [0, 110]}` '
-        "([data](data.md)); features are in this order, whatever the file's is."
+        description='What each column of the file is, as in `age = {kind = "number", range = [0, 110]}`; features '
+        "are in this order, whatever the file's is."
     )
-    agent: ColumnName | None = Field(
-        None, description="Of a table: the column that names the agent who holds a record."
-    )
-    person: ColumnName | None = Field(None, description="The column that names the person a record belongs to.")
+    agent: ColumnName | None = Field(None, description="The column that names the agent who holds a record.")
     split: ColumnName | None = Field(
         None,
-        description="Of a table: the column that tells records for testing from those for training; without, "
-        "`holdout` takes some of them.",
+        description="The column that tells records for testing from those for training; without, `data.holdout` takes "
+        "some of them.",
     )
     test: Word = Field("test", description="What stands in `split` for testing; every other word is for training.")
+
+
+class Schema(Table):
+    """A table with its column of persons, which `data.person` names."""
+
+    person: ColumnName | None = Field(None, description="The column that names the person a record belongs to.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Schema:
         for key in ("agent", "person", "split"):
             if (named := getattr(self, key)) in self.columns:
-                raise ValueError(f"data.{key} is {quoted(named)}, which is in data.columns too; take it out there")
+                raise ValueError(
+                    f"{_full(key)} is {quoted(named)}, which is in data.table.columns too; take it out there"
+                )
         if self.split is not None and self.split in (self.agent, self.person):
-            raise ValueError(f"data.split is {quoted(self.split)}; it must be a column of its own")
+            raise ValueError(f"data.table.split is {quoted(self.split)}; it must be a column of its own")
         kinds = [column.kind for column in self.targets.values()]
         if not kinds:
-            raise ValueError("no column of data.columns has target = true; mark what is to be learned")
+            raise ValueError("no column of data.table.columns has target = true; mark what is to be learned")
         if len(kinds) > 1 and set(kinds) not in ({"number"}, {"flag"}):
             named = ", ".join(f"{name!r} ({column.kind})" for name, column in self.targets.items())
             raise ValueError(f"the targets are {quoted(named)}; several must be all numbers or all flags")
@@ -252,7 +257,7 @@ class Schema(_Section):
             raise ValueError("the target has one category; a classifier needs at least 2")
         width = sum(column.width() for column in self.inputs.values())
         if not 1 <= width <= _MOST_FEATURES:
-            raise ValueError(f"data.columns makes {width} features; 1 to {_MOST_FEATURES} are possible")
+            raise ValueError(f"data.table.columns makes {width} features; 1 to {_MOST_FEATURES} are possible")
         return self
 
     @property
@@ -309,13 +314,15 @@ def is_table(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES) and not name.startswith(plugin.GIVEN)
 
 
-def load_schema(path: Path, beside: frozenset[str] = frozenset()) -> Schema:
-    """The schema in the section [data] of a TOML file. `beside`: other keys that may stand in that section."""
-    values = toml.read(path, "a TOML file with [data.columns]").get("data")
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} has no section [data]; a schema is made of [data.columns] tables")
-    own = {key: value for key, value in values.items() if key in Schema.model_fields or key not in beside}
-    return checked(own)
+def load_schema(path: Path) -> Schema:
+    """Read the schema in a TOML file, a schema of its own or a run's config: [data.table] and `person` of [data]."""
+    data = toml.read(path, "a TOML file with [data.table]").get("data")
+    table = data.get("table") if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping) or not isinstance(table, Mapping):
+        raise ConfigError(f"{path} has no section [data.table]; a schema is made of [data.table.columns]")
+    if "person" in table:
+        raise ConfigError(f"{path} has data.table.person; the column with the person ID is data.person")
+    return checked({**table, **{key: data[key] for key in ("person",) if key in data}})
 
 
 def checked(values: Mapping[str, Any]) -> Schema:
@@ -327,13 +334,18 @@ def checked(values: Mapping[str, Any]) -> Schema:
         raise ConfigError("; ".join(said)) from None
 
 
+def _full(key: str) -> str:
+    """Return a key of a schema as configs have it."""
+    return "data.person" if key == "person" else f"data.table.{key}" if key else "data.table"
+
+
 def told(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
     """What pydantic found wrong at a place of a schema, in one line."""
     owner: type[BaseModel] = Schema
     if location[:1] == ("columns",) and len(location) > 2 and location[2] in KINDS:
         owner = KINDS[str(location[2])]  # pydantic says which kind a column was taken for
         location = (*location[:2], *location[3:])
-    key = ".".join(("data", *map(str, location)))
+    key = _full(".".join(map(str, location)))
     if kind == "extra_forbidden":
         return f"unknown key {quoted(key)}; allowed: {', '.join(sorted(owner.model_fields))}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):

@@ -65,7 +65,7 @@ def load(
             return _cifar10(directory)
     raise DataError(
         f"data.name = {name!r} is unknown: choose {', '.join(NAMES)}, a path that ends in .npz, one that ends in "
-        ".csv or .parquet with [data.columns], or 'package.module:function'"
+        ".csv or .parquet with [data.table], or 'package.module:function'"
     )
 
 

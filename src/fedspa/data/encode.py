@@ -55,8 +55,8 @@ def check_header(schema: Schema, names: Sequence[str], where: str, *, agents: bo
         raise DataError(f"{where} has no column {_listed(lacking)}, which the schema names; it has {_listed(names)}")
     if unknown:
         raise DataError(
-            f"{where} has the column {_listed(unknown)}, which the schema does not name; describe it in data.columns, "
-            "where kind = 'ignore' leaves it out"
+            f"{where} has the column {_listed(unknown)}, which the schema does not name; describe it in "
+            "data.table.columns, where kind = 'ignore' leaves it out"
         )
 
 
@@ -100,7 +100,7 @@ class Encoder:
     def _mend(self, name: str) -> str:
         if name in self._schema.targets:
             return "what is learned must be there: mend it, or take the row out"
-        return f"mend it, or say in data.columns.{name}.missing what it becomes"
+        return f"mend it, or say in data.table.columns.{name}.missing what it becomes"
 
     def add(self, line: int, cells: Sequence[object]) -> None:
         """A row: the cells of the columns in `wanted`, in that order."""

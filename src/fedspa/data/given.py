@@ -178,7 +178,7 @@ def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, n
 
     Args:
         table: The path of a .csv or .parquet file, or a pandas frame.
-        schema: The path of a TOML file with [data.columns], or a mapping with `columns` and, where they are, `agent`,
+        schema: The path of a TOML file with [data.table], or a mapping with `columns` and, where they are, `agent`,
             `person`, `split` and `test`. Without `split` there are no held-out records: the run's `data.holdout` says
             how many to hold out.
         name: What the run's files call the data; by default, the file's name.

@@ -12,6 +12,7 @@ Equal sizes matter to privacy: the plan's sampling rate is B/m with one m for al
   at random.
 """
 
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,21 @@ Scheme = Literal["iid", "dirichlet", "shards"]
 _STREAM = (0x70617274,)
 # Beyond these a smaller or larger α no longer changes a partition: one class an agent, or every class in its own share.
 ALPHA_RANGE = (1e-6, 1e6)
+DEFAULT_ALPHA = 0.5
+
+
+def split_scheme(text: str) -> tuple[Scheme, float]:
+    """Return the scheme and the concentration that a config writes as `iid`, `shards`, `dirichlet` or `dirichlet:α`."""
+    name, colon, number = text.partition(":")
+    low, high = ALPHA_RANGE
+    with suppress(ValueError):
+        if name == "dirichlet" and low <= (alpha := float(number) if colon else DEFAULT_ALPHA) <= high:
+            return "dirichlet", alpha
+    if text == "iid":
+        return "iid", DEFAULT_ALPHA
+    if text == "shards":
+        return "shards", DEFAULT_ALPHA
+    raise ConfigError(f"it must be 'iid', 'shards', 'dirichlet' or 'dirichlet:α' with α from {low:g} to {high:g}")
 
 
 def partition(

@@ -17,14 +17,14 @@ from pydantic import Field, ValidationError
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
-from fedspa.runs.section import Many, Section
+from fedspa.runs.sections import Many, Section
 
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 
-# Keys whose values come as JSON, and what that must be.
+# Keys whose values may come as the text of JSON, and what that must be.
 AS_TEXT: Final = {
-    **dict.fromkeys(("algorithm.layer_shares", "task.weights", "tuning.candidates", "tuning.ahead"), list),
-    "data.columns": dict,
+    **dict.fromkeys(("algorithm.compression", "task.options.weights", "tuning.candidates"), list),
+    "data.table.columns": dict,
 }
 
 
@@ -59,7 +59,7 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
         for part in tables:
             table = table.setdefault(part, {})
         if value != "":
-            table[name] = _read(key, value) if key in AS_TEXT else value
+            table[name] = _read(key, value) if key in AS_TEXT and isinstance(value, str) else value
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:

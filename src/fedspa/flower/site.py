@@ -54,6 +54,7 @@ from fedspa.flower.settings import read_config
 from fedspa.flower.trainer import Trainer, trainer_for
 from fedspa.learning import models
 from fedspa.learning.flat import alike
+from fedspa.learning.options import Options
 from fedspa.learning.tasks import CustomLoss, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
@@ -190,14 +191,14 @@ class Site:
     def _task(self, asked: TaskSection, held: Held) -> Task:
         if self.config is not None:
             asked, classes = self.config.task, federation(self.config.model_dump_json()).classes
-            return resolve(asked.name, held.record.y, classes, held.key, asked.options)
+            return resolve(asked.name, held.record.y, classes, held.key, Options.of(asked.options))
         if is_plugin(self.task):
             return resolve(self.task, held.record.y, None, held.key)
         if asked.name != self.task:
             raise ConfigError(
                 f"the run learns {asked.name[:100]!r}, this site {self.task!r}: set task in the node-config"
             )
-        return resolve(self.task, held.record.y, self.own_classes, held.key, asked.options)
+        return resolve(self.task, held.record.y, self.own_classes, held.key, Options.of(asked.options))
 
 
 def read_site(node: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast, get_args
 
 from flwr.app import ConfigRecord
-from pydantic import ValidationError
 
 from fedspa import registry
 from fedspa.algorithms import Algorithm, Terms, chosen
@@ -41,7 +40,7 @@ from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
 from fedspa.runs import identity
-from fedspa.runs.combinations import check_options
+from fedspa.runs.config import check_options, check_task_options
 from fedspa.runs.sections import Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
@@ -290,8 +289,10 @@ def _refuse_odd_cohort(found: Announcement, adversary: str) -> None:
 
 def _task(text: str) -> Task:
     try:
-        return Task.model_validate_json(text)
-    except ValidationError:
+        task = Task.model_validate_json(text)
+        check_task_options(task)
+        return task
+    except ValueError:
         raise TermsError("the task is none that this fedspa knows") from None
 
 

@@ -291,10 +291,12 @@ def _active(run: RunRecord) -> int | None:
         return None
     if not algorithm_of(run.config).sparse:
         return run.dimension
-    share: float | None = run.config.algorithm.compression
-    if run.config.algorithm.layer_shares is not None:
-        share = None if run.summary is None else run.summary["compression"]
-    return None if share is None else round(share * run.dimension)
+    share = run.config.algorithm.compression
+    if isinstance(share, list):
+        if run.summary is None:
+            return None
+        share = float(run.summary["compression"])
+    return round(share * run.dimension)
 
 
 def _plan(run: RunRecord, active: int | None) -> Plan | None:

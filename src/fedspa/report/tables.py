@@ -119,7 +119,7 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         return []
     own = "" if plan.aggregation is None else ", the agent's own share"
     if held.active is None:
-        kind, sigma = [("k", "–", "active coordinates, by algorithm.layer_shares: known when the run is done")], []
+        kind, sigma = [("k", "–", "active coordinates, by algorithm.compression: known when the run is done")], []
     else:
         kind = plan.report_rows()
         sigma = [("σ", f"{plan.sigma:.4g}", f"noise on each coordinate of the mean gradient{own}")]

@@ -27,11 +27,12 @@ from torch import Tensor
 from fedspa import durable
 from fedspa.errors import FedspaError, first_line, worded
 from fedspa.runs.config import Config
-from fedspa.runs.section import Section
+from fedspa.runs.sections import Section
 from fedspa.server.optimizers import ServerState
 
 Fact = str | int
 _NAME = re.compile(r"round-(\d{6,9})\.safetensors")
+_KEPT_FILES = 2  # so that one may be damaged
 _FORMAT = 1
 # What the file's header holds of a checkpoint as it is.
 _KEPT = ("clip_value", "run", "config", "seconds", "facts", "extra")
@@ -76,8 +77,8 @@ class _Header(Section):
     extra: dict[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint into `folder` (made if need be), durably; then remove all but the last `keep`.
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint into `folder` (made if need be), durably; then remove all but the last two.
 
     OSError where the disk does not take it, CheckpointError where the state is not finite: what was there before is
     still there.
@@ -100,7 +101,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
     metadata = {"fedspa": header, "digest": _digest(header, tensors)}
     durable.replace_tensors(path, lambda draft: save_file(tensors, draft, metadata))
-    _prune(folder, checkpoint.state.round, keep)
+    _prune(folder, checkpoint.state.round)
     return path
 
 
@@ -190,9 +191,9 @@ def _rounds(path: Path) -> int:
     return int(found[1])
 
 
-def _prune(folder: Path, newest: int, keep: int) -> None:
+def _prune(folder: Path, newest: int) -> None:
     """Files beyond `newest` go too: a run that fell back behind them will write them anew."""
     files = _files(folder)
-    kept = [path for path in files if _rounds(path) <= newest][:keep]
+    kept = [path for path in files if _rounds(path) <= newest][:_KEPT_FILES]
     for path in (*(path for path in files if path not in kept), *folder.glob(f"*{durable.DRAFT}")):
         path.unlink(missing_ok=True)

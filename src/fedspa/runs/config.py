@@ -1,6 +1,7 @@
 """The configuration of a run: TOML in, checked values out, every error one line that names its key.
 
-`sections` has the keys.
+`sections` has the keys; `check_combination` says which of them exclude each other. What a mechanism asks of the keys,
+it checks itself.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
+from pydantic_core import ErrorDetails
 
 from fedspa import toml
+from fedspa.algorithms import Algorithm as Registered
 from fedspa.data import columns as tables
-from fedspa.data.columns import Schema
+from fedspa.data.columns import Table, is_table
 from fedspa.data.plugin import GIVEN, is_plugin
 from fedspa.errors import ConfigError, quoted
-from fedspa.runs import combinations
-from fedspa.runs.plans import algorithm_of, import_own_algorithm
-from fedspa.runs.section import Section
-from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Task
-from fedspa.runs.tuning_section import Tuning
+from fedspa.learning.options import OPTIONS
+from fedspa.runs.plans import algorithm_of, flat, import_own_algorithm
+from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Section, Task, Tuning
 
 
 class Config(Section):
@@ -51,10 +52,10 @@ class Config(Section):
         if not isinstance(values, Mapping):
             return values
         data, task = _given(values.get("data")), _given(values.get("task"))
-        if "columns" in data and "name" not in task and isinstance(values.get("task", {}), Mapping | Task):
-            with suppress(ConfigError):  # it is told where the columns are read
-                own = tables.checked({key: data[key] for key in Schema.model_fields if key in data})
-                return {**values, "task": {**task, "name": own.task}}
+        if data.get("table") and "name" not in task and isinstance(values.get("task", {}), Mapping | Task):
+            with suppress(ConfigError):  # the error is raised where the section is read
+                schema = tables.checked({**_given(data["table"]), **{k: data[k] for k in ("person",) if k in data}})
+                return {**values, "task": {**task, "name": schema.task}}
         return values
 
     @model_validator(mode="after")
@@ -64,13 +65,13 @@ class Config(Section):
                 import_own_algorithm(self)
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        combinations.check(self)
+        check_combination(self)
         return self
 
 
 def _given(section: object) -> dict[str, Any]:
     """The keys of a section that somebody set."""
-    if isinstance(section, Section):
+    if isinstance(section, BaseModel):
         return {key: getattr(section, key) for key in section.model_fields_set}
     return dict(section) if isinstance(section, Mapping) else {}
 
@@ -176,20 +177,147 @@ def _is_a_runs(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("summary.json", "checkpoint", "metrics.jsonl"))
 
 
-def _one_line(error: ValidationError) -> str:
-    return "; ".join(_describe(item["type"], item["loc"], item["msg"], item.get("input")) for item in error.errors())
+def _one_line(error: ValidationError, owner: type[BaseModel] = Config, prefix: str = "") -> str:
+    return "; ".join(_describe(item, owner, prefix) for item in error.errors())
 
 
-def _describe(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
-    if location[:2] == ("data", "columns"):
-        return tables.told(kind, location[1:], message, given)
-    key = ".".join(str(part) for part in location)
+def _describe(item: ErrorDetails, owner: type[BaseModel], prefix: str) -> str:
+    """Say in one line what pydantic found wrong with a key of `owner`, which stands at `prefix` in a config."""
+    kind, location, message, given = item["type"], item["loc"], item["msg"], item.get("input")
+    if owner is Config and location[:2] == ("data", "table"):
+        return tables.told(kind, location[2:], message, given)
+    key = ".".join(map(str, (*([prefix] if prefix else []), *location)))
     if kind == "extra_forbidden":
-        owner: Any = Config
+        holder: Any = owner
         for part in location[:-1]:
-            owner = owner.model_fields[part].annotation
-        return f"unknown key {key}; allowed: {', '.join(sorted(owner.model_fields))}"
+            holder = holder.model_fields[part].annotation
+        return f"unknown key {key}; allowed: {', '.join(sorted(holder.model_fields))}"
     if kind == "value_error":
         message = message.removeprefix("Value error, ")
-        return f"{key} is {quoted(given)}; {message}" if key else message
+        return f"{key} is {quoted(given)}; {message}" if location else message
     return f"{key or 'the config'} is {quoted(given)}; {message.replace('Input should be', 'it must be', 1)}"
+
+
+def check_combination(config: Config) -> None:
+    """Raise a ValueError of one line that names the keys."""
+    federation, algorithm, privacy = config.federation, config.algorithm, config.privacy
+    if federation.per_round > federation.agents:
+        raise ValueError(
+            f"federation.per_round is {federation.per_round}; it must not exceed federation.agents = "
+            f"{federation.agents}"
+        )
+    check_task_options(config.task)
+    _check_table(config.data)
+    _check_workers(config.run)
+    if config.tuning.rounds is not None and config.tuning.candidates is None:
+        raise ValueError("tuning.rounds is for tuning.candidates, and there are none: name some, or leave it out")
+    try:
+        known = algorithm_of(config)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    _check_members(federation, privacy)
+    mechanism = known.mechanism
+    check_options(algorithm.options, known)
+    if algorithm.compression != 1 and not known.sparse:
+        raise ValueError(
+            f"algorithm.compression is {algorithm.compression}; {algorithm.name} uploads every coordinate: only 1.0"
+        )
+    if isinstance(algorithm.compression, list) and algorithm.mask != "fixed":
+        raise ValueError(
+            f"algorithm.compression is a list, which is for algorithm.mask 'fixed'; the mask is {algorithm.mask!r}"
+        )
+    if mechanism is not None:
+        mechanism.check(flat(config))
+        return
+    if algorithm.coding == "int":
+        raise ValueError(
+            f"algorithm.coding is 'int', whose step is a share of the noise; {algorithm.name} has none: 'f32'"
+        )
+    for key, path in (("ledger", config.run.ledger), ("policy", config.run.policy)):
+        if path is not None:
+            raise ValueError(
+                f"run.{key} is {path!r}; {algorithm.name} releases what no ledger can count and no policy allows: "
+                f"leave it out (--set run.{key}=none)"
+            )
+
+
+def check_options(options: dict[str, Any], algorithm: Registered) -> None:
+    """Raise a ValueError where `[algorithm.options]` is not what the algorithm reads; fill in its defaults."""
+    options.update(_checked_options("algorithm.options", options, algorithm.options, algorithm.name))
+
+
+def check_task_options(task: Task) -> None:
+    """Raise a ValueError where `[task.options]` is not what the task reads."""
+    _checked_options("task.options", task.options, OPTIONS.get(task.name), f"task {task.name!r}")
+
+
+def _checked_options(key: str, options: dict[str, Any], model: type[BaseModel] | None, owner: str) -> Mapping[str, Any]:
+    """Return the options with the defaults of their owner; raise a ValueError where it does not read them."""
+    if model is None:
+        if options:
+            raise ValueError(f"{key} has {', '.join(options)}; {owner} has no options: leave it out")
+        return {}
+    try:
+        return model.model_validate(options).model_dump(exclude_none=True)
+    except ValidationError as error:
+        raise ValueError(_one_line(error, model, key)) from None
+
+
+def _check_members(federation: Federation, privacy: Privacy) -> None:
+    """Raise a ValueError where sums over a round's agents would hide none of them, or nobody sees sums."""
+    if privacy.adversary == "local":
+        for key, unset in (("members", None), ("colluders", 0)):
+            if getattr(privacy, key) != unset:
+                raise ValueError(
+                    f"privacy.{key} is {getattr(privacy, key)}, which is for privacy.adversary 'secure-aggregation'; "
+                    "it is 'local': leave it out"
+                )
+        return
+    if federation.per_round < 2:
+        raise ValueError(
+            f"federation.per_round is {federation.per_round}; privacy.adversary 'secure-aggregation' hides an agent in "
+            "a sum over 2 or more"
+        )
+    if privacy.members is not None and privacy.members > federation.per_round:
+        raise ValueError(
+            f"privacy.members is {privacy.members}; it must not exceed federation.per_round = {federation.per_round}"
+        )
+    members = federation.per_round if privacy.members is None else privacy.members
+    if privacy.colluders >= members:
+        raise ValueError(
+            f"privacy.colluders is {privacy.colluders}; it must be below the fewest agents that are added up, "
+            f"{members} (privacy.members, or federation.per_round): the noise of the others is what counts"
+        )
+
+
+def _check_workers(run: Run) -> None:
+    """Raise a ValueError where one GPU would have several workers."""
+    if run.workers > 1 and run.device.startswith("cuda:"):
+        raise ValueError(
+            f"run.device is {run.device!r}; each of run.workers = {run.workers} has a GPU of its own: 'cuda'"
+        )
+
+
+def _check_table(data: Data) -> None:
+    """Raise a ValueError where a table's keys stand beside other data, or other data's beside a table."""
+    if not is_table(data.name):
+        if data.table is not None:
+            raise ValueError(f"data.table is for a table (.csv, .parquet); data.name is {data.name!r}: leave it out")
+        return
+    schema = data.schema_of_table
+    if schema is None:
+        raise ValueError(
+            f"data.name is {data.name!r}, a table; what its columns are must stand in [data.table.columns] "
+            "(docs/data.md)"
+        )
+    if data.features is not None:
+        raise ValueError(f"data.features is {data.features!r}, which is for images; data.name is a table: leave it out")
+    if schema.test != Table.model_fields["test"].default and schema.split is None:
+        raise ValueError(
+            f"data.table.test is {schema.test!r}, which stands in the column data.table.split; that is unset: set it"
+        )
+    if schema.agent is not None and data.partition != "iid":
+        raise ValueError(
+            f"data.partition is {data.partition!r}; the column {schema.agent!r} of data.table.agent says who holds a "
+            "record: leave one of them out"
+        )

@@ -81,7 +81,7 @@ class Course:
             facts=self._facts,
             extra=extra,
         )
-        self.folder.save(state, self.job.config.run.keep)
+        self.folder.save(state)
 
     def keep_model(self) -> None:
         """Write the parameters that the server has now into the module, and the module into the folder."""

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from fedspa.runs.journal import Journal
 from fedspa.runs.metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
+_GAINS = "expected_gains.json"  # of the candidates of `fedspa tune`, by its proxy runs
 
 
 class Follower(Protocol):
@@ -48,7 +49,9 @@ Follow = Callable[[Config, Path], Follower]  # made before anything is written: 
 class RunFolder:
     """A fresh folder: `run.out`, or a dated one under runs/. `reopen` is for a run that was interrupted."""
 
-    def __init__(self, config: Config, data_name: str, follow: Follow) -> None:
+    def __init__(
+        self, config: Config, data_name: str, follow: Follow, expected_gains: Sequence[Sequence[float]] | None = None
+    ) -> None:
         self._name(Path(config.run.out) if config.run.out is not None else _dated(config, data_name), config, follow)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -58,6 +61,8 @@ class RunFolder:
             except ConfigError:
                 self.close()
                 raise
+            if expected_gains is not None:  # before the config: a folder with one can be resumed
+                durable.replace_text(self.path / _GAINS, json.dumps(expected_gains) + "\n")
             durable.replace_text(self.path / "config.toml", to_toml(config))
 
     @classmethod
@@ -108,11 +113,11 @@ class RunFolder:
             self._journal.add(metrics)
         self._follower.add_round(metrics)
 
-    def save(self, state: Checkpoint, keep: int) -> None:
+    def save(self, state: Checkpoint) -> None:
         """Save a checkpoint, after the metrics of its rounds."""
         with self._writing():
             self._journal.settle()
-            checkpoint.save(self.checkpoints, state, keep)
+            checkpoint.save(self.checkpoints, state)
 
     def summary(self) -> dict[str, Any] | None:
         """Of a run that is done; None where there is none, or none that can be read."""
@@ -180,6 +185,15 @@ class RunFolder:
     def _writing(self) -> AbstractContextManager[None]:
         kept = f"nothing is lost up to the last checkpoint: mend that, then `{self._to_go_on}`"
         return worded(FedspaError, lambda why: f"{self.path} cannot be written: {why}; {kept}")
+
+
+def read_expected_gains(folder: Path) -> list[list[float]] | None:
+    """Return what a run of `fedspa tune` was started with; None for another run."""
+    path = folder / _GAINS
+    try:
+        return [[float(gain) for gain in gains] for gains in json.loads(path.read_bytes())] if path.exists() else None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {one_line(error)}; restore it from a backup") from None
 
 
 def check_out(config: Config) -> None:

@@ -25,9 +25,9 @@ SEARCHED = (
     "algorithm.server",
     "algorithm.server_lr",
     "algorithm.local_lr",
-    "algorithm.beta1",
-    "algorithm.beta2",
-    "algorithm.kappa",
+    "algorithm.server_options.beta1",
+    "algorithm.server_options.beta2",
+    "algorithm.server_options.kappa",
     "algorithm.ema",
     "algorithm.compression",
     "algorithm.mask",
@@ -65,17 +65,22 @@ class Turn(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Halving:
     """`candidates` in the order of what is expected of them; each rung gives all that are left `each` rounds, and then
-    `scoring` rounds in which agents score them: none where the server scores by itself. `ahead` is what each
-    candidate's score is expected to gain after its first, second, … round; empty where nobody knows."""
+    `scoring` rounds in which agents score them: none where the server scores by itself. `expected_gains`
+    is what each candidate's score is expected to gain from its first, second, … round to the end, so that a slow start
+    is not held against it; empty where nobody knows."""
 
     candidates: int
     each: int
-    ahead: tuple[tuple[float, ...], ...] = ()
+    expected_gains: tuple[tuple[float, ...], ...] = ()
     scoring: int = 0
 
     @classmethod
     def within(
-        cls, candidates: int, rounds: int | None, ahead: Sequence[Sequence[float]] | None = None, scoring: int = 0
+        cls,
+        candidates: int,
+        rounds: int | None,
+        expected_gains: Sequence[Sequence[float]] | None = None,
+        scoring: int = 0,
     ) -> Halving:
         """As many rounds each as fit; a ConfigError where not even one does."""
         rungs = _rungs(candidates)
@@ -86,11 +91,14 @@ class Halving:
                 "more, or name fewer candidates"
             )
         each = 1 if rounds is None or not rungs else (rounds - scoring * len(rungs)) // sum(rungs)
-        found = cls(candidates, each, tuple(map(tuple, ahead or ())), scoring)
-        if ahead is not None and [len(each) >= found.longest for each in ahead] != [True] * candidates:
+        found = cls(candidates, each, tuple(map(tuple, expected_gains or ())), scoring)
+        if (
+            expected_gains is not None
+            and [len(each) >= found.longest for each in expected_gains] != [True] * candidates
+        ):
             raise ConfigError(
-                f"tuning.ahead must have a list for each of the {candidates} candidates, of what its score gains after "
-                f"each of its first {found.longest} rounds; leave it out where that is not known"
+                f"the expected gains must have a list for each of the {candidates} candidates, of what its score gains "
+                f"after each of its first {found.longest} rounds"
             )
         return found
 
@@ -118,8 +126,9 @@ class Halving:
             if len(scores) < done:
                 return Turn(left[-1], True, tuple(left))
             last = {trial: _mean(told, trial) if self.scoring else _plain(scores[ends[trial] - 1]) for trial in left}
-            if self.ahead:
-                last = {trial: score + self.ahead[trial][(rung + 1) * self.each - 1] for trial, score in last.items()}
+            if self.expected_gains:
+                at = (rung + 1) * self.each - 1
+                last = {trial: score + self.expected_gains[trial][at] for trial, score in last.items()}
             # A tie is the earlier candidate's; what has no score is the last.
             sign = 1 if not self.scoring and better(name) is min else -1
             left.sort(key=lambda trial: math.inf if math.isnan(last[trial]) else sign * last[trial])

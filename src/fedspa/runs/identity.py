@@ -38,7 +38,7 @@ from fedspa.examples import Tree, count, layout, leaves
 from fedspa.learning.tasks import Loss
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, load, with_task
-from fedspa.runs.section import Section
+from fedspa.runs.sections import Section
 from fedspa.runs.setup import Job, Simulated
 from fedspa.secagg import message
 from fedspa.wire import payload
@@ -123,9 +123,9 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
     config would have named, and no command may take it for that."""
     sections: dict[str, Section] = {}
     if isinstance(data, Dataset):
-        if config.data.columns is not None:
+        if config.data.table is not None:
             raise ConfigError(
-                f"data.columns describes the table {config.data.name!r}; the data that was given stands in for it: "
+                f"data.table describes the table {config.data.name!r}; the data that was given stands in for it: "
                 "leave them out"
             )
         sections["data"] = config.data.model_copy(update={"name": _given_name(data.name)})

@@ -73,7 +73,7 @@ def calibrated_plan(config: Config, dimension: int, active: int, records: int, u
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Its values by `section.key`; of a table's columns by `data.columns.age.range`."""
+    """Its values by `section.key`; of a table's columns by `data.table.columns.age.range`."""
     return dict(_named("", config.model_dump()))
 
 

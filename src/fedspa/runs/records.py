@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load
 from fedspa.data.features import Features
-from fedspa.data.partition import partition
+from fedspa.data.partition import partition, split_scheme
 from fedspa.data.persons import grouped, labels_of, owners_of
 from fedspa.data.view import view, with_floats
 from fedspa.errors import ConfigError, DataError
@@ -35,12 +35,12 @@ def records_of(config: Config, data: Dataset | None = None, module: nn.Module | 
     if data is None and named.features is not None:
         return _mapped(named.name, named.dir, named.person, named.features, named.holdout, alone, config.run.code)
     if data is None:
-        data = load(named.name, Path(named.dir), named.person, named.table, config.run.code)
+        data = load(named.name, Path(named.dir), named.person, named.schema_of_table, config.run.code)
     data = view(data, named.features, named.holdout, alone=alone)
     if not count(data.test_y):
         raise DataError(
             f"data {data.name!r} has no records for testing; hold some out by data.holdout, as in 0.2, or name the "
-            "column of a table that marks them (data.split)"
+            "column of a table that marks them (data.table.split)"
         )
     return with_floats(data) if module is None and config.model.name in models.NAMES else data
 
@@ -63,9 +63,9 @@ def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
         )
     if owners is not None:
         return _held(config, owners)
-    rule, alpha, seed = config.data.partition, config.data.alpha, config.run.seed
+    scheme, alpha = split_scheme(config.data.partition)
     held = "records" if data.persons is None else "persons"
-    return partition(labels, config.federation.agents, rule, alpha=alpha, seed=seed, held=held)
+    return partition(labels, config.federation.agents, scheme, alpha=alpha, seed=config.run.seed, held=held)
 
 
 def root_of(config: Config) -> bytes:

@@ -21,9 +21,7 @@ from fedspa.server.coordinator import Coordinator
 log = logging.getLogger(__name__)
 
 # Where the files lie, how many there are and who else trains decides nothing about a run.
-_FREE_KEYS = frozenset(
-    {"run.out", "run.code", "run.checkpoint_every", "run.keep", "run.track", "run.workers", "run.cluster"}
-)
+_FREE_KEYS = frozenset({"run.out", "run.code", "run.checkpoint_every", "run.track", "run.workers"})
 
 
 def saved(folder: RunFolder, config: Config, facts: Mapping[str, Fact]) -> Checkpoint | None:

@@ -6,25 +6,58 @@ default, but a private algorithm needs exactly one of `privacy.epsilon` and `pri
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator
 
 from fedspa.data import columns as tables
-from fedspa.data.columns import ColumnName, Columns, Schema, Word
+from fedspa.data.columns import Schema, Table
 from fedspa.data.participation import Rule
-from fedspa.data.partition import ALPHA_RANGE, Scheme
+from fedspa.data.partition import split_scheme
 from fedspa.engine.names import EngineName
-from fedspa.learning.options import Error, Options
+from fedspa.errors import ConfigError
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping, ClipRule
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.privacy.event import Neighbours, NoiseMode, Sampling
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.registry import BUILT_IN
-from fedspa.runs.section import Address, Many, Name, Section, Setting, Share, StepSize, Times
+
+_LONGEST_NAME = 255  # of a file, in bytes, on every usual file system
+
+
+def _a_path(text: str) -> str:
+    if "\0" in text or max(len(os.fsencode(part)) for part in text.split("/")) > _LONGEST_NAME:
+        raise ValueError(f"it must have no NUL character in it and no name of more than {_LONGEST_NAME} bytes")
+    return text
+
+
+Many = Annotated[int, Field(ge=1, le=10**7)]  # agents, records
+Times = Annotated[int, Field(ge=1, le=10**6)]  # rounds, steps
+Bounded = Annotated[float, Field(ge=-1e12, le=1e12)]  # a score; what a key may be, its own section says
+Setting = bool | Annotated[int, Field(ge=-(10**12), le=10**12)] | Bounded | str
+Share = Annotated[float, Field(ge=0, lt=1)]
+StepSize = Annotated[float, Field(ge=1e-10, le=1e10)]
+Name = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_a_path)]  # of something that may be a file
+
+
+class Section(BaseModel):
+    """Strict: unknown keys, NaN, ∞ and values of another type are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
+
 
 MOST_THREADS = 1024
+_MOST_TENSORS = 10_000
+
+
+def _a_partition(text: str) -> str:
+    try:
+        split_scheme(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return text
 
 
 class Federation(Section):
@@ -46,24 +79,18 @@ class Federation(Section):
     )
 
 
-def _of_a_schema(key: str, default: Any = None) -> Any:
-    """A key that means here what it means in a schema."""
-    return Field(default, description=Schema.model_fields[key].description)
-
-
 class Data(Section):
     """Which records, as which features, and how they are dealt out to agents."""
 
     name: Name = Field(
         "digits",
         description="`digits` (in scikit-learn), `mnist`, `cifar10`, a path to a table (`.csv`, `.parquet`) that "
-        "`columns` describes, to an `.npz` with x_train, y_train, x_test and y_test, or `package.module:function`.",
+        "`table` describes, to an `.npz` with x_train, y_train, x_test and y_test, or `package.module:function`.",
     )
     dir: Name = Field("data", description="The folder of the files of `mnist`, `cifar10`, a table or an `.npz`.")
-    columns: Columns | None = _of_a_schema("columns")
-    agent: ColumnName | None = _of_a_schema("agent")
-    split: ColumnName | None = _of_a_schema("split")
-    test: Word = _of_a_schema("test", Schema.model_fields["test"].default)
+    table: Table | None = Field(
+        None, description="The schema of a table ([data](data.md)); only for a `name` that is a table."
+    )
     features: Literal["aligned", "orientations", "aligned-orientations", "patches"] | None = Field(
         None,
         description="Each image as features that no data was needed for: `aligned` (moved, sized and sheared to a "
@@ -76,10 +103,10 @@ class Data(Section):
         description="The share of the training records that no agent gets, and that accuracy is measured on in place "
         "of the test records: for choosing settings, or where a table marks none for testing.",
     )
-    partition: Scheme = Field(
+    partition: Annotated[str, AfterValidator(_a_partition)] = Field(
         "iid",
-        description="How records are dealt out: `iid`, `dirichlet` (label skew, see `alpha`), `shards` (few labels per "
-        "agent).",
+        description="How records are assigned to agents: `iid`, `dirichlet` (label skew; `dirichlet:0.1` names its "
+        "concentration, 0.5 by default: small is skewed, large is nearly iid), or `shards` (few labels per agent).",
     )
     person: Name | None = Field(
         None,
@@ -92,16 +119,11 @@ class Data(Section):
         description="The most records of a person that count, a public number; which ones, is drawn at random. More "
         "make a person's gradient steadier and a step slower, at the same ε.",
     )
-    alpha: Annotated[float, Field(ge=ALPHA_RANGE[0], le=ALPHA_RANGE[1])] = Field(
-        0.5, description="Concentration of `dirichlet`: small is skewed, large is nearly iid."
-    )
 
     @property
-    def table(self) -> Schema | None:
-        """What the columns of a table mean; None where the data is no table."""
-        return (
-            None if self.columns is None else tables.checked({key: getattr(self, key) for key in Schema.model_fields})
-        )
+    def schema_of_table(self) -> Schema | None:
+        """The schema of the table and the column with the person ID; None where the data is no table."""
+        return None if self.table is None else tables.checked({**dict(self.table), "person": self.person})
 
 
 class Model(Section):
@@ -122,29 +144,35 @@ class Task(Section):
         "`module` (the loss that the module itself returns), or `package.module:function`, a function loss(module, "
         "example).",
     )
-    weights: Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], Field(min_length=1, max_length=10_000)] | None = (
-        Field(
-            None,
-            description="Public weights in the loss: of each class (`classification`), or of the ones of each label "
-            "against its zeros (`binary`, `multi-label`), as in `[1.0, 9.0]`.",
-        )
-    )
-    label_smoothing: Share = Field(0.0, description="For `classification`: this share of a label goes to all classes.")
-    loss: Error = Field("mse", description="For `regression`: squared, absolute or Huber's error.")
-    huber: StepSize = Field(1.0, description="For the loss `huber`: squared up to this error, and absolute beyond.")
-    ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
-        -100, description="For `next-token` and `token-classification`: the label of tokens that do not count."
+    options: dict[Annotated[str, Field(max_length=100)], Any] = Field(
+        {}, description="Settings of the task's own, each with a default ([tasks](tasks.md))."
     )
 
-    @property
-    def options(self) -> Options:
-        return Options(
-            None if self.weights is None else tuple(self.weights),
-            self.label_smoothing,
-            self.loss,
-            self.huber,
-            self.ignore_index,
-        )
+
+class ServerOptions(Section):
+    """How the server's step depends on the rounds before it."""
+
+    beta1: Share = Field(0.9, description="Decay of the first moment, for `adam` and `momentum`.")
+    beta2: Share = Field(0.99, description="Decay of the second moment, for `adam`.")
+    kappa: StepSize = Field(1e-3, description="Added to the root of the second moment, for `adam`.")
+    lr_decay: Literal["none", "sqrt"] = Field(
+        "none", description="`sqrt` divides the step sizes of agents and server by √round (the paper)."
+    )
+
+
+def _shares(value: Any) -> float | list[float]:
+    """Check `algorithm.compression`: one number, or one for each parameter tensor."""
+    if isinstance(value, list) and 0 < len(value) <= _MOST_TENSORS and all(map(_is_share, value)):
+        return [float(share) for share in value]
+    if _is_share(value) and value > 0:
+        return float(value)
+    raise ValueError(
+        "it must be a number above 0 and at most 1, or a list of numbers from 0 to 1, one per parameter tensor"
+    )
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 class Algorithm(Section):
@@ -158,19 +186,16 @@ class Algorithm(Section):
     options: dict[Annotated[str, Field(max_length=100)], Setting] = Field(
         {}, description="Settings of the algorithm's own; its page lists them. `fedspa` has none."
     )
-    compression: Annotated[float, Field(gt=0, le=1)] = Field(
+    compression: Annotated[float | list[float], PlainValidator(_shares)] = Field(
         1.0,
-        description="p = k/d, the share of coordinates that an agent trains and uploads in a round.",
+        description="p = k/d, the share of coordinates that an agent trains and uploads in a round. With mask `fixed` "
+        "also a list, as in `[0, 1, 0.1, 1]`: the share of each parameter tensor, in the model's order, that is ever "
+        "trained; p is what they add up to.",
     )
     mask: MaskMode = Field(
         "per-agent",
         description="Who shares a mask: nobody (`per-agent`, the paper), a round's agents (`shared`), or everyone for "
         "the whole run (`fixed`).",
-    )
-    layer_shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=10_000)] | None = Field(
-        None,
-        description="With mask `fixed` and in place of `compression`: the share of each parameter tensor, in the "
-        "model's order, that is ever trained, as in `[0, 1, 0.1, 1]`. p is what they add up to.",
     )
     local_steps: Times = Field(20, description="τ, noisy gradient steps that an agent takes in a round.")
     batch: Many = Field(
@@ -181,20 +206,15 @@ class Algorithm(Section):
         None, description="How the server moves the model by the mean update; unset, the algorithm's own way."
     )
     server_lr: StepSize = Field(1.0, description="The step size of the server.")
-    beta1: Share = Field(0.9, description="The server's first moment, for `adam` and `momentum`.")
-    beta2: Share = Field(0.99, description="The server's second moment, for `adam`.")
-    kappa: StepSize = Field(1e-3, description="Added to the root of the second moment, for `adam`.")
+    server_options: ServerOptions = Field(ServerOptions(), description="Of the server's step.")
     ema: Share = Field(
         0.0,
         description="Weight of the past in an average of the models of all rounds; 0 is none. Evaluated and saved in "
         "place of the last model.",
     )
-    lr_decay: Literal["none", "sqrt"] = Field(
-        "none", description="`sqrt` divides the step sizes of agents and server by √round (the paper)."
-    )
-    coding: Literal["f32", "f16", "int"] | None = Field(
+    coding: Literal["f32", "int"] | None = Field(
         None,
-        description="Values on the wire: `f32`, `f16`, or `int`, whose step hides in the noise. Unset, `int` where "
+        description="Values on the wire: `f32`, or `int`, whose step hides in the noise. Unset, `int` where "
         "there is noise and `f32` where not.",
     )
 
@@ -276,12 +296,8 @@ class Run(Section):
     workers: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1,
         description="Processes that train a round's agents, each with `threads` cores and, on `cuda`, a GPU of its "
-        "own; 1 is this process. They change the time, and not one bit of the result. More need the extra `ray`.",
-    )
-    cluster: Address | None = Field(
-        None,
-        description="The Ray cluster that `workers` run on: `auto`, the one that this machine belongs to, or its "
-        "`host:port`. Unset, they run on this machine.",
+        "own; 1 is this process. They change the time, and not one bit of the result. More need the extra "
+        "`ray`, and run on this machine, or on the Ray cluster that the environment variable RAY_ADDRESS names.",
     )
     out: Name | None = Field(None, description="The run's folder; a new one under runs/ if unset.")
     code: Name | None = Field(
@@ -295,8 +311,7 @@ class Run(Section):
         "unset.",
     )
     policy: Name | None = Field(None, description="A policy (TOML) that every agent enforces.")
-    checkpoint_every: Times = Field(1, description="Rounds between two checkpoints.")
-    keep: Times = Field(2, description="Checkpoints that are kept: two, so that one may be damaged.")
+    checkpoint_every: Times = Field(1, description="Rounds between two checkpoints; the last two are kept.")
     track: Literal["tensorboard", "mlflow"] | None = Field(
         None,
         description="Also log every round for TensorBoard, or to MLflow (where MLFLOW_TRACKING_URI says, or into the "
@@ -308,3 +323,29 @@ class Run(Section):
     def _absolute(cls, path: str | None) -> str | None:
         """In the run's own files too: resumed from another folder, the same words would name another ledger."""
         return None if path is None else str(Path(path).absolute())
+
+
+MOST_CANDIDATES = 64
+
+ScoredBy = Literal["server", "agents"]
+
+
+class Tuning(Section):
+    """Trials within the run: its first rounds try settings, and the best of them go on. `fedspa tune` fills it in."""
+
+    candidates: Annotated[list[dict[str, Setting]], Field(min_length=1, max_length=MOST_CANDIDATES)] | None = Field(
+        None,
+        description='Settings to try, as in `[{ "algorithm.server_lr" = 30.0 }, { "algorithm.server_lr" = 90.0 }]`: '
+        "keys that leave the cost of a participation as it is. Unset, the run has no trials.",
+    )
+    rounds: Times | None = Field(
+        None,
+        description="The most of `federation.rounds` that are for trials; unset, the fewest that halving the "
+        "candidates takes.",
+    )
+    scored_by: ScoredBy | None = Field(
+        None,
+        description="Who scores trials: the `server`, by `data.holdout`, or the `agents`, each by a noisy count over "
+        "its own records, in rounds of their own that cost what a round of training does. Unset, the server where it "
+        "holds records out.",
+    )

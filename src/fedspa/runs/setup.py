@@ -28,6 +28,7 @@ from fedspa.learning.features import Features
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.layers import require_module
+from fedspa.learning.options import Options
 from fedspa.learning.tasks import Classification, Loss, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
 from fedspa.learning.tasks.wrappers import tried
@@ -186,10 +187,12 @@ def prepare_server(
     require_fit(model, like, what)
     require_known(model, *test, f"data {data.name!r}: test")
     algorithm = algorithm_of(config)
-    layers = _layers(settings.layer_shares, model.sizes)
-    active = _active(settings.compression, model.dimension) if algorithm.sparse else model.dimension
-    if layers is not None:
+    share, layers, active = settings.compression, None, model.dimension
+    if isinstance(share, list):
+        layers = _layers(share, model.sizes)
         active = sum(k for _, k in layers)
+    elif algorithm.sparse:
+        active = _active(share, model.dimension)
     unit = unit_of(config, data)
     _refuse_sizes(config, sizes, unit)
     # The fewest records an agent has: its sampling rate is the largest, so noise that serves it serves all.
@@ -212,11 +215,8 @@ def prepare_server(
         optimizer=ServerOptimizer(
             step=settings.server or algorithm.server,
             server_lr=settings.server_lr,
-            beta1=settings.beta1,
-            beta2=settings.beta2,
-            kappa=settings.kappa,
             ema=settings.ema,
-            lr_decay=settings.lr_decay,
+            **dict(settings.server_options),
         ),
         terms=Terms(
             round=0,
@@ -251,7 +251,7 @@ def _asked(config: Config, module: nn.Module, like: Examples, task: Task) -> tup
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:
     """What is learned of the data: what the config names, or the function that is given."""
     asked = task if task is not None else config.task.name
-    options = replace(config.task.options, scale=_one_scale(data))
+    options = Options.of(config.task.options, _one_scale(data))
     return resolve(asked, joined([data.train_y, data.test_y]), data.classes, data.key, options, config.run.code)
 
 
@@ -285,18 +285,16 @@ def _active(compression: float, dimension: int) -> int:
     return round(compression * dimension)
 
 
-def _layers(shares: list[float] | None, sizes: list[int]) -> tuple[tuple[int, int], ...] | None:
+def _layers(shares: list[float], sizes: list[int]) -> tuple[tuple[int, int], ...]:
     """(d_j, k_j) of each parameter tensor."""
-    if shares is None:
-        return None
     if len(shares) != len(sizes):
         raise ConfigError(
-            f"algorithm.layer_shares has {len(shares)} shares; the model has {len(sizes)} parameter tensors, of "
+            f"algorithm.compression has {len(shares)} shares; the model has {len(sizes)} parameter tensors, of "
             f"{', '.join(map(str, sizes))} coordinates: one share for each"
         )
     layers = tuple((size, round(share * size)) for share, size in zip(shares, sizes))
     if not any(active for _, active in layers):
-        raise ConfigError("algorithm.layer_shares leaves no active coordinate: at least one share must be larger")
+        raise ConfigError("algorithm.compression leaves no active coordinate: at least one share must be larger")
     return layers
 
 

@@ -9,38 +9,57 @@ seed; all else that a round leaves behind is in a checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedspa.agent.member import played_key
-from fedspa.agent.participate import Invitation, agent_name, participate
+from fedspa.agent.participate import Invitation, agent_name, participate, payloads
 from fedspa.algorithms import Agent, Terms
+from fedspa.algorithms.base import Answer, finite
 from fedspa.engine.scores import Scores
-from fedspa.engine.task import ReadsRows
+from fedspa.engine.task import Engine, ReadsRows
 from fedspa.errors import PayloadError
 from fedspa.examples import Tree, leaves, mapped, taken
 from fedspa.randomness.streams import agent_key
 from fedspa.runs.books import Books
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.played import played
 from fedspa.runs.records import root_of
 from fedspa.runs.setup import Simulated
 from fedspa.runs.summary import measured
-from fedspa.runs.workers.crew import Crew
-from fedspa.runs.workers.hired import hired
 from fedspa.secagg.keys import SecretKey
+from fedspa.secagg.message import encode
+from fedspa.secagg.pads import residues
+from fedspa.secagg.session import Session
 from fedspa.server.coordinator import Coordinator, Diverged
 from fedspa.server.intake import Intake
 from fedspa.server.masked_intake import MaskedIntake
 
+if TYPE_CHECKING:
+    from fedspa.runs.ray_workers import WorkerPool
+
 log = logging.getLogger(__name__)
 
 CAP_USED_UP = "interrupted rounds had already used the agents' participation cap"
+
+
+def simulate_uploads(invitation: Invitation, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
+    """Return the agents' payloads by name: those of deployed agents, but for the pairwise masks of secure aggregation.
+
+    The masks cancel in the sum, cost a keystream per pair of members, and hide nothing in a process that has all
+    records. The message is as long, and is checked as strictly; a deployed agent has no way here (`participate_once`).
+    A PayloadError where a value is not finite, by which divergence is noticed.
+    """
+    return payloads(invitation, agents, engine, finite, _encode_unmasked)
+
+
+def _encode_unmasked(session: Session, name: str, agent: Agent, answer: Answer) -> bytes:
+    return encode(residues(answer.values, session), session)
 
 
 class Simulation:
@@ -53,7 +72,7 @@ class Simulation:
         self._room: list[Tensor] | None = None
         self._private = root_of(job.config)
         self._secrets: dict[int, SecretKey] = {}
-        self._crew: Crew | None = None
+        self._pool: WorkerPool | None = None
 
     @contextmanager
     def workers(self) -> Iterator[None]:
@@ -61,7 +80,9 @@ class Simulation:
         if self.job.config.run.workers == 1:
             yield
             return
-        with hired(self.job) as self._crew:
+        from fedspa.runs.ray_workers import start_workers
+
+        with start_workers(self.job) as self._pool:
             yield
 
     def round(self, cohort: list[int], books: Books) -> RoundMetrics:
@@ -93,14 +114,16 @@ class Simulation:
         agents = {agent_name(agent.number): agent for agent in self._agents(present, terms)}
         if models is not None:
             engine = Scores(self.job.held_model, models)
-        make = partial(played, engine=engine) if self._crew is None or models is not None else self._crew.train
+        make = (
+            partial(simulate_uploads, engine=engine) if self._pool is None or models is not None else self._pool.train
+        )
         try:
-            payloads = participate(invitation, agents, make, books.ledger, books.cap)
+            uploads = participate(invitation, agents, make, books.ledger, books.cap)
             for name, agent in agents.items():
                 if isinstance(intake, MaskedIntake):
-                    intake.take(name, payloads[name])
+                    intake.take(name, uploads[name])
                 else:
-                    intake.take(payloads[name], seed=agent.mask_seed)
+                    intake.take(uploads[name], seed=agent.mask_seed)
         except PayloadError as error:
             # Nobody lies in a simulation: an update that no server would take is what a diverged model gives.
             raise Diverged(terms.round, f"an update would be refused ({error})") from error
@@ -122,7 +145,7 @@ class Simulation:
         holdings = [self.job.holdings[number] for number in cohort]
         together = np.concatenate([np.empty(0, np.int64), *holdings])
         train = self.job.examples(together)
-        if self._crew is not None or isinstance(self.job.engine, ReadsRows):
+        if self._pool is not None or isinstance(self.job.engine, ReadsRows):
             return [
                 self._agent(number, terms, *train, torch.from_numpy(rows)) for number, rows in zip(cohort, holdings)
             ]

@@ -210,14 +210,16 @@ def server_of(
     module: nn.Module | None = None,
     task: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    expected_gains: Sequence[Sequence[float]] | None = None,
 ) -> Coordinator:
-    """The server of a run, with the trials that its config asks for; its agents hold so many records each."""
+    """Return the server of a run, with the trials that its config asks for; its agents hold so many records each.
+    `expected_gains` is what `Halving` has of each candidate."""
     tuning = job.config.tuning
     if tuning.candidates is None:
         if tuning.scored_by is not None:  # `fedspa tune`, which chooses the candidates, reads it without any
             raise ConfigError("tuning.scored_by is for tuning.candidates, and there are none: name some")
         return Coordinator(job.server)
-    halving = Halving.within(len(tuning.candidates), tuning.rounds, tuning.ahead, scoring_rounds(job))
+    halving = Halving.within(len(tuning.candidates), tuning.rounds, expected_gains, scoring_rounds(job))
     _refuse(job, halving)
     jobs = []
     for settings in tuning.candidates:
@@ -259,10 +261,11 @@ def _refuse(job: Job, halving: Halving) -> None:
             f"the trials take {halving.rounds} of federation.rounds = {config.federation.rounds} and leave none to "
             "train with: allow more rounds, or name fewer candidates"
         )
-    if config.privacy.clip_rule != "given" or config.algorithm.lr_decay != "none":
+    if config.privacy.clip_rule != "given" or config.algorithm.server_options.lr_decay != "none":
         raise ConfigError(
-            f"privacy.clip_rule is {config.privacy.clip_rule!r} and algorithm.lr_decay {config.algorithm.lr_decay!r}; "
-            "trials begin in different rounds and are compared: they take 'given' and 'none'"
+            f"privacy.clip_rule is {config.privacy.clip_rule!r} and "
+            f"algorithm.server_options.lr_decay {config.algorithm.server_options.lr_decay!r}; trials begin in "
+            "different rounds and are compared: they take 'given' and 'none'"
         )
 
 

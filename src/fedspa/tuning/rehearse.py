@@ -74,7 +74,7 @@ class Curves:
         return [(-1 if self.name in LOWER else 1) * curve[-1] for curve in self.repeats]
 
     @property
-    def ahead(self) -> list[float]:
+    def expected_gains(self) -> list[float]:
         """What the mean score gained after each round, to the end."""
         means = list(map(fmean, zip(*self.repeats)))
         return [means[-1] - score for score in means]

@@ -80,6 +80,6 @@ def _reach(config: Config, plan: Plan) -> float:
     algorithm, rounds = config.algorithm, config.federation.rounds
     if (algorithm.server or algorithm_of(config).server) == "adam":  # whose steps are as long as its rate says
         return rounds * algorithm.server_lr
-    clip, p = config.privacy.clip_value, algorithm.compression
+    clip, p = config.privacy.clip_value, algorithm.compression if isinstance(algorithm.compression, float) else 1.0
     norm = clip if config.privacy.clip == "l2" else clip * math.sqrt(plan.active)
     return walk_of(rounds, algorithm.local_steps, algorithm.local_lr, algorithm.server_lr, p, norm)

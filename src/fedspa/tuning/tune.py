@@ -38,10 +38,10 @@ from fedspa.runs.folder import check_out
 from fedspa.runs.halving import Halving, Settings, refuse_other_keys, settled
 from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
+from fedspa.runs.sections import ScoredBy, Tuning
 from fedspa.runs.setup import Job, Simulated, prepare, with_targets
 from fedspa.runs.statement import statement
 from fedspa.runs.trials import scoring_rounds
-from fedspa.runs.tuning_section import ScoredBy, Tuning
 from fedspa.server.evaluation import Evaluation
 from fedspa.server.job import Metric
 from fedspa.tuning.rehearse import OWN, Rehearsal
@@ -141,7 +141,9 @@ def tune(
             durable.check_folder(kept)
     ask = partial(_refuse_to_go_on, stop, kept)
     free = _Free(public, space or {}, kept, earlier, on_rehearsed, ask)
-    tuning, rehearsed = _plan_trials(job, records, int(share * settings.federation.rounds), scoring, free, **given)
+    tuning, gains, rehearsed = _plan_trials(
+        job, records, int(share * settings.federation.rounds), scoring, free, **given
+    )
     found = settings.model_copy(update={"tuning": tuning})
     ask()
 
@@ -155,7 +157,7 @@ def tune(
         if on_start is not None:
             on_start(job, folder)
 
-    result = simulate(found, on_start=started, **given, **calls)
+    result = simulate(found, on_start=started, expected_gains=gains, **given, **calls)
     return _judged(result, **given)
 
 
@@ -210,9 +212,9 @@ def _plan_trials(
     module: nn.Module | None,
     task: Loss | None,
     metrics: Mapping[str, Metric] | None,
-) -> tuple[Tuning, list[Rehearsed]]:
-    """What is worth a trial, the best first, and all that was rehearsed for it. Trials may take the rounds `within`,
-    of which `scoring` after each rung are for the agents to score in."""
+) -> tuple[Tuning, list[list[float]] | None, list[Rehearsed]]:
+    """Return the settings to try, the best first, their expected gains, and all that was rehearsed for it. Trials
+    may take the rounds `within`, of which `scoring` after each rung are for the agents to score in."""
     config, plan = job.config, job.plan
     assert plan is not None
     algorithm, rounds, by = config.algorithm, config.federation.rounds, config.tuning.scored_by
@@ -225,7 +227,7 @@ def _plan_trials(
         declared: list[Settings] = [{**start, key: value} for key, values in free.space.items() for value in values]
         rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _UNREHEARSED]
         found = [*first, *(settings for settings in declared or rates if settings not in first)]
-        return _tuning(found[:most], within, scoring, by, None), []
+        return _tuning(found[:most], within, by), None, []
     rehearsal = Rehearsal(config, plan, records, free.public, module, task, metrics, free.studies, free.ask)
     rehearsed: list[Rehearsed] = []
 
@@ -245,10 +247,10 @@ def _plan_trials(
     # What the server's score gains says nothing of the agents', unless both are shares of right answers.
     comparable = not scoring or job.server.model.task.headline == "accuracy"
     curves = [rehearsal.curves(settings) for settings in best]
-    ahead = [each.ahead for each in curves] if comparable else None
-    if ahead is not None and curves[0].name in SHARES:
-        ahead[0] = [gain + _doubt(job, scoring, len(best), curves[0].last or 0.0) for gain in ahead[0]]
-    return _tuning(best, within, scoring, by, ahead), rehearsed
+    gains = [each.expected_gains for each in curves] if comparable else None
+    if gains is not None and curves[0].name in SHARES:
+        gains[0] = [gain + _doubt(job, scoring, len(best), curves[0].last or 0.0) for gain in gains[0]]
+    return _tuning(best, within, by), gains, rehearsed
 
 
 def _doubt(job: Job, scoring: int, models: int, share: float) -> float:
@@ -265,16 +267,8 @@ def _most_trials(rounds: int, scoring: int) -> int:
     return max(fitting, default=1)
 
 
-def _tuning(
-    candidates: Sequence[Settings], within: int, scoring: int, by: ScoredBy | None, ahead: list[list[float]] | None
-) -> Tuning:
-    longest = Halving.within(len(candidates), max(1, within), scoring=scoring).longest
-    return Tuning(
-        candidates=[dict(settings) for settings in candidates],
-        rounds=max(1, within),
-        ahead=None if ahead is None else [each[:longest] for each in ahead],
-        scored_by=by,
-    )
+def _tuning(candidates: Sequence[Settings], within: int, by: ScoredBy | None) -> Tuning:
+    return Tuning(candidates=[dict(settings) for settings in candidates], rounds=max(1, within), scored_by=by)
 
 
 def _judged(
@@ -316,7 +310,7 @@ def _test_scores(
     named = config.data
     whole = data
     if whole is None:
-        whole = load_data(named.name, Path(named.dir), named.person, named.table, config.run.code)
+        whole = load_data(named.name, Path(named.dir), named.person, named.schema_of_table, config.run.code)
     if not count(whole.test_y):
         return None
     few = slice(0, 1)  # of the training records, which are not looked at

@@ -29,7 +29,9 @@ class Classification(OutputTask):
     ) -> None:
         """`classes` may be left out where nothing is evaluated."""
         if weights is not None and classes is not None and len(weights) != classes:
-            raise ConfigError(f"task.weights has {len(weights)} weights; the data has {classes} classes: one for each")
+            raise ConfigError(
+                f"task.options.weights has {len(weights)} weights; the data has {classes} classes: one for each"
+            )
         self.classes = self.width = classes
         self.weights, self.label_smoothing = weights, label_smoothing
 
@@ -109,7 +111,9 @@ class MultiLabel(OutputTask):
     def __init__(self, width: int, *, weights: tuple[float, ...] | None = None) -> None:
         """`weights` are those of the ones, a number for each label, against 1 for the zeros."""
         if weights is not None and len(weights) != width:
-            raise ConfigError(f"task.weights has {len(weights)} weights; the data has {width} labels: one for each")
+            raise ConfigError(
+                f"task.options.weights has {len(weights)} weights; the data has {width} labels: one for each"
+            )
         self.width, self.weights = width, weights
 
     def targets(self, y: Tree, what: str) -> Tree:
