@@ -17,8 +17,10 @@ Call = Callable[..., tuple[int, str, str]]
 
 SCHEMA = """
 [data]
-agent = "hospital"
 person = "patient"
+
+[data.table]
+agent = "hospital"
 split = "part"
 
 [data.table.columns]
@@ -111,15 +113,19 @@ def test_a_runs_config_is_a_schema(check: Call) -> None:
     assert (code, err) == (0, "")
     code, _, err = check(GOOD, schema=SCHEMA.replace("person =", "persn =", 1))
     assert code == 2
-    assert err == "fedspa: unknown key 'data.persn'; allowed: agent, columns, person, split, test\n"
+    assert (
+        err
+        == "fedspa: unknown key 'data.persn'; allowed: dir, features, holdout, name, partition, person, person_records, table\n"
+    )
 
 
 HELD_OUT = """
 [data]
 name = "table.csv"
 holdout = {share}
-agent = "hospital"
 {person}
+[data.table]
+agent = "hospital"
 [data.table.columns]
 age = {{kind = "number", range = [0, 100]}}
 sick = {{kind = "flag", target = true}}

@@ -202,9 +202,9 @@ def test_a_wrong_column_is_one_line(columns: dict[str, Any], words: str) -> None
     [
         ({"agent": "age"}, "data.table.agent is 'age', which is in data.table.columns too"),
         ({"split": "site", "agent": "site"}, "data.table.split is 'site'; it must be a column of its own"),
-        ({"persn": "id"}, "unknown key 'data.persn'"),
+        ({"persn": "id"}, "unknown key 'data.table.persn'"),
         ({"person": ""}, "data.person is ''"),
-        ({"test": 1}, "data.test is 1"),
+        ({"test": 1}, "data.table.test is 1"),
     ],
 )
 def test_a_wrong_key_is_one_line(keys: dict[str, Any], words: str) -> None:
@@ -256,7 +256,14 @@ def test_a_schema_survives_toml_and_json() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "has no section"), ("data = 1", "has no section"), ("[data]", "columns is missing"), ("[data", "not TOML")],
+    [
+        ("", "has no section"),
+        ("data = 1", "has no section"),
+        ("[data]", "has no section"),
+        ("[data.table]", "columns is missing"),
+        ("[data.table]\nperson='a'", "is data.person"),
+        ("[data", "not TOML"),
+    ],
 )
 def test_a_file_that_is_no_schema(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "schema.toml").write_text(text)

@@ -51,4 +51,4 @@ def test_its_code_runs(folder: Path) -> None:
 def test_its_config_says_what_its_schema_does(folder: Path) -> None:
     config = load(folder / "run.toml")
     assert config.task.name == "regression"
-    assert config.data.table == load_schema(folder / "schema.toml")
+    assert config.data.schema_of_table == load_schema(folder / "schema.toml")

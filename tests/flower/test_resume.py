@@ -89,9 +89,8 @@ def test_a_simulation_that_draws_other_noise_for_a_round_counts_it_twice(simulat
     assert resumed["rounds_empty"] == 1  # no turn was left
 
 
-@pytest.mark.parametrize("lost", [1, 2])
-def test_rounds_that_are_done_again_from_an_older_checkpoint_are_counted_twice(simulation, train, tmp_path, lost):
-    """The newest checkpoints are damaged: rounds that were over are repeated, with other noise."""
+def test_rounds_that_are_done_again_from_an_older_checkpoint_are_counted_twice(simulation, train, tmp_path):
+    """The newest checkpoint is damaged: rounds that were over are repeated, with other noise."""
     simulation.run_config |= {"privacy.noise": "secure", "federation.rounds": 4, "federation.per_round": 4}
     answers, stopped = Counter[int](), [True]
 
@@ -103,9 +102,9 @@ def test_rounds_that_are_done_again_from_an_older_checkpoint_are_counted_twice(s
 
     simulation.fault = counted
     with pytest.raises(Killed):
-        train(simulation, run__threads=1)
+        train(simulation)
     assert set(answers.values()) == {2}
-    for path in sorted((tmp_path / "run/checkpoint").glob("round-*"))[-lost:]:
+    for path in sorted((tmp_path / "run/checkpoint").glob("round-*"))[-1:]:
         path.write_bytes(b"")
     stopped[0] = False
     resumed = train(simulation, flower__resume=True, federation__rounds=4)

@@ -37,9 +37,10 @@ def check(
     """
     from fedspa.data.columns import load_schema
     from fedspa.data.findings import examine
+    from fedspa.runs.sections import Data
 
     share = _holdout(schema)
-    found = examine(file, load_schema(schema), share)
+    found = examine(file, load_schema(schema, beside=frozenset(Data.model_fields)), share)
     if as_json:
         print(json.dumps({"file": str(file), "sound": found.sound, **asdict(found)}, allow_nan=False))
     else:

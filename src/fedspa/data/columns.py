@@ -26,6 +26,7 @@ _MOST_FEATURES = 100_000
 _NARROWEST, _NARROWEST_SHARE = 1e-30, 1e-9  # of a range, and next to its bounds: float64 must tell its values apart
 _RULES = ("refuse", "indicator")
 _SUFFIXES = (".csv", ".parquet", ".pq")
+_AROUND = frozenset({"table", "person"})  # the keys of a schema in [data]
 _RULE = "it must be 'refuse', 'indicator'"
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -314,12 +315,16 @@ def is_table(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES) and not name.startswith(plugin.GIVEN)
 
 
-def load_schema(path: Path) -> Schema:
-    """Read the schema in a TOML file, a schema of its own or a run's config: [data.table] and `person` of [data]."""
+def load_schema(path: Path, beside: frozenset[str] = frozenset()) -> Schema:
+    """Read the schema in a TOML file: [data.table], and `person` of [data]. `beside`: other keys of [data]."""
     data = toml.read(path, "a TOML file with [data.table]").get("data")
     table = data.get("table") if isinstance(data, Mapping) else None
     if not isinstance(data, Mapping) or not isinstance(table, Mapping):
         raise ConfigError(f"{path} has no section [data.table]; a schema is made of [data.table.columns]")
+    if unknown := data.keys() - _AROUND - beside:
+        raise ConfigError(
+            f"unknown key {quoted(f'data.{min(unknown)}')}; allowed: {', '.join(sorted(_AROUND | beside))}"
+        )
     if "person" in table:
         raise ConfigError(f"{path} has data.table.person; the column with the person ID is data.person")
     return checked({**table, **{key: data[key] for key in ("person",) if key in data}})

@@ -30,6 +30,7 @@ from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import TARGETS, Tree, blanks, count, joined, leaves, mapped, require_aligned, taken
 from fedspa.learning.tasks import Task
+from fedspa.runs.sections import Data
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ def _table(path: Path, node: Mapping[str, Any], classes: int | None) -> Records:
     named = node.get("schema")
     if not isinstance(named, str) or not named:
         raise ConfigError(f"node-config: data is '{path}'; schema=\"schema.toml\" must say what its columns are")
-    schema = load_schema(Path(named))
+    schema = load_schema(Path(named), beside=frozenset(Data.model_fields))
     if node.get("person", schema.person) != schema.person:
         raise ConfigError(
             f"node-config: person is {node['person']!r}; of a table the schema says it, in [data], and {named} has "
