@@ -106,7 +106,7 @@ def share_of_a_run(config: str, data: str, rounds: int | None, runs: int) -> dic
 def one_run(config: str, data: str, rounds: int | None) -> dict[str, Any]:
     """`ledger_s` opens, reserves and releases; `settle_s` forces the disk before a checkpoint that counts on it."""
     import fedspa
-    from fedspa.runs.books import Books
+    from fedspa.runs.run_ledger import Books
 
     spent: defaultdict[str, float] = defaultdict(float)
 

@@ -22,11 +22,11 @@ from fedspa.learning.threads import torch_threads
 from fedspa.progress import Progress, watching
 from fedspa.result import RunResult
 from fedspa.runs import config as configs
-from fedspa.runs.books import Books, refuse_over_budget
+from fedspa.runs.run_ledger import Books, refuse_over_budget
 from fedspa.runs.config import Config
-from fedspa.runs.course import Course
+from fedspa.runs.run_state import Course
 from fedspa.runs.ending import Stopping
-from fedspa.runs.folder import RunFolder, read_expected_gains
+from fedspa.runs.rundir import RunFolder, read_expected_gains
 from fedspa.runs.guarantee import SEEDED
 from fedspa.runs.identity import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
 from fedspa.runs.metrics import RoundMetrics

@@ -20,7 +20,7 @@ from fedspa.errors import BudgetError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.cap import BY_FILTER, FirstPlan, total
-from fedspa.runs.books import largest_total
+from fedspa.runs.run_ledger import largest_total
 
 EVENT, OTHER = GaussianEvent("poisson", 10, 100, 5, 2.0), GaussianEvent("poisson", 10, 100, 5, 1.5)
 PLAN = GaussianPlan(20, 20, "l2", 1.0, "poisson", 10, 100, 5, 3, 2.0, "add-remove", 1e-3)

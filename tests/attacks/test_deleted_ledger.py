@@ -20,7 +20,7 @@ from fedspa.agent.ledger.report import export
 from fedspa.errors import FedspaError, LedgerError
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import load_latest
-from fedspa.runs.folder import RunFolder
+from fedspa.runs.rundir import RunFolder
 
 
 def remove(ledger: Path, *ends: str) -> None:

@@ -18,7 +18,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
 from fedspa.running import Stopped, simulate
 from fedspa.runs.config import Config
-from fedspa.runs.folder import RunFolder
+from fedspa.runs.rundir import RunFolder
 
 STEPS = ((os, "fsync"), (os, "replace"), (Ledger, "reserve_many"), (Ledger, "release_many"))
 Make = Callable[[Path], Config | dict[str, Any]]

@@ -14,7 +14,7 @@ from small_runs import ALGORITHMS, small
 import fedspa
 from fedspa.errors import ConfigError
 from fedspa.learning.threads import torch_threads
-from fedspa.runs.books import Books
+from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import Config, load
 from fedspa.runs.sections import Run
 from fedspa.runs.setup import prepare

@@ -114,7 +114,7 @@ def test_the_model_is_written_before_the_summary_is_made(tmp_path: Path, monkeyp
         raise RuntimeError("no summary")
 
     with monkeypatch.context() as broken:
-        broken.setattr("fedspa.runs.course.summarise", fail)
+        broken.setattr("fedspa.runs.run_state.summarise", fail)
         with pytest.raises(RuntimeError, match="no summary"):
             fedspa.run(config(tmp_path / "run"), data=records(), module=nn.Linear(4, 2))
     assert load_file(tmp_path / "run" / "model.safetensors")

@@ -29,7 +29,7 @@ from fedspa.algorithms.base import finite
 from fedspa.cli import main
 from fedspa.errors import ConfigError, FedspaError, LedgerError, PayloadError
 from fedspa.running import Stopped, simulate
-from fedspa.runs import folder as folder_module
+from fedspa.runs import rundir as folder_module
 from fedspa.runs.checkpoint import CheckpointError, load_latest
 from fedspa.runs.config import load, to_toml
 from fedspa.runs.simulate import Simulation

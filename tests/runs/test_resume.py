@@ -26,7 +26,7 @@ from fedspa.running import Stopped, simulate
 from fedspa.runs import setup
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import Config, load
-from fedspa.runs.course import Course
+from fedspa.runs.run_state import Course
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import calibrated_plan
 

@@ -27,7 +27,7 @@ from fedspa.algorithms.cpsgd.plan import BINOMIAL
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
-from fedspa.runs.books import Books
+from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import load
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import prepare

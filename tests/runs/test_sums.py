@@ -23,7 +23,7 @@ from fedspa.algorithms import Agent
 from fedspa.algorithms.base import Answer
 from fedspa.errors import PrivacyError
 from fedspa.running import simulate
-from fedspa.runs import books
+from fedspa.runs import run_ledger as books
 from fedspa.runs import simulate as simulation
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare

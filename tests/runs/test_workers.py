@@ -82,7 +82,7 @@ def test_same_bits_whatever_is_trained(tmp_path: Path, fake_ray: Play, sections:
 
 @pytest.mark.parametrize("name", ["fedspa", "cpsgd"])
 def test_same_bits_of_sums(tmp_path: Path, fake_ray: Play, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedspa.runs.books.draw_run_name", lambda folder: "run")  # to which messages are bound
+    monkeypatch.setattr("fedspa.runs.run_ledger.draw_run_name", lambda folder: "run")  # to which messages are bound
     fake_ray()
     alone, spread = both(tmp_path, **SUMS[name])
     assert spread == alone

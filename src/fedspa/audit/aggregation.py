@@ -71,7 +71,7 @@ from fedspa.mechanisms.discrete_gaussian.release import REACH
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Event, Neighbours
 from fedspa.randomness.streams import agent_key
-from fedspa.runs.books import Books
+from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import load
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import Simulation

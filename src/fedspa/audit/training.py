@@ -47,7 +47,7 @@ from fedspa.examples import tensors
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.event import Neighbours
 from fedspa.randomness.mask import active_coordinates, layered_coordinates
-from fedspa.runs.books import Books
+from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import Config, load
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import Simulation

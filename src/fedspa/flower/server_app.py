@@ -23,10 +23,10 @@ from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
 from fedspa.running import Following
-from fedspa.runs.books import LedgerTotal, largest_total, no_total, open_ledger, refuse_over_budget
+from fedspa.runs.run_ledger import LedgerTotal, largest_total, no_total, open_ledger, refuse_over_budget
 from fedspa.runs.config import Config
-from fedspa.runs.course import Course
-from fedspa.runs.folder import RunFolder
+from fedspa.runs.run_state import Course
+from fedspa.runs.rundir import RunFolder
 from fedspa.runs.identity import facts
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.records import records_of

@@ -35,7 +35,7 @@ from fedspa.flower.members import Introductions, members_of
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.sums import Sums
-from fedspa.runs.course import Course
+from fedspa.runs.run_state import Course
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.resume import noise, refuse_other_noise

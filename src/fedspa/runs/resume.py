@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedspa.mechanisms import event_of
-from fedspa.runs.books import refuse_another_event
+from fedspa.runs.run_ledger import refuse_another_event
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_latest
 from fedspa.runs.config import Config
-from fedspa.runs.folder import RunFolder
+from fedspa.runs.rundir import RunFolder
 from fedspa.runs.identity import ALL_RECORDS, PACKAGE, ROUNDING, TOLD
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import flat

@@ -27,7 +27,7 @@ from fedspa.engine.task import Engine, ReadsRows
 from fedspa.errors import PayloadError
 from fedspa.examples import Tree, leaves, mapped, taken
 from fedspa.randomness.streams import agent_key
-from fedspa.runs.books import Books
+from fedspa.runs.run_ledger import Books
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.records import root_of
 from fedspa.runs.setup import Simulated

@@ -11,7 +11,7 @@ from fedspa.data.columns import Schema
 from fedspa.engine.local import Together
 from fedspa.errors import quoted
 from fedspa.learning.tasks import Baseline, Task
-from fedspa.runs.books import LedgerTotal
+from fedspa.runs.run_ledger import LedgerTotal
 from fedspa.runs.guarantee import Guarantee, finite, not_private_because, promised
 from fedspa.runs.metrics import RoundMetrics, better, label, shown_score
 from fedspa.runs.setup import Job, Simulated

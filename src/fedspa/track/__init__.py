@@ -15,7 +15,7 @@ from typing import Any
 
 from fedspa.errors import ConfigError, first_line
 from fedspa.runs.config import Config
-from fedspa.runs.folder import Follower
+from fedspa.runs.rundir import Follower
 from fedspa.runs.statement import statement
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from fedspa.learning.tasks import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.mechanisms import Plan
 from fedspa.runs import identity
-from fedspa.runs.books import Books
+from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import Config, load
 from fedspa.runs.halving import Settings, settled
 from fedspa.runs.identity import digests_of

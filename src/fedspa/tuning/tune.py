@@ -31,10 +31,10 @@ from fedspa.learning.tasks import Loss
 from fedspa.result import RunResult
 from fedspa.running import simulate
 from fedspa.runs import config as configs
-from fedspa.runs.books import refuse_over_budget
+from fedspa.runs.run_ledger import refuse_over_budget
 from fedspa.runs.config import Config
 from fedspa.runs.ending import Stopping
-from fedspa.runs.folder import check_out
+from fedspa.runs.rundir import check_out
 from fedspa.runs.halving import Halving, Settings, refuse_other_keys, settled
 from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of

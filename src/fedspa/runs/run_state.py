@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from fedspa.errors import one_line
-from fedspa.runs.books import LedgerTotal, refuse_over_budget
+from fedspa.runs.run_ledger import LedgerTotal, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact
-from fedspa.runs.folder import RunFolder
+from fedspa.runs.rundir import RunFolder
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.identity import provenance, with_commits
 from fedspa.runs.metrics import RoundMetrics
