@@ -106,7 +106,7 @@ def share_of_a_run(config: str, data: str, rounds: int | None, runs: int) -> dic
 def one_run(config: str, data: str, rounds: int | None) -> dict[str, Any]:
     """`ledger_s` opens, reserves and releases; `settle_s` forces the disk before a checkpoint that counts on it."""
     import fedspa
-    from fedspa.runs.run_ledger import Books
+    from fedspa.runs.run_ledger import RunLedger
 
     spent: defaultdict[str, float] = defaultdict(float)
 
@@ -122,7 +122,7 @@ def one_run(config: str, data: str, rounds: int | None) -> dict[str, Any]:
 
         return wrapped
 
-    for owner, names in ((Books, ("__init__", "settle")), (Ledger, ("reserve_many", "release_many"))):
+    for owner, names in ((RunLedger, ("__init__", "settle")), (Ledger, ("reserve_many", "release_many"))):
         for name in names:
             setattr(owner, name, timed(owner, name))
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ import fedspa
 from fedspa.data.datasets import load
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import layout, of_layout
-from fedspa.runs.statement import shown_bytes, statement
+from fedspa.runs.guarantee import shown_bytes, statement
 
 WARDS = {"kind": "category", "categories": ["a", "b"], "other": True}
 AGE, SMOKER = {"kind": "number", "range": [0, 110]}, {"kind": "flag", "missing": "indicator"}

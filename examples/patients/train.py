@@ -10,7 +10,7 @@ import argparse
 import numpy as np
 
 import fedspa
-from fedspa.runs.statement import statement
+from fedspa.runs.guarantee import statement
 
 HOSPITALS, PATIENTS, READINGS = 4, 1600, 6
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from fedspa.runs.guarantee import shown, shown_bytes
 from fedspa.runs.metrics import RoundMetrics, shown_score
-from fedspa.runs.statement import shown, shown_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,9 +22,9 @@ from fedspa.learning.tasks.named import answers
 from fedspa.report.card import card
 from fedspa.report.record import read_metrics
 from fedspa.runs import rebuild
+from fedspa.runs.guarantee import shown_bytes, statement
 from fedspa.runs.metrics import RoundMetrics, label, shown_score
 from fedspa.runs.rebuild import path_of, require_its_own
-from fedspa.runs.statement import shown_bytes, statement
 
 _AT_ONCE = 256  # examples in a forward pass
 

@@ -22,18 +22,16 @@ from fedspa.learning.threads import torch_threads
 from fedspa.progress import Progress, watching
 from fedspa.result import RunResult
 from fedspa.runs import config as configs
-from fedspa.runs.run_ledger import Books, refuse_over_budget
 from fedspa.runs.config import Config
-from fedspa.runs.run_state import Course
-from fedspa.runs.ending import Stopping
-from fedspa.runs.rundir import RunFolder, read_expected_gains
-from fedspa.runs.guarantee import SEEDED
-from fedspa.runs.identity import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
+from fedspa.runs.guarantee import SEEDED, SEEDED_NOISE
+from fedspa.runs.identity import digests_of, facts, record_inputs
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.records import records_of
+from fedspa.runs.run_ledger import RunLedger, check_budget
+from fedspa.runs.run_state import RunState
+from fedspa.runs.rundir import RunFolder, Stopping, check_given, read_expected_gains, resume_command
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import CAP_USED_UP, Simulation
-from fedspa.runs.statement import SEEDED_NOISE
 from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Diverged
 from fedspa.server.job import Metric
@@ -42,7 +40,7 @@ from fedspa.track import Tracking
 log = logging.getLogger(__name__)
 
 
-class Following(Tracking):
+class ReportWriter(Tracking):
     """The tracker of a run, if it has one, and its report at the end, which can be made again."""
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -62,7 +60,7 @@ class Stopped(Stopping):
 
     def __init__(self, folder: Path, done: int, config: Config) -> None:
         super().__init__(
-            f"stopped after round {done} of {config.federation.rounds}; to go on: {to_go_on(config, folder)}"
+            f"stopped after round {done} of {config.federation.rounds}; to go on: {resume_command(config, folder)}"
         )
 
 
@@ -166,10 +164,10 @@ def simulate(
         config = Path(resume) / "config.toml"
     config = config if isinstance(config, Config) else configs.load(config)
     if resume is not None:
-        refuse_ungiven(config, Path(resume), data=data, module=module, task=task)
+        check_given(config, Path(resume), data=data, module=module, task=task)
     if isinstance(task, str):
         config, task = configs.with_task(config, task), None
-    config = under_true_names(config, data, module, task)
+    config = record_inputs(config, data, module, task)
     own = nullcontext(progress) if isinstance(progress, Progress) else watching(config, progress)
     with own as told:
         result = _simulated(
@@ -203,7 +201,7 @@ def _simulated(
     if config.private and config.privacy.noise == "seeded":
         warn(SEEDED_NOISE, SeededNoiseWarning)
     if resume is None:
-        refuse_over_budget(job)
+        check_budget(job)
     gains = expected_gains if resume is None else read_expected_gains(Path(resume))
     server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics, gains)
     simulation, known = Simulation(job, server), facts(job, digests.result())
@@ -211,14 +209,14 @@ def _simulated(
         simulation.server.try_scores()
     with (
         simulation.workers(),
-        RunFolder(config, job.data_name, Following, gains)
+        RunFolder(config, job.data_name, ReportWriter, gains)
         if resume is None
-        else RunFolder.reopen(Path(resume), config, Following) as folder,
+        else RunFolder.reopen(Path(resume), config, ReportWriter) as folder,
     ):
-        course = Course(job, simulation.server, folder, known, started, resume=resume is not None)
+        course = RunState(job, simulation.server, folder, known, started, resume=resume is not None)
         done, module = course.history, job.server.model.module
         progress.resumed(done)
-        with Books(job, folder.path, course.begun) as books, torch_threads(1):
+        with RunLedger(job, folder.path, course.begun) as books, torch_threads(1):
             if course.begun is None:  # the ledger is there: from this checkpoint on it is never made again
                 books.settle()
                 course.save(books.run, books.kept)

@@ -30,7 +30,7 @@ from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.cap import Cap, FirstPlan, total
 from fedspa.privacy.event import as_server_saw, noise_modes, seeded_words
 from fedspa.running import RunResult
-from fedspa.runs.statement import plain_words, statement
+from fedspa.runs.guarantee import plain_words, statement
 from fedspa.track import figures
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))

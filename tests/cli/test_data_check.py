@@ -113,7 +113,9 @@ def test_a_runs_config_is_a_schema(check: Call) -> None:
     assert (code, err) == (0, "")
     code, _, err = check(GOOD, schema=SCHEMA.replace("person =", "persn =", 1))
     assert code == 2
-    assert err.startswith("fedspa: unknown key 'data.persn'; allowed: dir, features, holdout, name, partition, person, ")
+    assert err.startswith(
+        "fedspa: unknown key 'data.persn'; allowed: dir, features, holdout, name, partition, person, "
+    )
 
 
 HELD_OUT = """

@@ -8,7 +8,7 @@ from fedspa.algorithms.cpsgd.accounting import composed_epsilon
 from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.algorithms.cpsgd.plan import trials_for_compression
 from fedspa.privacy.accounting import epsilon
-from fedspa.runs.statement import shown
+from fedspa.runs.guarantee import shown
 from reproduction.cpsgd_theorem import published_epsilon
 
 PAGE = Path(__file__).parents[2] / "docs" / "cpsgd.md"

@@ -22,8 +22,8 @@ from fedspa.flower.roster import Roster
 from fedspa.flower.settings import read_config
 from fedspa.running import Stopped
 from fedspa.runs import setup
-from fedspa.runs.rundir import RunFolder
 from fedspa.runs.plans import calibrated_plan
+from fedspa.runs.rundir import RunFolder
 
 from .local_grid import POLICY
 from .test_strategy import theta

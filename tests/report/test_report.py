@@ -24,8 +24,8 @@ from fedspa.report import render, tables, write
 from fedspa.report.record import promise, read
 from fedspa.running import simulate
 from fedspa.runs.config import load
+from fedspa.runs.guarantee import shown
 from fedspa.runs.setup import prepare
-from fedspa.runs.statement import shown
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{ 7*7 }}"
 

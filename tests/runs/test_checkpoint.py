@@ -19,7 +19,7 @@ from fedspa import durable
 from fedspa.runs import checkpoint
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, OtherFormat, load, load_latest, save
 from fedspa.runs.config import load as load_config
-from fedspa.runs.resume import refuse_differences
+from fedspa.runs.run_state import check_same_run
 from fedspa.server.optimizers import ServerState
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -68,7 +68,7 @@ def test_what_is_saved_comes_back_to_the_bit(
     read = load_latest(folder)
     assert read is not None
     assert same(read, written)
-    refuse_differences(folder, read, load_config(), {"d": len(theta)})
+    check_same_run(folder, read, load_config(), {"d": len(theta)})
 
 
 def test_the_last_few_are_kept(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_another_config_is_refused_and_the_keys_are_named(tmp_path: Path) -> Non
     saved = load_latest(tmp_path)
     assert saved is not None
     with pytest.raises(CheckpointError) as caught:
-        refuse_differences(tmp_path, saved, other, {})
+        check_same_run(tmp_path, saved, other, {})
     for words in (
         "algorithm.local_lr was 1.0 and is 0.25",
         "privacy.delta was 0.001 and is 0.0001",
@@ -224,14 +224,14 @@ def test_another_config_is_refused_and_the_keys_are_named(tmp_path: Path) -> Non
     ):
         assert words in str(caught.value)
     with pytest.raises(CheckpointError, match="the engine was 'generic' and is 'native'"):
-        refuse_differences(tmp_path, saved, load_config(), {"engine": "native"})
+        check_same_run(tmp_path, saved, load_config(), {"engine": "native"})
 
 
 def test_where_and_how_often_may_differ(tmp_path: Path) -> None:
     save(tmp_path, example())
     saved = load_latest(tmp_path)
     assert saved is not None
-    refuse_differences(tmp_path, saved, load_config(None, ["run.out=there", "run.checkpoint_every=7"]), {})
+    check_same_run(tmp_path, saved, load_config(None, ["run.out=there", "run.checkpoint_every=7"]), {})
 
 
 def test_a_state_that_is_not_finite_replaces_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from small_runs import ALGORITHMS, small
 import fedspa
 from fedspa.errors import ConfigError
 from fedspa.learning.threads import torch_threads
-from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import Config, load
+from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.sections import Run
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
@@ -73,7 +73,7 @@ def test_it_is_refused_before_it_starts_or_a_round_ends(name: str, engine: str) 
         except ConfigError:  # and no other
             continue
         with torch_threads(1):
-            metrics = Simulation(job).round([0, 1], cast(Books, NoBooks()))
+            metrics = Simulation(job).round([0, 1], cast(RunLedger, NoBooks()))
         assert metrics.agents == 2, (key, value)
         ended.append((key, value))
     assert len(ended) > 10

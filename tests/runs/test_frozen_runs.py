@@ -21,7 +21,7 @@ from fedspa.errors import DataError
 from fedspa.learning import features
 from fedspa.learning.backbone import Split
 from fedspa.running import RunResult, Stopped, simulate
-from fedspa.runs import frozen
+from fedspa.runs import setup
 from fedspa.runs.checkpoint import CheckpointError
 
 AUTO = {"run": {"engine": "auto"}}
@@ -34,7 +34,7 @@ def run(out: Path, module: nn.Module, records: Any = None, **sections: dict[str,
 
 
 def unsplit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "split", lambda *given: "it is not asked for")
+    monkeypatch.setattr(setup, "split", lambda *given: "it is not asked for")
 
 
 def trained(result: RunResult) -> Tensor:
@@ -211,7 +211,7 @@ def test_a_run_goes_on_with_the_split_that_it_began_with(tmp_path: Path, monkeyp
 def test_without_room_the_frozen_part_is_computed_in_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frozen, "room_lacking", lambda split, records: f"no room for {records}")
+    monkeypatch.setattr(setup, "room_lacking", lambda split, records: f"no room for {records}")
     made = run(tmp_path / "run", chain())
     assert made.summary["engine"] != "native"
     assert "computed in every step: no room for" in made.summary["engine_reason"]

@@ -13,8 +13,8 @@ from small_runs import outcome, small
 import fedspa
 from fedspa import durable
 from fedspa.errors import FedspaError
-from fedspa.runs.journal import Journal
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.rundir import Journal
 
 
 def line(t: int) -> RoundMetrics:

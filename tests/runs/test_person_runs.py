@@ -29,9 +29,9 @@ from fedspa.privacy.accounting import gaussian_epsilon
 from fedspa.report.record import promise, read
 from fedspa.running import simulate
 from fedspa.runs.config import load
+from fedspa.runs.guarantee import plain_words, statement
 from fedspa.runs.records import trained_on
 from fedspa.runs.setup import Simulated, prepare
-from fedspa.runs.statement import plain_words, statement
 
 VISITS = {"data": {"name": "small_records:visits"}}
 POLICY = WIDE_POLICY + 'unit = "person"\n'

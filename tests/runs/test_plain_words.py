@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedspa.runs.statement import guesses, plain_words
+from fedspa.runs.guarantee import guesses, plain_words
 
 SUMMARY: dict[str, Any] = {
     "unit": "record",

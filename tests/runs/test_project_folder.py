@@ -11,7 +11,7 @@ from small_runs import small
 from fedspa.cli import main
 from fedspa.errors import ConfigError
 from fedspa.running import simulate
-from fedspa.runs import project
+from fedspa.runs import rundir
 from fedspa.runs.config import load, to_toml
 
 
@@ -45,6 +45,6 @@ def test_a_run_in_a_projects_own_folder_is_one(tmp_path: Path) -> None:
     for name in ("config.toml", "my_model.py"):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match="no run yet"):
-        project.refuse(tmp_path)
+        rundir.check_is_run(tmp_path)
     (tmp_path / "metrics.jsonl").touch()
-    project.refuse(tmp_path)
+    rundir.check_is_run(tmp_path)

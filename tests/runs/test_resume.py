@@ -26,9 +26,9 @@ from fedspa.running import Stopped, simulate
 from fedspa.runs import setup
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import Config, load
-from fedspa.runs.run_state import Course
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import calibrated_plan
+from fedspa.runs.run_state import RunState
 
 
 def stop_after(config: dict[str, Any], rounds: int) -> None:
@@ -334,7 +334,7 @@ class TestRefusals:
             raise Crash
 
         with monkeypatch.context() as patched:
-            patched.setattr(Course, "save", dying)
+            patched.setattr(RunState, "save", dying)
             with pytest.raises(Crash):
                 simulate(small(tmp_path / "run", run={"policy": str(policy)}))
         policy.write_text(limits.format(50.0))

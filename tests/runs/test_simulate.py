@@ -27,12 +27,12 @@ from fedspa.algorithms.cpsgd.plan import BINOMIAL
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
-from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import load
+from fedspa.runs.guarantee import plain_words, shown, statement
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
-from fedspa.runs.statement import plain_words, shown, statement
 from fedspa.runs.summary import TOGETHER
 from fedspa.wire.payload import HEADER_BYTES
 
@@ -418,7 +418,7 @@ def test_every_agent_trains_on_its_own_records(tmp_path: Path) -> None:
 
     algorithm = replace(job.server.algorithm, respond=respond)
     simulation = Simulation(replace(job, server=replace(job.server, algorithm=algorithm)))
-    with Books(job, tmp_path) as books:
+    with RunLedger(job, tmp_path) as books:
         for cohort in ([0, 1], [4, 5], [2, 3, 0], [1], []):
             simulation.round(cohort, books)
     assert seen == 8

@@ -209,7 +209,7 @@ def test_a_round_without_a_sum_skipped_nobody(tmp_path: Path, monkeypatch: pytes
 def test_too_few_for_a_sum_are_not_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(books.Books, "turns", lambda self, t, cohort: (1, cohort[: 2 if t == 1 else 6]))
+    monkeypatch.setattr(books.RunLedger, "turns", lambda self, t, cohort: (1, cohort[: 2 if t == 1 else 6]))
     with caplog.at_level(logging.WARNING):
         result = fedspa.run(small(tmp_path / "run", **SUMS["cpsgd"]))
     assert [metrics.agents for metrics in result.metrics] == [6, 0, 6, 6]

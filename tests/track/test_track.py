@@ -14,7 +14,7 @@ from small_runs import small
 from fedspa import track
 from fedspa.errors import ConfigError
 from fedspa.running import Stopped, simulate
-from fedspa.runs.statement import statement
+from fedspa.runs.guarantee import statement
 from fedspa.track import figures, words
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="the extra tensorboard is missing")

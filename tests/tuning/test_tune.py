@@ -24,8 +24,8 @@ from fedspa.cli import app
 from fedspa.cli.tune import show
 from fedspa.errors import ConfigError
 from fedspa.running import Stopped
-from fedspa.runs.ending import Stopping
-from fedspa.runs.statement import statement
+from fedspa.runs.guarantee import statement
+from fedspa.runs.rundir import Stopping
 
 
 def config(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:

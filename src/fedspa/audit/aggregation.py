@@ -71,8 +71,8 @@ from fedspa.mechanisms.discrete_gaussian.release import REACH
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Event, Neighbours
 from fedspa.randomness.streams import agent_key
-from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import load
+from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import Simulation
 from fedspa.secagg.message import decode
@@ -384,7 +384,7 @@ def _attempts(setting: Setting, target: Summed, attempts: int) -> tuple[list[Int
     numbers: list[Integers] = []
     job = _job(setting, target, totals, numbers)
     own: list[Integers] = []
-    with tempfile.TemporaryDirectory(prefix="fedspa-audit-") as folder, Books(job, Path(folder)) as books:
+    with tempfile.TemporaryDirectory(prefix="fedspa-audit-") as folder, RunLedger(job, Path(folder)) as books:
         for attempt in range(attempts):
             if attempt:
                 books.catch_up([], 0)

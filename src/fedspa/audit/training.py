@@ -47,8 +47,8 @@ from fedspa.examples import tensors
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.event import Neighbours
 from fedspa.randomness.mask import active_coordinates, layered_coordinates
-from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import Config, load
+from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import Simulation
 from fedspa.server.coordinator import Diverged
@@ -288,7 +288,7 @@ def _federation(
         )
         simulation = Simulation(job)
         start = simulation.server.state.theta.clone()
-        with Books(job, Path(folder)) as books:
+        with RunLedger(job, Path(folder)) as books:
             for cohort in job.cohorts():
                 simulation.round(cohort, books)
     return Overheard(job, sent, simulation.server.state.theta - start)

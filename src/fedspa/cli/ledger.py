@@ -223,7 +223,7 @@ _COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε\n
 
 def _cells(agent: AgentSummary) -> list[str]:
     from fedspa.privacy.cap import shown_left
-    from fedspa.runs.statement import shown
+    from fedspa.runs.guarantee import shown
 
     return [
         agent.agent,
@@ -256,7 +256,7 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
 
     from fedspa.cli.screen import show as show_table
     from fedspa.privacy.cap import AGAINST_ALL
-    from fedspa.runs.statement import shown
+    from fedspa.runs.guarantee import shown
 
     screen = Console()
     first: AgentSummary | None = None

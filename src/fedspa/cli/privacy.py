@@ -117,7 +117,7 @@ def _show_shares(
 
     from fedspa.cli.screen import show
     from fedspa.privacy.cap import AGAINST_ALL, shown, shown_digits
-    from fedspa.runs.statement import observer
+    from fedspa.runs.guarantee import observer
 
     screen, whom = Console(), observer({"members": members, "colluders": colluders})
     table = Table("neighbours", "accountant", box=None)

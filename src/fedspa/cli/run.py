@@ -96,8 +96,8 @@ def show(result: RunResult, screen: Console) -> None:
 
     from fedspa.cli.screen import show as show_table
     from fedspa.progress import not_private
+    from fedspa.runs.guarantee import shown, shown_bytes, statement
     from fedspa.runs.metrics import heading, label, shown_score
-    from fedspa.runs.statement import shown, shown_bytes, statement
 
     name = result.summary["score"]
     table = Table(title=f"{heading(name)} by round", box=None)

@@ -47,7 +47,7 @@ def suggest(
 
     from rich.console import Console
 
-    from fedspa.runs.statement import shown_bytes
+    from fedspa.runs.guarantee import shown_bytes
 
     screen = Console(highlight=False)
     section = ""

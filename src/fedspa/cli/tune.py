@@ -84,9 +84,9 @@ def tune(
 
     from rich.console import Console
 
-    from fedspa.runs.ending import Stopping
+    from fedspa.runs.guarantee import shown
     from fedspa.runs.metrics import RoundMetrics, shown_score
-    from fedspa.runs.statement import shown
+    from fedspa.runs.rundir import Stopping
     from fedspa.tuning.tune import Rehearsed, tune
 
     screen = Console(stderr=True)

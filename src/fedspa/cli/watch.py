@@ -63,7 +63,7 @@ def watch(
 
 def over(folder: Path, now: Snapshot) -> tuple[str, str]:
     """How the run ended, and what to do next."""
-    from fedspa.runs.identity import to_go_on
+    from fedspa.runs.rundir import resume_command
 
     rounds = f"after round {len(now.metrics)} of {now.config.federation.rounds}"
     if now.state == "finished":
@@ -73,13 +73,13 @@ def over(folder: Path, now: Snapshot) -> tuple[str, str]:
         "stopped": f"it was stopped {rounds}.",
         "killed": f"it was killed {rounds}: the process is gone and wrote no exit status.",
     }
-    return f"The run is over: {how[now.state]}", f"to resume: {to_go_on(now.config, folder)}"
+    return f"The run is over: {how[now.state]}", f"to resume: {resume_command(now.config, folder)}"
 
 
 def _follow(folder: Path, every: float) -> Snapshot:
     """One line per round, for what is no terminal; the last look."""
+    from fedspa.runs.guarantee import shown, shown_bytes
     from fedspa.runs.metrics import label, shown_score
-    from fedspa.runs.statement import shown, shown_bytes
 
     seen = 0
     while True:
@@ -102,8 +102,8 @@ def terms(now: Snapshot, metrics: RoundMetrics) -> str:
     """What the ε of a round is relative to."""
     from fedspa.mechanisms.base import relation
     from fedspa.privacy.cap import AGAINST_ALL, shown
+    from fedspa.runs.guarantee import observer
     from fedspa.runs.plans import algorithm_of, cohort_of, flat
-    from fedspa.runs.statement import observer
 
     privacy = now.config.privacy
     mechanism = algorithm_of(now.config).mechanism
@@ -129,8 +129,8 @@ def screenful(folder: Path, now: Snapshot, first: Snapshot | None) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from fedspa.runs.guarantee import shown, shown_bytes, warnings
     from fedspa.runs.metrics import label, shown_score
-    from fedspa.runs.statement import shown, shown_bytes, warnings
 
     rounds, done = now.config.federation.rounds, len(now.metrics)
     table = Table(box=None, show_header=False, title=Text(real_path(folder).name), title_justify="left")
@@ -197,13 +197,13 @@ class Snapshot:
 def snapshot(folder: Path) -> Snapshot:
     """The run in `folder`, now; a ConfigError where there is none."""
     from fedspa.report.record import read_metrics
-    from fedspa.runs import project
+    from fedspa.runs import rundir
     from fedspa.runs.config import load
 
     path, log = folder / "config.toml", folder / "metrics.jsonl"
     if not path.is_file():
         raise ConfigError(f"{folder} holds no run (there is no config.toml in it); give the folder of one")
-    project.refuse(folder)
+    rundir.check_is_run(folder)
     done = (folder / "summary.json").exists()  # before the metrics: once it is there, they are whole
     metrics = read_metrics(log)
     started = path.stat().st_mtime
@@ -234,9 +234,9 @@ def _now(folder: Path) -> tuple[State, str]:
     locked = _locked(folder)
     if locked:
         return "running", ""
-    from fedspa.runs import ending
+    from fedspa.runs import rundir
 
-    return ending.read(folder) or ("killed" if locked is False else "running", "")
+    return rundir.read_ending(folder) or ("killed" if locked is False else "running", "")
 
 
 def _locked(folder: Path) -> bool | None:

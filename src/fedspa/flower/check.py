@@ -30,7 +30,7 @@ from fedspa.flower.trainer import Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import noise_modes, seeded_words
 from fedspa.runs import identity
-from fedspa.runs.statement import shown
+from fedspa.runs.guarantee import shown
 from fedspa.secagg.keys import fingerprint
 
 logger = logging.getLogger("fedspa.agent")

@@ -22,16 +22,16 @@ from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.polling import PollingGrid
 from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
 from fedspa.flower.strategy import FedSpa
-from fedspa.running import Following
-from fedspa.runs.run_ledger import LedgerTotal, largest_total, no_total, open_ledger, refuse_over_budget
+from fedspa.running import ReportWriter
 from fedspa.runs.config import Config
-from fedspa.runs.run_state import Course
-from fedspa.runs.rundir import RunFolder
+from fedspa.runs.guarantee import statement
 from fedspa.runs.identity import facts
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.records import records_of
+from fedspa.runs.run_ledger import LedgerTotal, check_budget, largest_total, no_total, open_ledger
+from fedspa.runs.run_state import RunState
+from fedspa.runs.rundir import RunFolder
 from fedspa.runs.setup import Job, prepare, prepare_server
-from fedspa.runs.statement import statement
 from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Coordinator
 
@@ -50,12 +50,12 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
     started = time.monotonic()
     job, coordinator = _prepared(config, settings)
     if not settings.resume:
-        refuse_over_budget(job)
+        check_budget(job)
     known = facts(job)
     if not settings.resume:
         coordinator.try_scores()
     with _folder(job, settings) as folder:
-        course = Course(job, coordinator, folder, known, started, resume=settings.resume)
+        course = RunState(job, coordinator, folder, known, started, resume=settings.resume)
         kept = {}
         if job.plan is not None and config.run.ledger is not None:  # opened before anyone trains, as the simulator does
             with open_ledger(Path(config.run.ledger), course.begun) as ledger:
@@ -132,10 +132,10 @@ def _total(strategy: FedSpa) -> LedgerTotal | None:
 def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
     out = job.config.run.out
     if not settings.resume:
-        return RunFolder(job.config, job.data_name, Following)
+        return RunFolder(job.config, job.data_name, ReportWriter)
     if out is None:
         raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to go on with")
-    return RunFolder.reopen(Path(out), job.config, Following)
+    return RunFolder.reopen(Path(out), job.config, ReportWriter)
 
 
 def _gather(grid: PollingGrid, strategy: FedSpa, timeout: float) -> None:

@@ -35,10 +35,9 @@ from fedspa.flower.members import Introductions, members_of
 from fedspa.flower.roster import Roster
 from fedspa.flower.settings import FlowerSettings
 from fedspa.flower.sums import Sums
-from fedspa.runs.run_state import Course
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import label, shown_score
-from fedspa.runs.resume import noise, refuse_other_noise
+from fedspa.runs.run_state import RunState, check_same_noise, noise
 from fedspa.runs.summary import measured
 from fedspa.secagg.session import Session
 from fedspa.server.intake import Intake
@@ -51,7 +50,7 @@ class FedSpa(Strategy):
     `start(grid, fedspa.initial_arrays(), num_rounds=fedspa.rounds_left, timeout=…)` trains; then `finish()`.
     """
 
-    def __init__(self, course: Course, settings: FlowerSettings, kept: Mapping[str, str]) -> None:
+    def __init__(self, course: RunState, settings: FlowerSettings, kept: Mapping[str, str]) -> None:
         """`kept` is what checkpoints must say of a ledger that the server knows of."""
         self.job = job = course.job
         self.coordinator = course.server
@@ -97,7 +96,7 @@ class FedSpa(Strategy):
         if self._asked.counts:  # the first checkpoint was saved before the first question
             if begun is None:
                 raise FedspaError(f"{course.folder.path} has asked agents and holds no checkpoint; restore one")
-            refuse_other_noise(begun, job)
+            check_same_noise(begun, job)
         if job.plan is not None:
             self.guarantee = Guarantee(job.plan)
             for number in range(job.config.federation.agents):

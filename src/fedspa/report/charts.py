@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report.record import Promise, RunRecord
+from fedspa.runs.guarantee import is_seeded, observer, protected, shown, shown_bytes
 from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, heading, shown_score
-from fedspa.runs.statement import is_seeded, observer, protected, shown, shown_bytes
 from fedspa.wire.payload import HEADER_BYTES
 
 # The drawing's own units; CSS scales it to the page.

@@ -10,8 +10,7 @@ from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report import charts, tables
 from fedspa.report.charts import Figure
 from fedspa.report.record import Promise, RunRecord, promise
-from fedspa.runs.metrics import heading, label, shown_score
-from fedspa.runs.statement import (
+from fedspa.runs.guarantee import (
     NO_PROMISE,
     is_seeded,
     observer,
@@ -21,6 +20,7 @@ from fedspa.runs.statement import (
     shown_bytes,
     warnings,
 )
+from fedspa.runs.metrics import heading, label, shown_score
 
 Cell = tuple[str, str]
 

@@ -22,7 +22,7 @@ from fedspa.agent.ledger.report import lines, verify
 from fedspa.errors import ConfigError, FedspaError, real_path
 from fedspa.mechanisms import Plan, event_of
 from fedspa.privacy.event import Event
-from fedspa.runs import project
+from fedspa.runs import rundir
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import Guarantee, finite, promised
 from fedspa.runs.metrics import RoundMetrics, better
@@ -114,7 +114,7 @@ def read(folder: Path) -> RunRecord:
     """Read the run in `folder`; raise ConfigError if there is none, or if a file is damaged."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run: there is no config.toml; give the folder of one")
-    project.refuse(folder)
+    rundir.check_is_run(folder)
     problems: list[str] = []
     config, summary = load(folder / "config.toml", own_code=False), _summary(folder / "summary.json")
     return RunRecord(

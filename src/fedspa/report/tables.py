@@ -11,10 +11,10 @@ from fedspa.privacy.cap import AGAINST_ALL
 from fedspa.report import charts
 from fedspa.report.record import Entry, Promise, RunRecord
 from fedspa.runs.config import Config
+from fedspa.runs.guarantee import is_seeded, noise_kind, observer, protected, shown, shown_bytes
 from fedspa.runs.halving import settled
 from fedspa.runs.metrics import AGENTS_SCORE, LOWER, heading, label, shown_score
 from fedspa.runs.plans import flat
-from fedspa.runs.statement import is_seeded, noise_kind, observer, protected, shown, shown_bytes
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger show --entries` has them all
 

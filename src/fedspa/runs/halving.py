@@ -35,7 +35,7 @@ SEARCHED = (
 )
 
 
-def refuse_other_keys(keys: Iterable[str]) -> None:
+def check_searched(keys: Iterable[str]) -> None:
     """Than those that a trial may set."""
     for key in keys:
         if key not in SEARCHED:
@@ -47,7 +47,7 @@ def refuse_other_keys(keys: Iterable[str]) -> None:
 
 def settled(config: Config, settings: Settings) -> Config:
     """The config with one candidate's settings in it, and no trials left."""
-    refuse_other_keys(settings)
+    check_searched(settings)
     given = config.model_dump(exclude_none=True)
     given["tuning"] = {}
     return configs.load(given, [f"{key}={json.dumps(value)}" for key, value in settings.items()])

@@ -2,7 +2,7 @@
 
 `facts` go into every checkpoint, where a resume is compared with them: a name says little, since data files change
 under theirs, and what was given in Python has none that a config could use. They find what was changed by accident or
-in good faith; `resume.refuse_other_scores` finds the rest, by what the model scores. The summary repeats what may be
+in good faith; `run_state.check_scores` finds the rest, by what the model scores. The summary repeats what may be
 published: a digest of records has no noise, so that anyone who knows all records but one could test guesses at it.
 """
 
@@ -11,18 +11,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import json
 import numbers
 import os
 import platform
-import shlex
 import subprocess
 import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +34,7 @@ from fedspa.errors import ConfigError, printable
 from fedspa.examples import Tree, count, layout, leaves
 from fedspa.learning.tasks import Loss
 from fedspa.runs.checkpoint import Fact
-from fedspa.runs.config import Config, load, with_task
+from fedspa.runs.config import Config, with_task
 from fedspa.runs.sections import Section
 from fedspa.runs.setup import Job, Simulated
 from fedspa.secagg import message
@@ -118,9 +115,9 @@ def of_machine(device: str) -> dict[str, Fact]:
     }
 
 
-def under_true_names(config: Config, data: Dataset | None, module: nn.Module | None, task: Loss | None) -> Config:
-    """The config of a run that was given its records or its module in Python: no file may say that it trained what the
-    config would have named, and no command may take it for that."""
+def record_inputs(config: Config, data: Dataset | None, module: nn.Module | None, task: Loss | None) -> Config:
+    """Return the config with the names of the data, the module and the task that were given in Python: no file may say
+    that the run trained what the config would have named, and no command may take it for that."""
     sections: dict[str, Section] = {}
     if isinstance(data, Dataset):
         if config.data.table is not None:
@@ -137,42 +134,9 @@ def under_true_names(config: Config, data: Dataset | None, module: nn.Module | N
     return config.model_copy(update=sections)
 
 
-def to_go_on(config: Config, folder: Path) -> str:
-    """What resumes the run in `folder`: the command line, or Python where something was given there."""
-    command = "run" if config.tuning.candidates is None else "tune"  # which also scores it on the test records
-    if not (given := _given(config)):
-        return f"fedspa {command} --resume {shlex.quote(str(folder))}{_elsewhere(config, folder)}"
-    return f"fedspa.{command}(resume={str(folder)!r}, {', '.join(f'{argument}=…' for argument in given)})"
-
-
-def _elsewhere(config: Config, folder: Path) -> str:
-    """Where the data's files lie now, if that is not where the run began with them."""
-    try:
-        began = load(folder / "config.toml").data.dir
-    except ConfigError:  # it begins now
-        return ""
-    place = config.data.dir
-    return "" if place == began else f" --set {shlex.quote(f'data.dir={json.dumps(place)}')}"
-
-
-def refuse_ungiven(config: Config, folder: Path, **now: object) -> None:
-    """Raise where the run in `folder` was given in Python what is missing now."""
-    given = _given(config)
-    if any(now[argument] is None for argument in given):
-        raise ConfigError(
-            f"the run in {folder} was given its {' and '.join(given)} in Python, which no file can name; go on there: "
-            f"{to_go_on(config, folder)}"
-        )
-
-
 def _given_name(name: str) -> str:
     """One that the run's own config.toml can be read with, whatever somebody chose."""
     return GIVEN + printable(name)[:60]
-
-
-def _given(config: Config) -> list[str]:
-    names = {"data": config.data.name, "module": config.model.name, "task": config.task.name}
-    return [argument for argument, name in names.items() if name.startswith(GIVEN)]
 
 
 def with_commits(then: Mapping[str, Fact], now: Mapping[str, Fact]) -> dict[str, Fact]:

@@ -19,7 +19,7 @@ from fedspa.data.plugin import GIVEN
 from fedspa.errors import ConfigError, first_line, quoted
 from fedspa.examples import of_layout
 from fedspa.learning import models
-from fedspa.runs import project
+from fedspa.runs import rundir
 from fedspa.runs.config import Config, load
 
 
@@ -28,7 +28,7 @@ def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, A
     the run's parameters in place of its own."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{quoted(str(folder))} holds no run: there is no config.toml; give the folder of one")
-    project.refuse(folder)
+    rundir.check_is_run(folder)
     config, summary = load(folder / "config.toml"), _summary(folder)
     if module is None:
         module = _built(config, summary, folder)

@@ -32,12 +32,11 @@ from fedspa.mechanisms import Plan
 from fedspa.privacy.cap import AGAINST_ALL, Cap, FirstPlan, floor_total, passed, total
 from fedspa.privacy.event import Event, noise_modes, seeded_words
 from fedspa.runs.checkpoint import Checkpoint
-from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.guarantee import Guarantee, shown
 from fedspa.runs.setup import Job
-from fedspa.runs.statement import shown
 
 
-def refuse_over_budget(job: Job, run: str | None = None) -> None:
+def check_budget(job: Job, run: str | None = None) -> None:
     """Raise where the plan breaks the policy, where the ledger cannot be relied on, or where some agent has no room in
     it for the rest of the run.
 
@@ -84,7 +83,7 @@ def _refuse(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None, besi
         )
 
 
-def refuse_another_event(then: Event, now: Event) -> None:
+def check_same_event(then: Event, now: Event) -> None:
     """Raise where a resumed run took part in `then` before and its plan has come to `now`: what it promises is priced
     by one event, and the rounds that are done had the noise of the other."""
     if then != now:
@@ -166,7 +165,7 @@ def open_ledger(path: Path, begun: Checkpoint | None, *, simulated: bool = False
     return ledger
 
 
-class Books(ExitStack[None]):
+class RunLedger(ExitStack[None]):
     """Ledger and guarantee of one run. Does nothing where the algorithm is not private.
 
     `run` is the run's name in the ledger. A run that goes on from the checkpoint `begun` keeps the one it was started
@@ -208,7 +207,7 @@ class Books(ExitStack[None]):
                 f"{uploads}: it is an old copy or another ledger; put the newest one back"
             )
         for event in self.ledger.events(self.run):
-            refuse_another_event(event, self._event)
+            check_same_event(event, self._event)
         if self._job.config.privacy.noise == "seeded":
             for cohort in cohorts:
                 self.guarantee.took_part(cohort)

@@ -12,22 +12,25 @@ import json
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedspa import durable
 from fedspa.agent.ledger.ledger import has_entries
-from fedspa.errors import ConfigError, FedspaError, one_line, worded
-from fedspa.learning.flat import FlatModel
-from fedspa.runs import checkpoint, ending, project
-from fedspa.runs.checkpoint import Checkpoint
-from fedspa.runs.config import Config, to_toml
-from fedspa.runs.identity import to_go_on
-from fedspa.runs.journal import Journal
+from fedspa.data.plugin import GIVEN
+from fedspa.errors import ConfigError, FedspaError, one_line, place_of, printable, worded
+from fedspa.runs.config import Config, load, to_toml
 from fedspa.runs.metrics import RoundMetrics
+
+if TYPE_CHECKING:
+    from fedspa.learning.flat import FlatModel
+    from fedspa.runs.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 _GAINS = "expected_gains.json"  # of the candidates of `fedspa tune`, by its proxy runs
@@ -72,7 +75,7 @@ class RunFolder:
         self._name(path, config, follow)
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
-        project.refuse(path)
+        check_is_run(path)
         with _starting(path):
             self._take_lock()
         return self
@@ -81,7 +84,7 @@ class RunFolder:
         self.path, self._lock, self._begun = path, -1, False
         self._follower = follow(config, path)
         self._journal = Journal(path)
-        self._to_go_on = to_go_on(config, path)
+        self._resume_command = resume_command(config, path)
 
     @property
     def ledger(self) -> Path:
@@ -104,7 +107,7 @@ class RunFolder:
         """Nothing refuses the run any more: from here on the folder says how it ends. One that is refused leaves what
         is there as it was."""
         if not self._begun:
-            ending.clear(self.path)
+            (self.path / ENDED).unlink(missing_ok=True)
             self._begun = True
 
     def add_round(self, metrics: Mapping[str, Any]) -> None:
@@ -115,9 +118,11 @@ class RunFolder:
 
     def save(self, state: Checkpoint) -> None:
         """Save a checkpoint, after the metrics of its rounds."""
+        from fedspa.runs.checkpoint import save
+
         with self._writing():
             self._journal.settle()
-            checkpoint.save(self.checkpoints, state)
+            save(self.checkpoints, state)
 
     def summary(self) -> dict[str, Any] | None:
         """Of a run that is done; None where there is none, or none that can be read."""
@@ -163,7 +168,7 @@ class RunFolder:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._begun:
-            ending.note(self.path, error)
+            _write_ending(self.path, error)
         self.close()
 
     def _take_lock(self) -> None:
@@ -183,7 +188,7 @@ class RunFolder:
             raise
 
     def _writing(self) -> AbstractContextManager[None]:
-        kept = f"nothing is lost up to the last checkpoint: mend that, then `{self._to_go_on}`"
+        kept = f"nothing is lost up to the last checkpoint: fix that, then `{self._resume_command}`"
         return worded(FedspaError, lambda why: f"{self.path} cannot be written: {why}; {kept}")
 
 
@@ -194,6 +199,39 @@ def read_expected_gains(folder: Path) -> list[list[float]] | None:
         return [[float(gain) for gain in gains] for gains in json.loads(path.read_bytes())] if path.exists() else None
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {one_line(error)}; restore it from a backup") from None
+
+
+def resume_command(config: Config, folder: Path) -> str:
+    """Return what resumes the run in `folder`: the command line, or Python where something was given there."""
+    command = "run" if config.tuning.candidates is None else "tune"  # which also scores it on the test records
+    if not (given := _given(config)):
+        return f"fedspa {command} --resume {shlex.quote(str(folder))}{_elsewhere(config, folder)}"
+    return f"fedspa.{command}(resume={str(folder)!r}, {', '.join(f'{argument}=…' for argument in given)})"
+
+
+def _elsewhere(config: Config, folder: Path) -> str:
+    """Where the data's files lie now, if that is not where the run began with them."""
+    try:
+        began = load(folder / "config.toml").data.dir
+    except ConfigError:  # it begins now
+        return ""
+    place = config.data.dir
+    return "" if place == began else f" --set {shlex.quote(f'data.dir={json.dumps(place)}')}"
+
+
+def check_given(config: Config, folder: Path, **now: object) -> None:
+    """Raise where the run in `folder` was given in Python what is missing now."""
+    given = _given(config)
+    if any(now[argument] is None for argument in given):
+        raise ConfigError(
+            f"the run in {folder} was given its {' and '.join(given)} in Python, which no file can name; go on there: "
+            f"{resume_command(config, folder)}"
+        )
+
+
+def _given(config: Config) -> list[str]:
+    names = {"data": config.data.name, "module": config.model.name, "task": config.task.name}
+    return [argument for argument, name in names.items() if name.startswith(GIVEN)]
 
 
 def check_out(config: Config) -> None:
@@ -227,3 +265,88 @@ def _dated(config: Config, data_name: str) -> Path:
         number += 1
         path = Path("runs", f"{stem}-{number}")
     return path
+
+
+class Journal:
+    """The file of one run. It is empty for a new run; a run that resumes calls `rewind`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "metrics.jsonl"
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        with self._file.open("ab") as file:
+            file.write((json.dumps(metrics, allow_nan=False) + "\n").encode())
+
+    def settle(self) -> None:
+        """Force the lines to the disk, before a checkpoint counts on them."""
+        if self._file.exists():
+            durable.force(self._file)
+            durable.force_folder(self._file.parent)
+
+    def rewind(self, rounds: int) -> list[RoundMetrics]:
+        """Return the lines of the first `rounds` rounds, and remove what follows them."""
+        content = self._file.read_bytes() if self._file.exists() else b""
+        lines, check = content.split(b"\n")[:-1][:rounds], TypeAdapter(RoundMetrics)
+        try:
+            found = [check.validate_json(line) for line in lines]
+        except ValidationError:
+            found = []
+        if [line.round for line in found] != list(range(rounds)):
+            raise FedspaError(
+                f"{self._file} is damaged: it does not hold the {rounds} rounds that the checkpoint counts; restore it "
+                "from a backup"
+            )
+        whole = b"".join(line + b"\n" for line in lines)
+        if content != whole:
+            durable.replace_bytes(self._file, whole)
+        return found
+
+
+Ending = Literal["stopped", "failed"]
+ENDED = "ended.json"
+
+
+class Stopping(FedspaError):
+    """What a run raises that was asked to stop and did: its end, and no failure."""
+
+
+def _write_ending(folder: Path, error: BaseException) -> None:
+    """Beside the run, whatever becomes of the exception. A disk that takes no more is no reason to hide the error."""
+    how: Ending = "failed" if isinstance(error, Exception) and not isinstance(error, Stopping) else "stopped"
+    with suppress(OSError):
+        durable.replace_text(folder / ENDED, json.dumps({"ended": how, "why": _why(error)}) + "\n")
+
+
+def _why(error: BaseException) -> str:
+    """What fedspa says itself. Of foreign code the kind and the place: its words may quote a record, and the folder is
+    one that is shown around."""
+    root = error.__cause__ or error
+    if isinstance(error, FedspaError) and isinstance(root, FedspaError):
+        return str(error)
+    place = place_of(root)
+    return type(root).__name__ + ("" if place is None else f" at {place}")
+
+
+def read_ending(folder: Path) -> tuple[Ending, str] | None:
+    """How the run in `folder` ended, and why; None where it left no word."""
+    try:
+        found = json.loads((folder / ENDED).read_bytes())
+        how, why = found["ended"], str(found["why"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (how, printable(why)) if how in ("stopped", "failed") else None
+
+
+_OF_A_RUN = ("checkpoint", "ledger.sqlite", "metrics.jsonl", "summary.json")
+
+
+def check_is_run(folder: Path) -> None:
+    """Raise where `folder` holds a project, which would else be taken for a run that was killed before its first round,
+    and be trained in. A run writes no code, at whatever instant it is killed. Nor does it make pipes, sockets or
+    devices, and to open a pipe would wait for ever."""
+    for path in (*folder.iterdir(), *folder.glob("checkpoint/*")):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"{path} is not a plain file; put the run's own file back from a backup")
+    if any(folder.glob("*.py")) and not any((folder / name).exists() for name in _OF_A_RUN):
+        start = folder / "config.toml"
+        raise ConfigError(f"{folder} holds a config and no run yet; `fedspa run {start}` starts one, under runs/")

@@ -22,9 +22,10 @@ from fedspa.engine.choose import Choice, choose, decide
 from fedspa.engine.device import device_named
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples, count, joined
-from fedspa.learning import models
-from fedspa.learning.features import Features
+from fedspa.examples import Examples, Tree, count, joined, layout
+from fedspa.learning import forward, models
+from fedspa.learning.backbone import Split, split
+from fedspa.learning.features import Features, room_lacking
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.layers import require_module
@@ -39,7 +40,6 @@ from fedspa.privacy.event import Unit
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import derive_key, mask_seed, root_key
 from fedspa.runs.config import Config
-from fedspa.runs.frozen import Frozen, frozen_body
 from fedspa.runs.guarantee import check_finite
 from fedspa.runs.plans import algorithm_of, calibrated_plan, cap_of
 from fedspa.runs.records import dealt, records_of, trained_on, unit_of
@@ -312,3 +312,59 @@ def _refuse_sizes(config: Config, sizes: set[int], unit: Unit) -> None:
             f"privacy.delta is {config.privacy.delta}; {held} up to {max(sizes)} {unit}s"
             f"{' each' * (unit == 'person')}: it must be below 1/{among} = {1 / among:.3g}"
         )
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """`trained` is what an engine trains, the module or its head, on examples made as `like`. Without a `split`, `why`
+    says why there is none; "" where nothing is frozen. `scored` is the split in eval mode, if that can be cut too."""
+
+    trained: nn.Module
+    like: Examples
+    split: Split | None
+    scored: Split | None
+    why: str
+
+    @property
+    def engine_scores(self) -> bool:
+        """Whether an engine that trains may be given what is scored."""
+        if self.split is None:
+            return True
+        return self.scored is not None and layout(self.scored.like) == layout(self.split.like)
+
+    def told(self, reason: str) -> str:
+        """Why the engine was chosen, and what was taken out before."""
+        if self.split is not None:
+            return f"{reason}; {self.split.description}"
+        return f"{reason}; the frozen part is computed in every step: {self.why}" if self.why else reason
+
+    def features(self, x: Tree, unit: Unit, config: Config) -> Features | None:
+        """Of what agents train on."""
+        if self.split is None:
+            return None
+        return Features(
+            self.split,
+            x,
+            strict=not config.private,
+            persons=unit == "person",
+            alone=config.privacy.noise == "exact",
+            threads=config.run.threads,
+        )
+
+
+def frozen_body(config: Config, module: nn.Module, like: Examples, task: Task, records: int) -> Frozen:
+    """Of a module on records made as those `like` which one is given, for so many of them."""
+    if config.run.engine == "reference":
+        return Frozen(module, like, None, None, "")
+    trained = split(module, like, task)
+    if isinstance(trained, str):
+        return Frozen(module, like, None, None, trained)
+    if (lacking := room_lacking(trained, records)) is not None:
+        return Frozen(module, like, None, None, lacking)
+    scored: Split | str = trained
+    if any(layer.training for layer in module.modules()):
+        with forward.evaluating(module):
+            scored = split(module, like, task)
+    return Frozen(
+        trained.head, Examples(trained.like, like.y), trained, scored if isinstance(scored, Split) else None, ""
+    )

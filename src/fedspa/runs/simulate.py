@@ -27,9 +27,9 @@ from fedspa.engine.task import Engine, ReadsRows
 from fedspa.errors import PayloadError
 from fedspa.examples import Tree, leaves, mapped, taken
 from fedspa.randomness.streams import agent_key
-from fedspa.runs.run_ledger import Books
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.records import root_of
+from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import Simulated
 from fedspa.runs.summary import measured
 from fedspa.secagg.keys import SecretKey
@@ -85,7 +85,7 @@ class Simulation:
         with start_workers(self.job) as self._pool:
             yield
 
-    def round(self, cohort: list[int], books: Books) -> RoundMetrics:
+    def round(self, cohort: list[int], books: RunLedger) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
         job, terms = self.job.server, self.server.terms()
         attempt, present = books.turns(terms.round, cohort)

@@ -11,11 +11,10 @@ from fedspa.data.columns import Schema
 from fedspa.engine.local import Together
 from fedspa.errors import quoted
 from fedspa.learning.tasks import Baseline, Task
-from fedspa.runs.run_ledger import LedgerTotal
-from fedspa.runs.guarantee import Guarantee, finite, not_private_because, promised
+from fedspa.runs.guarantee import Guarantee, finite, not_private_because, promised, warnings
 from fedspa.runs.metrics import RoundMetrics, better, label, shown_score
+from fedspa.runs.run_ledger import LedgerTotal
 from fedspa.runs.setup import Job, Simulated
-from fedspa.runs.statement import warnings
 from fedspa.server.coordinator import Coordinator
 from fedspa.server.evaluation import Closing
 from fedspa.server.optimizers import ServerOptimizer

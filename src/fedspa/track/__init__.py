@@ -15,8 +15,8 @@ from typing import Any
 
 from fedspa.errors import ConfigError, first_line
 from fedspa.runs.config import Config
+from fedspa.runs.guarantee import statement
 from fedspa.runs.rundir import Follower
-from fedspa.runs.statement import statement
 
 log = logging.getLogger(__name__)
 

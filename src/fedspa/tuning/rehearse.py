@@ -30,12 +30,12 @@ from fedspa.learning.tasks import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.mechanisms import Plan
 from fedspa.runs import identity
-from fedspa.runs.run_ledger import Books
 from fedspa.runs.config import Config, load
 from fedspa.runs.halving import Settings, settled
 from fedspa.runs.identity import digests_of
 from fedspa.runs.metrics import LOWER, RoundMetrics
 from fedspa.runs.records import records_of
+from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import prepare
 from fedspa.runs.simulate import Simulation
 from fedspa.server.coordinator import Diverged
@@ -48,7 +48,7 @@ _MOST, _TRAINED, _REPEATS = 2000, 2 / 3, 6
 _ALIKE = 0.01
 
 
-class _Unpaid(Books):
+class _Unpaid(RunLedger):
     """Of records that nobody was promised anything about. No agent's may ever come here."""
 
     def __init__(self) -> None:

@@ -31,16 +31,15 @@ from fedspa.learning.tasks import Loss
 from fedspa.result import RunResult
 from fedspa.running import simulate
 from fedspa.runs import config as configs
-from fedspa.runs.run_ledger import refuse_over_budget
 from fedspa.runs.config import Config
-from fedspa.runs.ending import Stopping
-from fedspa.runs.rundir import check_out
-from fedspa.runs.halving import Halving, Settings, refuse_other_keys, settled
+from fedspa.runs.guarantee import statement
+from fedspa.runs.halving import Halving, Settings, check_searched, settled
 from fedspa.runs.metrics import SHARES, RoundMetrics
 from fedspa.runs.records import records_of
+from fedspa.runs.run_ledger import check_budget
+from fedspa.runs.rundir import Stopping, check_out
 from fedspa.runs.sections import ScoredBy, Tuning
 from fedspa.runs.setup import Job, Simulated, prepare, with_targets
-from fedspa.runs.statement import statement
 from fedspa.runs.trials import scoring_rounds
 from fedspa.server.evaluation import Evaluation
 from fedspa.server.job import Metric
@@ -125,7 +124,7 @@ def tune(
         raise ConfigError(f"share is {quoted(share)}; it must be a number from 0 up to, and below, 1")
     if settings.tuning.candidates is not None:
         raise ConfigError("the config names tuning.candidates, which `fedspa tune` chooses: leave them out, or run it")
-    refuse_other_keys(space or {})
+    check_searched(space or {})
     earlier = None if study is None else Study.read(Path(study))
     if public is None:
         public = OWN if settings.data.holdout else NONE
@@ -135,7 +134,7 @@ def tune(
     kept = None if studies is None else Path(studies)
     # Everything that the run itself would refuse at its start is refused before the proxy runs.
     check_out(settings)
-    refuse_over_budget(job)
+    check_budget(job)
     if kept is not None:
         with worded(ConfigError, lambda why: f"studies is {kept}: {why}; name a folder to write to"):
             durable.check_folder(kept)

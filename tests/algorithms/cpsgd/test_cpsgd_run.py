@@ -21,8 +21,8 @@ from fedspa.privacy.cap import BY_FILTER
 from fedspa.report.record import promise, read
 from fedspa.report.tables import epsilons
 from fedspa.runs.config import load
+from fedspa.runs.guarantee import plain_words, shown, statement
 from fedspa.runs.setup import prepare
-from fedspa.runs.statement import plain_words, shown, statement
 
 
 def cpsgd(out: Path, options: dict[str, Any] | None = None, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
