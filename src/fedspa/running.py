@@ -213,42 +213,42 @@ def _simulated(
         if resume is None
         else RunFolder.reopen(Path(resume), config, ReportWriter) as folder,
     ):
-        course = RunState(job, simulation.server, folder, known, started, resume=resume is not None)
-        done, module = course.history, job.server.model.module
+        state = RunState(job, simulation.server, folder, known, started, resume=resume is not None)
+        done, module = state.history, job.server.model.module
         progress.resumed(done)
-        with RunLedger(job, folder.path, course.begun) as books, torch_threads(1):
-            if course.begun is None:  # the ledger is there: from this checkpoint on it is never made again
-                books.settle()
-                course.save(books.run, books.kept)
-            if on_start is not None and not course.over:
+        with RunLedger(job, folder.path, state.begun) as accounts, torch_threads(1):
+            if state.begun is None:  # the ledger is there: from this checkpoint on it is never made again
+                accounts.settle()
+                state.save(accounts.run, accounts.kept)
+            if on_start is not None and not state.over:
                 on_start(job, folder.path)
             if resume is not None:
-                books.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
+                accounts.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
             folder.begin()
             for cohort in islice(job.cohorts(), len(done), None):
                 try:
-                    measured = simulation.round(cohort, books)
+                    measured = simulation.round(cohort, accounts)
                 except Diverged as error:
                     raise Diverged(error.round, error.sign, folder.checkpoints) from error
                 except Exception:
                     with suppress(Exception):  # keep what was paid for; the first error is the one to raise
-                        course.keep_model()
+                        state.keep_model()
                     raise
-                course.add_round(measured)
+                state.add_round(measured)
                 last = len(done) == config.federation.rounds
                 stopping = not last and stop is not None and stop()
                 if last or stopping or len(done) % config.run.checkpoint_every == 0:
-                    books.settle()
-                    course.save(books.run, books.kept)
+                    accounts.settle()
+                    state.save(accounts.run, accounts.kept)
                 progress.advance(measured)
                 if on_round is not None:
                     on_round(measured)
                 if stopping:
                     raise Stopped(folder.path, len(done), config)
-            summary = course.summary(books.guarantee, books.total())
-            if books.skipped:
-                summary["warnings"].append(f"{books.skipped} participations were skipped: {CAP_USED_UP}")
-            if course.over:
+            summary = state.summary(accounts.guarantee, accounts.total())
+            if accounts.skipped:
+                summary["warnings"].append(f"{accounts.skipped} participations were skipped: {CAP_USED_UP}")
+            if state.over:
                 summary = _summarised_again(folder, summary)
         folder.finish(summary)
     return RunResult(summary, done, module, folder.path)

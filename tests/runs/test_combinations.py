@@ -63,8 +63,14 @@ def made(name: str, engine: str, key: str, value: Any) -> Config:
     return load(config)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        pytest.param(name, engine, marks=[] if engine in ("auto", "generic") else [pytest.mark.long])
+        for name in NAMES
+        for engine in ENGINES
+    ],
+)
 def test_it_is_refused_before_it_starts_or_a_round_ends(name: str, engine: str) -> None:
     data, ended = records(), []
     for key, value in OPTIONS:

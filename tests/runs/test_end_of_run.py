@@ -38,10 +38,9 @@ def shared() -> nn.Module:
     return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(4, 2))
 
 
-@pytest.mark.parametrize("engine", ["auto", "generic"])
-def test_one_layer_under_two_names_trains_is_saved_and_loaded(engine: str, tmp_path: Path) -> None:
+def test_one_layer_under_two_names_trains_is_saved_and_loaded(tmp_path: Path) -> None:
     module, start = shared(), shared()
-    result = fedspa.run(config(tmp_path / "run", engine=engine), data=records(), module=module)
+    fedspa.run(config(tmp_path / "run"), data=records(), module=module)
     assert all(isinstance(parameter, nn.Parameter) for parameter in module.parameters())
     assert module[0] is module[2]
     assert not torch.equal(module[0].weight, start[0].weight)
@@ -49,8 +48,6 @@ def test_one_layer_under_two_names_trains_is_saved_and_loaded(engine: str, tmp_p
     x = records().test_x
     assert isinstance(x, Tensor)
     assert torch.equal(again.module(x), module.eval()(x))
-    pytest.importorskip("onnxscript")
-    result.export_onnx(tmp_path / "model.onnx")
 
 
 def test_both_uses_of_a_shared_layer_are_in_its_gradient() -> None:

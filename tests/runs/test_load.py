@@ -15,7 +15,7 @@ from small_runs import small
 import fedspa
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_time_a_round_does_not_grow_with_the_federation(tmp_path: Path) -> None:
     """Processor time. Anything in proportion to the federation would show as a factor; 1.5 leaves room for noise."""
     small_one, large_one = (seconds_a_round(tmp_path / str(agents), agents) for agents in (500, 20_000))

@@ -18,7 +18,7 @@ import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms.cpsgd.plan import BinomialPlan
-from fedspa.errors import ConfigError, LedgerError
+from fedspa.errors import LedgerError
 from fedspa.mechanisms import Plan
 from fedspa.privacy.event import Unit
 from fedspa.randomness import streams
@@ -38,23 +38,11 @@ def stop_after(config: dict[str, Any], rounds: int) -> None:
     assert len(seen) == rounds
 
 
-# With each of these alone, test_every_option.py kills, stops and resumes a run.
-OTHERS: tuple[dict[str, Any], ...] = (
-    ALGORITHMS["fedavg"],
-    ALGORITHMS["dp-fed"],
-    {"privacy": {"clip_rule": "quantile"}},
-)
-
-
 @pytest.mark.parametrize(
     "sections",
     [
-        ALGORITHMS["fedspa"],
-        ALGORITHMS["cpsgd"],
         {"algorithm": {"server": "momentum", "mask": "shared", "server_options": {"lr_decay": "sqrt"}}},
         {"federation": {"participation": "uniform", "cap": 2}},
-        {"run": {"checkpoint_every": 3}},
-        *(pytest.param(sections, marks=pytest.mark.long) for sections in OTHERS),
     ],
     ids=lambda sections: "-".join(str(v) for keys in sections.values() for v in keys.values()) or "default",
 )
@@ -75,13 +63,6 @@ def test_stopped_or_crashed_and_resumed_it_is_the_same_run(
     assert [metrics.round for metrics in result.metrics] == [0, 1, 2, 3]
 
 
-def test_a_finished_run_resumes_to_what_it_is(tmp_path: Path) -> None:
-    fedspa.run(small(tmp_path / "run"))
-    before = outcome(tmp_path / "run")
-    simulate(resume=tmp_path / "run")
-    assert outcome(tmp_path / "run") == before
-
-
 def test_a_damaged_summary_of_a_finished_run_is_computed_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,8 +81,7 @@ def test_a_damaged_summary_of_a_finished_run_is_computed_again(
     assert "seconds" not in caplog.text
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["done", "killed before its summary"])
-def test_a_finished_run_asks_nothing_of_a_ledger_that_moved_on(tmp_path: Path, killed: bool) -> None:
+def test_a_finished_run_asks_nothing_of_a_ledger_that_moved_on(tmp_path: Path) -> None:
     """Its cap has room for one run, which the next one used: to write a summary again is no spend."""
     (tmp_path / "policy.toml").write_text(
         'epsilon = 1.0\ndelta = 1e-3\nneighbours = "add-remove"\nmin_noise_multiplier = 0.1\nmax_local_steps = 10\n'
@@ -125,8 +105,7 @@ def test_a_finished_run_asks_nothing_of_a_ledger_that_moved_on(tmp_path: Path, k
 
     with pytest.raises(fedspa.errors.BudgetError):
         use_up()
-    if killed:
-        (tmp_path / "first" / "summary.json").unlink()
+    (tmp_path / "first" / "summary.json").unlink()  # as if it was killed before
     result = simulate(resume=tmp_path / "first")
     assert result.summary["rounds"] == 3
     assert outcome(tmp_path / "first") == before
@@ -255,13 +234,6 @@ class TestRefusals:
         stop_after(small(tmp_path / "run"), 2)
         return tmp_path / "run"
 
-    def test_another_config(self, stopped: Path) -> None:
-        before = snapshot(stopped)
-        with pytest.raises(CheckpointError, match=r"algorithm\.local_lr was 0\.5 and is 0\.1") as caught:
-            simulate(small(stopped, algorithm={"local_lr": 0.1}), resume=stopped)
-        assert "\n" not in str(caught.value)
-        assert snapshot(stopped) == before
-
     def test_an_edited_config_file(self, stopped: Path) -> None:
         file = stopped / "config.toml"
         file.write_text(file.read_text().replace("delta = 0.001", "delta = 0.0001"))
@@ -282,9 +254,8 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match="number of training records was 300 and is 290"):
             simulate(resume=tmp_path / "run", data=fewer)
 
-    @pytest.mark.parametrize("noise", ["seeded", "secure"])
-    def test_an_old_copy_of_the_ledger(self, tmp_path: Path, noise: str) -> None:
-        config = small(tmp_path / "run", privacy={"noise": noise})
+    def test_an_old_copy_of_the_ledger(self, tmp_path: Path) -> None:
+        config = small(tmp_path / "run", privacy={"noise": "secure"})
         stop_after(config, 1)
         for end in ("", ".anchor"):
             shutil.copy(tmp_path / f"run/ledger.sqlite{end}", tmp_path / f"old.sqlite{end}")
@@ -296,8 +267,7 @@ class TestRefusals:
         with pytest.raises(LedgerError, match="3 entries of this run, whose checkpoint counts 9"):
             simulate(resume=tmp_path / "run")
 
-    @pytest.mark.parametrize("noise", ["seeded", "secure"])
-    @pytest.mark.parametrize("kind", ["given", "quantile", "cpsgd"])
+    @pytest.mark.parametrize(("kind", "noise"), [("given", "seeded"), ("quantile", "secure"), ("cpsgd", "secure")])
     def test_noise_that_earlier_rounds_did_not_have(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, noise: str
     ) -> None:
@@ -349,12 +319,6 @@ class TestRefusals:
             simulate(resume=stopped)
         assert not (stopped / "ledger.sqlite").exists()
 
-    def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"config\.toml"):
-            simulate(resume=tmp_path)
-        with pytest.raises(ConfigError, match="holds no run"):
-            simulate(small(tmp_path / "other"), resume=tmp_path)
-
     def test_checkpoints_that_are_gone(self, stopped: Path) -> None:
         shutil.rmtree(stopped / "checkpoint")
         with pytest.raises(CheckpointError, match="no checkpoint"):
@@ -381,13 +345,6 @@ def test_a_resumed_run_needs_room_for_its_rest_only(tmp_path: Path) -> None:
     assert simulate(resume=tmp_path / "run").summary["rounds"] == 4
     with pytest.raises(fedspa.errors.BudgetError):
         simulate({**config, "run": {**config["run"], "out": str(tmp_path / "second")}})
-
-
-def test_history_survives_in_full(tmp_path: Path) -> None:
-    stop_after(small(tmp_path / "run"), 3)
-    result = simulate(resume=tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["accuracy"] for line in lines] == [metrics.accuracy for metrics in result.metrics]
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

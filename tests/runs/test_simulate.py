@@ -67,24 +67,13 @@ def test_records_that_were_taken_together_are_told(tmp_path: Path, engine: str, 
 @pytest.mark.parametrize(
     "sections",
     [
-        {},
-        FEDAVG,
         DP_FED,
-        {"algorithm": {"mask": "shared"}},
-        {"algorithm": {"mask": "fixed", "server": "momentum"}},
         {"algorithm": {"server": "adam", "server_lr": 0.05, "server_options": {"lr_decay": "sqrt"}}},
         {"privacy": {"clip": "coordinate", "clip_value": 0.01}},
-        {"privacy": {"clip_rule": "quantile"}},
         {"privacy": {"sampling": "fixed"}},
         {"privacy": {"neighbours": "replace-one"}},
-        {"privacy": {"noise": "exact"}},
-        {"privacy": {"noise": "secure"}},
-        {"algorithm": {"coding": "f32"}},
         {"federation": {"participation": "uniform", "cap": 1}},
-        {"data": {"partition": "dirichlet"}},
         {"data": {"partition": "shards"}},
-        {"model": {"name": "mlp"}},
-        {"run": {"engine": "reference"}},
     ],
     ids=lambda sections: "-".join(str(v) for keys in sections.values() for v in keys.values()) or "default",
 )
@@ -93,23 +82,34 @@ def test_every_choice_runs_and_keeps_its_promise(tmp_path: Path, sections: dict[
     summary = result.summary
     assert summary["rounds"] == 4
     assert all(math.isfinite(metrics.loss) for metrics in result.metrics)
-    if summary["algorithm"] == "fedavg":
-        assert summary["epsilon"] is None
-    else:
-        assert 0 < summary["epsilon"] <= 3.0
-        assert summary["epsilon"] <= summary["epsilon_replace_one"]
+    assert 0 < summary["epsilon"] <= 3.0
+    assert summary["epsilon"] <= summary["epsilon_replace_one"]
 
 
-def test_the_summary_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
+def test_a_run_leaves_what_it_did_and_two_ways_to_its_epsilon(tmp_path: Path) -> None:
+    """The files, the keys that scripts rely on, and ε by the run's own count and by the agents' durable record."""
     result = fedspa.run(small(tmp_path))
+    summary, folder = result.summary, result.folder
     wanted = (
         "algorithm accuracy_best accuracy_last epsilon epsilon_replace_one delta neighbours sampling accountant "
         "noise_multiplier participations_max uplink_bytes compression rounds seconds seed"
     )
-    assert set(wanted.split()) <= set(result.summary)
-    assert json.loads((result.folder / "summary.json").read_text()) == result.summary
-    assert result.summary["neighbours"] == "add-remove"
-    assert result.summary["accountant"] == "pld"
+    assert set(wanted.split()) <= set(summary)
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert (summary["neighbours"], summary["accountant"]) == ("add-remove", "pld")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    assert lines[-1]["accuracy"] == summary["accuracy_last"]
+    saved = load_file(folder / "model.safetensors")
+    for name, value in result.module.state_dict().items():
+        assert torch.equal(saved[name], value)
+    assert load(folder / "config.toml", ["run.out=none"]).algorithm.compression == 0.2
+    with Ledger.open(folder / "ledger.sqlite", create=False) as ledger:
+        largest = max(ledger.epsilon(f"agent-{i}", summary["delta"], "add-remove") for i in range(6))
+        counts = [sum(ledger.spent(f"agent-{i}").values()) for i in range(6)]
+    assert largest == pytest.approx(summary["epsilon"], rel=1e-9)
+    assert max(counts) == summary["participations_max"] == 2
+    assert sum(counts) == 12
 
 
 def test_a_ledger_of_both_samplings_has_a_total_under_replace_one(tmp_path: Path) -> None:
@@ -162,54 +162,16 @@ def test_a_ledger_of_a_newer_fedspa_is_refused_before_training(tmp_path: Path, m
     assert not (tmp_path / "second").exists()
 
 
-def test_the_folder_holds_what_the_run_did(tmp_path: Path) -> None:
-    result = fedspa.run(small(tmp_path))
-    assert {path.name for path in result.folder.iterdir()} >= {
-        "config.toml",
-        "metrics.jsonl",
-        "summary.json",
-        "model.safetensors",
-        "ledger.sqlite",
-    }
-    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == [0, 1, 2, 3]
-    assert lines[-1]["accuracy"] == result.summary["accuracy_last"]
-    saved = load_file(result.folder / "model.safetensors")
-    for name, value in result.module.state_dict().items():
-        assert torch.equal(saved[name], value)
-    again = load(result.folder / "config.toml", ["run.out=none"])
-    assert again.algorithm.compression == 0.2
-
-
 def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
     runs = [
-        fedspa.run(small(tmp_path, run={"out": str(tmp_path / name), "seed": seed}, privacy={"noise": "seeded"}))
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+        fedspa.run(small(tmp_path, run={"out": str(tmp_path / name), "seed": seed}, privacy={"noise": noise}))
+        for name, seed, noise in (("a", 1, "seeded"), ("b", 1, "seeded"), ("c", 2, "seeded"), ("d", 1, "secure"))
     ]
     metrics = [(run.folder / "metrics.jsonl").read_bytes() for run in runs]
     models = [(run.folder / "model.safetensors").read_bytes() for run in runs]
     assert metrics[0] == metrics[1] != metrics[2]
-    assert models[0] == models[1] != models[2]
-
-
-def test_secure_noise_never_repeats(tmp_path: Path) -> None:
-    runs = [
-        fedspa.run(small(tmp_path, run={"out": str(tmp_path / name), "seed": 1}, privacy={"noise": "secure"}))
-        for name in "ab"
-    ]
-    assert (runs[0].folder / "model.safetensors").read_bytes() != (runs[1].folder / "model.safetensors").read_bytes()
-
-
-def test_epsilon_is_what_the_ledger_says(tmp_path: Path) -> None:
-    """Two ways to the same figure: the run's own count, and the agents' durable record."""
-    result = fedspa.run(small(tmp_path))
-    summary = result.summary
-    with Ledger.open(result.folder / "ledger.sqlite", create=False) as ledger:
-        largest = max(ledger.epsilon(f"agent-{i}", summary["delta"], "add-remove") for i in range(6))
-        counts = [sum(ledger.spent(f"agent-{i}").values()) for i in range(6)]
-    assert largest == pytest.approx(summary["epsilon"], rel=1e-9)
-    assert max(counts) == summary["participations_max"] == 2
-    assert sum(counts) == 12
+    assert models[0] == models[1]
+    assert len(set(models)) == 3
 
 
 def test_all_agents_sample_at_the_rate_of_the_smallest_holding(tmp_path: Path) -> None:
@@ -239,16 +201,6 @@ def test_uplink_bytes_are_measured_on_payloads(tmp_path: Path) -> None:
     assert sparse["payload_bytes"] < HEADER_BYTES + 130 / 2  # 130 values at under 4 bits
 
 
-def test_integers_on_the_wire_change_the_model_little(tmp_path: Path) -> None:
-    losses = {
-        coding: fedspa.run(small(tmp_path, run={"out": str(tmp_path / coding)}, algorithm={"coding": coding}))
-        .metrics[-1]
-        .loss
-        for coding in ("f32", "int")
-    }
-    assert losses["int"] == pytest.approx(losses["f32"], rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -272,18 +224,6 @@ def test_what_is_given_in_python_is_checked_in_a_line(tmp_path: Path, given: dic
     assert not (tmp_path / "run").exists()
 
 
-def test_own_module_and_data(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 5, generator=generator)
-    y = (x[:, 0] > 0).long()
-    data = fedspa.from_arrays(x[:300], y[:300], x[300:], y[300:], name="mine")
-    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
-    config = small(tmp_path, federation={"agents": 3, "rounds": 20}, algorithm={"compression": 1.0, "local_lr": 1.0})
-    result = fedspa.run(config, data=data, module=net)
-    assert result.module is net
-    assert result.summary["accuracy_last"] > 0.85
-
-
 @pytest.mark.slow
 def test_the_quickstart_learns_under_its_guarantee(tmp_path: Path) -> None:
     result = fedspa.run(load(None, [f'run.out="{tmp_path / "run"}"']))
@@ -305,30 +245,7 @@ class Restless(nn.Module):
 
 
 class TestBadInput:
-    """Refused in one line that names the key, with nothing written."""
-
-    @pytest.mark.parametrize(
-        ("sections", "words"),
-        [
-            ({"algorithm": {"compression": 0.001}}, ["algorithm.compression", "650"]),
-            ({"algorithm": {"batch": 500}}, ["algorithm.batch", "240"]),
-            ({"privacy": {"delta": 0.01}}, ["privacy.delta", "1/241"]),
-            ({"federation": {"agents": 5000}}, ["federation.agents", "records"]),
-            ({"model": {"name": "mnist-cnn"}}, ["model", "mnist-cnn"]),
-            ({"model": {"name": "resnet"}}, ["model.name", "logistic"]),
-            ({"model": {"name": "nowhere:net"}}, ["model.name", "nowhere"]),
-            ({"run": {"device": "tpu"}}, ["run.device", "tpu"]),
-            ({"run": {"policy": "/nowhere/policy.toml"}}, ["policy"]),
-        ],
-        ids=lambda value: str(value),
-    )
-    def test_one_line_and_no_folder(self, tmp_path: Path, sections: dict[str, Any], words: list[str]) -> None:
-        with pytest.raises(fedspa.errors.FedspaError) as caught:
-            fedspa.run(small(tmp_path, **sections))
-        assert "\n" not in str(caught.value)
-        for word in words:
-            assert word in str(caught.value)
-        assert not (tmp_path / "run").exists()
+    """Refused in one line that names the key, with nothing written; attacks/test_bad_input.py has the grid."""
 
     def test_a_model_that_keeps_state_fails_before_anything_is_written(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"Restless\) gives an example another gradient once others were seen"):
@@ -341,11 +258,6 @@ class TestBadInput:
         with pytest.raises(ConfigError, match=r"run\.out.*not empty"):
             fedspa.run(small(tmp_path))
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
-
-    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        with pytest.raises(ConfigError, match=r"run\.out"):
-            fedspa.run(small(tmp_path, run={"out": str(tmp_path / "file" / "run")}))
 
 
 class TestGuard:
@@ -424,7 +336,7 @@ def test_every_agent_trains_on_its_own_records(tmp_path: Path) -> None:
     assert seen == 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fedavg_reproduces_on_mnist(tmp_path: Path) -> None:
     """The paper prints 96.87 % after 45 rounds; 97 % is passed well before (98.4 % at the end)."""
     folder = os.environ.get("FEDSPA_DATA")
@@ -433,11 +345,6 @@ def test_fedavg_reproduces_on_mnist(tmp_path: Path) -> None:
     overrides = [f'data.dir="{folder}"', f'run.out="{tmp_path / "run"}"', "federation.rounds=12"]
     config = load(Path("reproduction/configs/mnist-fedavg.toml"), overrides)
     assert fedspa.run(config).summary["accuracy_best"] >= 0.97
-
-
-def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"resume is '.*/none', which holds no run"):
-        fedspa.run(resume=tmp_path / "none")
 
 
 def test_seeded_noise_may_be_too_small_for_one_relation_or_for_any(tmp_path: Path) -> None:

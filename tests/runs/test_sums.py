@@ -175,8 +175,7 @@ def test_crashed_and_resumed_it_is_the_same_run(
     wire.require_no_pad_twice()
 
 
-@pytest.mark.parametrize("noise", ["secure", "exact"])
-@pytest.mark.parametrize("name", ["fedspa", "cpsgd"])
+@pytest.mark.parametrize(("name", "noise"), [("fedspa", "exact"), ("cpsgd", "secure")])
 def test_with_noise_that_must_not_repeat_an_interrupted_sum_is_a_new_attempt(
     tmp_path: Path, name: str, noise: str, monkeypatch: pytest.MonkeyPatch, wire: Wire
 ) -> None:
@@ -217,8 +216,8 @@ def test_too_few_for_a_sum_are_not_asked(
     assert len(ledger_content(tmp_path / "run/ledger.sqlite")) == 18
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedspa", pytest.param("cpsgd", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fedspa", "cpsgd"])
 def test_killed_before_every_durable_step(tmp_path: Path, name: str, one_name: None, wire: Wire) -> None:
     """kill -9 before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
     torch.set_num_threads(1)

@@ -22,7 +22,7 @@ from fedspa.report.record import read
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load
-from fedspa.runs.metrics import RoundMetrics, better, heading, label, shown_score
+from fedspa.runs.metrics import RoundMetrics, shown_score
 from fedspa.track import figures
 
 X = torch.randn(240, 5, generator=torch.Generator().manual_seed(0))
@@ -87,10 +87,6 @@ class TestNames:
             load(config(tmp_path, name=name, options=options))
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
-
-    def test_an_unknown_one(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="choose one of classification, binary"):
-            simulate(config(tmp_path / "run", name="ranking"))
 
 
 class TestBadInput:
@@ -278,13 +274,6 @@ class TestShown:
         assert f"without a model {run.summary['baseline']:.4g}, by the mean target" in text  # type: ignore[index]
         assert "cross-entropy" not in text
 
-    def test_different_scores_each_have_a_figure(self, folders: list[Path]) -> None:
-        text = render([read(folder) for folder in folders])
-        assert "RMSE by round: numbers" in text
-        assert "Perplexity by round: tokens" in text
-        assert "not to be compared" in text
-        assert '<th scope="col">Score</th>' in text
-
     def test_a_loss_below_zero_is_no_damage(self, tmp_path: Path) -> None:
         def negative(module: nn.Module, example: Any) -> Tensor:
             return functional.cross_entropy(module(example[0]), example[1]) - 10
@@ -308,14 +297,6 @@ class TestShown:
         line = RoundMetrics(0, None, 1.0, 1, 1, None, False, None, {"auc": None, "f1": 0.5})
         assert shown_score(line.headline, line.score) == "–"
         assert sparkline([line.score, 1.0, 2.0], 5) == "▁█"
-
-    def test_words(self) -> None:
-        assert [label(name) for name in ("r2", "balanced_accuracy", "my_own", "auc")] == [
-            *("R²", "balanced accuracy", "my_own", "AUC")
-        ]
-        assert heading("token_accuracy") == "Token accuracy"
-        assert (better("perplexity")([2.0, 1.0]), better("auc")([2.0, 1.0])) == (1.0, 2.0)
-        assert (shown_score("accuracy", 0.5), shown_score("rmse", 0.5)) == ("50.00%", "0.5")
 
 
 def test_tokens_without_labels_run_as_they_come(tmp_path: Path) -> None:

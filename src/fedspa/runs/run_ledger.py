@@ -1,4 +1,4 @@
-"""The books of a simulated federation: one ledger for all agents, written before anything is released.
+"""The accounts of a simulated federation: one ledger for all agents, written before anything is released.
 
 `run.ledger` names a ledger that outlives the run, so that several runs on the same records add up; `run.policy` gives
 every simulated agent the same limits. A run that would not fit is refused before it starts.

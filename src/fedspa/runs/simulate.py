@@ -85,10 +85,10 @@ class Simulation:
         with start_workers(self.job) as self._pool:
             yield
 
-    def round(self, cohort: list[int], books: RunLedger) -> RoundMetrics:
+    def round(self, cohort: list[int], accounts: RunLedger) -> RoundMetrics:
         """One pass of Algorithm 1's outer loop over the given agents."""
         job, terms = self.job.server, self.server.terms()
-        attempt, present = books.turns(terms.round, cohort)
+        attempt, present = accounts.turns(terms.round, cohort)
         if len(present) < len(cohort):
             log.warning(
                 "round %d: %d of %d agents sit out: %s",
@@ -101,16 +101,16 @@ class Simulation:
                 log.warning(
                     "round %d: no sum, %d agents are left and it takes %d", terms.round + 1, len(present), fewest
                 )
-                books.skipped += len(present)
+                accounts.skipped += len(present)
                 self.server.close_round(None)
-                return measured(self.job, self.server, books.guarantee, 0, 0)
+                return measured(self.job, self.server, accounts.guarantee, 0, 0)
             members = {agent_name(number): self._secret(number).public for number in present}
-            session = self.server.session(books.run, attempt, members, terms, noise)
+            session = self.server.session(accounts.run, attempt, members, terms, noise)
         intake: Intake | MaskedIntake = (
             self.server.intake(terms, len(present)) if session is None else self.server.masked_intake(terms, session)
         )
         models, engine = self.server.models, self.job.engine
-        invitation = Invitation(books.run, job.algorithm, terms, theta, job.coding, noise, attempt, session, models)
+        invitation = Invitation(accounts.run, job.algorithm, terms, theta, job.coding, noise, attempt, session, models)
         agents = {agent_name(agent.number): agent for agent in self._agents(present, terms)}
         if models is not None:
             engine = Scores(self.job.held_model, models)
@@ -118,7 +118,7 @@ class Simulation:
             partial(simulate_uploads, engine=engine) if self._pool is None or models is not None else self._pool.train
         )
         try:
-            uploads = participate(invitation, agents, make, books.ledger, books.cap)
+            uploads = participate(invitation, agents, make, accounts.ledger, accounts.cap)
             for name, agent in agents.items():
                 if isinstance(intake, MaskedIntake):
                     intake.take(name, uploads[name])
@@ -127,12 +127,12 @@ class Simulation:
         except PayloadError as error:
             # Nobody lies in a simulation: an update that no server would take is what a diverged model gives.
             raise Diverged(terms.round, f"an update would be refused ({error})") from error
-        books.took_part(present)
+        accounts.took_part(present)
         void = self.server.close_round(intake)
         if void is not None:  # as rare as the plan's bound on an honest sum says
             log.warning("round %d gave no sum: %s", terms.round + 1, void)
-            return measured(self.job, self.server, books.guarantee, 0, 0)
-        return measured(self.job, self.server, books.guarantee, intake.count, intake.uplink_bytes)
+            return measured(self.job, self.server, accounts.guarantee, 0, 0)
+        return measured(self.job, self.server, accounts.guarantee, intake.count, intake.uplink_bytes)
 
     def _secret(self, number: int) -> SecretKey:
         """An agent's key under secure aggregation: with seeded noise the same in every process of the run."""
