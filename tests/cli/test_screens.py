@@ -202,7 +202,7 @@ def test_tuning(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "scoring": {"rounds": list(range(30)), "deviation": [0.0123456, None]},
         "trials": [trial, trial | {"scores": [], "settings": {}}],
         "choice": 0,
-        "rehearsal": {"public": "holdout", "found": [1] * 200},
+        "proxy": {"public": "holdout", "study": None, "found": [1] * 200},
         "test": {summary["score"]: 0.5},
     }
     done = RunResult(summary, [], None, Path("run"))  # type: ignore[arg-type]
