@@ -165,19 +165,21 @@ def engine_questions(setting, target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("questions", "of_fit"),
+    ("questions", "of_fit", "repetitions"),
     [
+        (engine_questions, (), 25),
+        pytest.param(engine_questions, ("engine: keys", "engine: steps"), 100, marks=pytest.mark.long),
         pytest.param(
-            *(release_questions, ("noise: size", "noise: coordinates", "sampler: batch sizes")), marks=pytest.mark.long
+            *(release_questions, ("noise: size", "noise: coordinates", "sampler: batch sizes"), 100),
+            marks=pytest.mark.long,
         ),
-        (engine_questions, ("engine: keys", "engine: steps")),
     ],
 )
-def test_false_alarms_come_no_oftener_than_stated(questions, of_fit):
-    """100 audits with α = 0.1 for each question. A question alarms more often than 27 times with a chance below 1e-6;
-    one that alarms three times too often does so with a chance of 0.7, four times too often with one of 0.99. The union
-    of all stays within the sum of their shares; the questions of fit must alarm now and then."""
-    repetitions, alpha = 100, 0.1
+def test_false_alarms_come_no_more_often_than_stated(questions, of_fit, repetitions):
+    """Audits with α = 0.1 for each question. Of 100, a question alarms more than 27 times with a chance below 1e-6; one
+    that alarms three times too often does so with a chance of 0.7, four times too often with one of 0.99. The questions
+    of fit must alarm now and then."""
+    alpha = 0.1
     alarms: Counter[str] = Counter()
     for seed in range(repetitions):
         # The rate is promised for any number of draws: the fewest that are allowed.

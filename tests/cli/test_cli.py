@@ -102,7 +102,7 @@ def test_a_full_disk_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedspa.mechanisms.gaussian.calibrate.rows", full)
+    monkeypatch.setattr("fedspa.mechanisms.gaussian.calibrate.compare", full)
     code, _, err = call(f"privacy {SETTING} --noise 30")
     assert (code, err) == (2, "fedspa: no room to write the output; free disk space\n")
 

@@ -17,7 +17,7 @@ from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.engine.native import library
 from fedspa.errors import BudgetError, PrivacyError
-from fedspa.privacy.cap import BY_FILTER
+from fedspa.privacy.cap import BY_FILTER, floor_total
 from fedspa.report.record import promise, read
 from fedspa.report.tables import epsilons
 from fedspa.runs.config import load
@@ -80,7 +80,9 @@ def test_under_secure_aggregation_both_epsilons_are_stated_everywhere(tmp_path: 
     with Ledger.open(tmp_path / "summed/ledger.sqlite", create=False) as ledger:
         ((event, times),) = ledger.spent("agent-0").items()
         assert ledger.epsilon("agent-0", 1e-3, "replace-one") == summary["epsilon"]
-        assert ledger.floor_total("agent-0", 1e-3, "replace-one").epsilon == summary["epsilon_floor"]
+        own, first = ledger.total("agent-0", 1e-3, "replace-one"), ledger.first_plan("agent-0")
+        floor = floor_total(ledger.spent("agent-0"), 1e-3, "replace-one", first, own)
+        assert floor.epsilon == summary["epsilon_floor"]
     assert (event.members, event.colluders, event.honest, times) == (5, 1, 4, 4)
     # The same noise of each agent: its floor is what it pays without aggregation.
     assert summary["epsilon"] < alone["epsilon"] == summary["epsilon_floor"]

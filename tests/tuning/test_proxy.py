@@ -15,8 +15,8 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.data.dataset import Dataset
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import Simulated, prepare
-from fedspa.tuning import rehearse
-from fedspa.tuning.rehearse import Rehearsal
+from fedspa.tuning import proxy
+from fedspa.tuning.proxy import ProxyRuns
 
 
 def made_up(records: int = 600) -> Dataset:
@@ -46,77 +46,41 @@ def test_only_the_servers_records_are_in_it_and_no_ledger_is_touched(
     job, records = job_of(tmp_path)
 
     def touched(*_: Any, **__: Any) -> None:
-        raise AssertionError("a rehearsal touched a ledger")
+        raise AssertionError("a proxy run touched a ledger")
 
     monkeypatch.setattr(Ledger, "open", touched)
     monkeypatch.setattr(Ledger, "reserve_many", touched)
     assert job.plan is not None
-    rehearsal = Rehearsal(job.config, job.plan, records)
+    runs = ProxyRuns(job.config, job.plan, records)
     own = {tuple(row.tolist()) for row in records.test_x}  # type: ignore[union-attr]
-    for part in rehearsal._parts:
+    for part in runs._parts:
         both = torch.cat([part.train_x, part.test_x])  # type: ignore[list-item]
         assert {tuple(row.tolist()) for row in both} == own
         assert len(both) == len(own)  # none is trained on and scored by
-    assert len(rehearsal.curves({}).repeats[0]) == 3
+    assert len(runs.curves({}).repeats[0]) == 3
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
 def test_its_noise_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, records = job_of(tmp_path)
     assert job.plan is not None
-    rehearsal = Rehearsal(job.config, job.plan, records)
-    plan = prepare(rehearsal._config, rehearsal._parts[0]).plan
+    runs = ProxyRuns(job.config, job.plan, records)
+    plan = prepare(runs._config, runs._parts[0]).plan
     assert plan is not None
     assert plan.sigma == pytest.approx(job.plan.sigma)
     assert plan.event.rate == pytest.approx(job.plan.event.rate, rel=0.1)
     assert (plan.local_steps, plan.active, plan.clip_value) == (2, job.plan.active, job.plan.clip_value)
 
 
-def test_an_earlier_study_is_looked_up_and_a_damaged_one_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, records = job_of(tmp_path)
-    assert job.plan is not None
-    studies = tmp_path / "studies"
-    made = Rehearsal(job.config, job.plan, records, studies=studies).curves({"algorithm.ema": 0.5})
-    again = Rehearsal(job.config, job.plan, records, studies=studies)
-    runs = []
-    simulation = rehearse.Simulation
-    monkeypatch.setattr(rehearse, "Simulation", lambda job: runs.append(1) or simulation(job))
-    assert again.curves({"algorithm.ema": 0.5}) == made
-    assert not runs
-    again.curves({"algorithm.ema": 0.6})
-    assert runs
-    runs.clear()
-    for path in studies.iterdir():
-        path.write_text("{", "utf-8")
-    assert again.curves({"algorithm.ema": 0.5}) == made
-    assert runs
-
-
 def test_a_module_that_was_given_stays_as_it_was(tmp_path: Path) -> None:
-    """It is trained in place by the run itself, which must not begin where a rehearsal ended."""
+    """It is trained in place by the run itself, which must not begin where a proxy run ended."""
     job, records = job_of(tmp_path)
     assert job.plan is not None
     module = torch.nn.Linear(6, 2)
     before = {name: values.clone() for name, values in module.state_dict().items()}
-    rehearsal = Rehearsal(job.config, job.plan, records, module=module)
-    assert rehearsal.curves({}) == rehearsal.curves({})
+    runs = ProxyRuns(job.config, job.plan, records, module=module)
+    assert runs.curves({}) == runs.curves({})
     assert all(torch.equal(values, before[name]) for name, values in module.state_dict().items())
-
-
-def test_another_start_is_another_study(tmp_path: Path) -> None:
-    """Scores are looked up by all that decides them: a module's first values do, and a digest of its code has none."""
-    job, records = job_of(tmp_path)
-    assert job.plan is not None
-    first, other = torch.nn.Linear(6, 2), torch.nn.Linear(6, 2)
-    again = torch.nn.Linear(6, 2)
-    again.load_state_dict(first.state_dict())
-    made, alike, apart = (
-        Rehearsal(job.config, job.plan, records, module=module, studies=tmp_path)._path(job.config)
-        for module in (first, again, other)
-    )
-    assert made == alike != apart
 
 
 def test_what_has_no_gaussian_noise_is_told_what_is_left(tmp_path: Path) -> None:
@@ -127,7 +91,7 @@ def test_what_has_no_gaussian_noise_is_told_what_is_left(tmp_path: Path) -> None
         "privacy": {"epsilon": 50.0, "sampling": "fixed", "clip": "coordinate", "noise": "seeded"},
         "run": {"out": str(tmp_path / "run")},
     }
-    with pytest.raises(fedspa.FedspaError, match=r"cannot be rehearsed .* public 'none'"):
+    with pytest.raises(fedspa.FedspaError, match=r"has no proxy .* public 'none'"):
         fedspa.tune(given, data=made_up())
     assert not (tmp_path / "run").exists()
 
@@ -135,14 +99,14 @@ def test_what_has_no_gaussian_noise_is_told_what_is_left(tmp_path: Path) -> None
 def test_a_public_data_set_stands_in(tmp_path: Path) -> None:
     job, records = job_of(tmp_path)
     assert job.plan is not None
-    rehearsal = Rehearsal(job.config, job.plan, records, "digits")
-    assert rehearsal._parts[0].train_x.shape[1:] == (1, 8, 8)  # type: ignore[union-attr]
-    assert rehearsal.curves({}).last is not None
+    runs = ProxyRuns(job.config, job.plan, records, "digits")
+    assert runs._parts[0].train_x.shape[1:] == (1, 8, 8)  # type: ignore[union-attr]
+    assert runs.curves({}).last is not None
 
 
 @pytest.mark.parametrize("theirs", [400, 40])
 def test_what_the_agents_hold_is_not_public(theirs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pays for a rehearsal: on the agents' own records it would be a search that no ε covers."""
+    """Nobody pays for a proxy run: on the agents' own records it would be a search that no ε covers."""
     job, records = job_of(tmp_path)
     assert job.plan is not None
     own = replace(
@@ -150,9 +114,9 @@ def test_what_the_agents_hold_is_not_public(theirs: int, tmp_path: Path, monkeyp
         train_x=torch.cat([made_up(900).train_x[-300:], records.train_x[:theirs]]),  # type: ignore[index, list-item]
         train_y=torch.cat([made_up(900).train_y[-300:], records.train_y[:theirs]]),  # type: ignore[index, list-item]
     )
-    monkeypatch.setattr(rehearse, "records_of", lambda config: own)
+    monkeypatch.setattr(proxy, "records_of", lambda config: own)
     with pytest.raises(fedspa.FedspaError, match=rf"holds {theirs} of the 400 records that the agents hold"):
-        Rehearsal(job.config, job.plan, records, "digits")
+        ProxyRuns(job.config, job.plan, records, "digits")
 
 
 def test_a_record_that_is_like_an_agents_by_chance_may_be_public(
@@ -162,8 +126,8 @@ def test_a_record_that_is_like_an_agents_by_chance_may_be_public(
     assert job.plan is not None
     public = replace(made_up(900), train_x=made_up(900).train_x[-300:], train_y=made_up(900).train_y[-300:])  # type: ignore[index]
     public.train_x[:3], public.train_y[:3] = records.train_x[:3], records.train_y[:3]  # type: ignore[index]
-    monkeypatch.setattr(rehearse, "records_of", lambda config: public)
-    Rehearsal(job.config, job.plan, records, "digits")
+    monkeypatch.setattr(proxy, "records_of", lambda config: public)
+    ProxyRuns(job.config, job.plan, records, "digits")
 
 
 def test_the_search_itself_refuses_the_agents_data_set(tmp_path: Path) -> None:
@@ -182,5 +146,5 @@ def test_a_model_that_diverges_has_no_curve(tmp_path: Path) -> None:
     job, records = job_of(tmp_path)
     assert job.plan is not None
     wild = {"algorithm.server": "average", "algorithm.server_lr": 1e10, "algorithm.local_lr": 1e10}
-    curves = Rehearsal(job.config, job.plan, records).curves({**wild, "privacy.clip_value": 1e10})
+    curves = ProxyRuns(job.config, job.plan, records).curves({**wild, "privacy.clip_value": 1e10})
     assert curves.last is None or abs(curves.last) <= 1
