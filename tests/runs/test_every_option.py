@@ -132,10 +132,9 @@ COMPANIONS: dict[str, Sections] = {
 
 # Keys that decide which tensors and numbers a checkpoint has, how often it is saved, or what is counted beside it.
 CHECKPOINTED = {
-    *("federation.participation", "federation.cap", "data.person", "algorithm.name", "algorithm.mask"),
-    *("algorithm.server", "algorithm.ema", "algorithm.server_options.lr_decay", "algorithm.options"),
-    *("privacy.clip_rule", "privacy.adversary", "tuning.candidates", "tuning.scored_by", "run.ledger"),
-    *("run.policy", "run.checkpoint_every"),
+    *("federation.cap", "data.person", "algorithm.name", "algorithm.mask", "algorithm.server", "algorithm.ema"),
+    "algorithm.server_options.lr_decay",
+    *("privacy.clip_rule", "privacy.adversary", "tuning.candidates", "run.ledger", "run.checkpoint_every"),
 }
 ROWS = [
     (key, value)

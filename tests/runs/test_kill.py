@@ -6,15 +6,14 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interruptions import counted
 from small_runs import ALGORITHMS, ended, outcome, small, start
 
 import fedspa
-from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
 from fedspa.running import simulate
 
@@ -71,38 +70,17 @@ def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 @each
-def test_killed_before_every_durable_step(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_before_every_durable_step(tmp_path: Path, name: str) -> None:
     """Die before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
     sections = sections_of(name, rounds=2)
-    fedspa.run(small(tmp_path / "unkilled", **sections))
+    steps = counted(lambda: simulate(small(tmp_path / "unkilled", **sections)))
     wanted = outcome(tmp_path / "unkilled")
-    for fatal in range(1, 100):
+    assert steps > 15  # a round alone takes three
+    for fatal in range(1, steps + 1):
         config = small(tmp_path / f"run-{fatal}", **sections)
-
-        def body(fatal: int = fatal, config: dict[str, Any] = config) -> None:
-            left = fatal
-
-            def mortal(step: Callable[..., Any]) -> Callable[..., Any]:
-                def stepped(*arguments: Any, **options: Any) -> Any:
-                    nonlocal left
-                    left -= 1
-                    if left == 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return step(*arguments, **options)
-
-                return stepped
-
-            for owner, step in ((os, "fsync"), (os, "replace"), (Ledger, "reserve_many"), (Ledger, "release_many")):
-                setattr(owner, step, mortal(getattr(owner, step)))
-            go_on(config)
-
-        code = ended(start(body))
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
+        child = start(lambda config=config, fatal=fatal: counted(lambda: go_on(config), fatal))
+        assert ended(child) == -signal.SIGKILL
         go_on(config)
         assert outcome(tmp_path / f"run-{fatal}") == wanted
         if wanted["ledger"] is not None:
             assert verify(tmp_path / f"run-{fatal}" / "ledger.sqlite") == []
-    assert code == 0
-    assert fatal > 15  # a round alone takes three
