@@ -3,9 +3,9 @@
     python benchmarks/scale_out.py [--repeats 7] [--agents 8] [--only text] [--out FILE] [--json]
 
 `text`: a text transformer on the generic engine, two workers against one; it wants two idle cores. `asleep`: engines
-that sleep for as long as an agent has work, four workers against one, so that what is lost is what the crew itself
+that sleep for as long as an agent has work, four workers against one, so that what is lost is what the pool itself
 costs; it wants no cores. Beside the ratio of wall times stands that of the CPU times of the busiest worker, which is
-the former where every worker has a core to itself. All crews are up before anything is timed, and take turns. A round
+the former where every worker has a core to itself. All pools are up before anything is timed, and take turns. A round
 goes out and comes back whole: keys, masks, θ, training, payloads. Records travel in the first one, which warms up and
 is not counted.
 """
@@ -34,8 +34,8 @@ from fedspa.algorithms import Agent
 from fedspa.data.given import from_arrays
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.runs.config import load
+from fedspa.runs.ray_workers import start_workers
 from fedspa.runs.setup import Simulated, prepare
-from fedspa.runs.workers.hired import hired
 from fedspa.server.coordinator import Coordinator
 from provenance import in_parts, stamp
 
@@ -117,19 +117,18 @@ def measured(case: str, agents: int, repeats: int) -> dict[str, Any]:
     busiest: dict[int, list[float]] = {1: [], most: []}
     payloads = []
     with ExitStack() as open_:
-        crews = {}
+        pools = {}
         for workers in seconds:
             asked = job.config.model_copy(update={"run": run.model_copy(update={"workers": workers})})
-            crews[workers] = open_.enter_context(hired(replace(job, config=asked)))
+            pools[workers] = open_.enter_context(start_workers(replace(job, config=asked)))
         for turn in range(repeats + 1):
-            for workers, crew in crews.items():
+            for workers, pool in pools.items():
                 start, before = time.perf_counter(), cpu_seconds()
-                payloads.append(crew.train(invitation, everyone))
+                payloads.append(pool.train(invitation, everyone))
                 if turn:
                     seconds[workers].append(time.perf_counter() - start)
                     busiest[workers].append(max(after - before.get(pid, 0) for pid, after in cpu_seconds().items()))
-        traffic = crews[most].traffic
-    assert all(each == payloads[0] for each in payloads)  # the same bytes from every crew in every turn
+    assert all(each == payloads[0] for each in payloads)  # the same bytes from every pool in every turn
     return {
         "workers": most,
         "agents": agents,
@@ -137,11 +136,6 @@ def measured(case: str, agents: int, repeats: int) -> dict[str, Any]:
         "seconds": {workers: statistics.median(each) for workers, each in seconds.items()},
         "ratio": ratio(seconds[1], seconds[most]),
         "cpu_ratio": ratio(busiest[1], busiest[most]),
-        "bytes_per_round": {
-            "theta": traffic.rounds // (repeats + 1),
-            "records": traffic.records // (repeats + 1),
-            "answers": traffic.answers // (repeats + 1),
-        },
     }
 
 
@@ -170,7 +164,7 @@ def main() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    cores = 1 + max(WORKERS.values())  # as Ray counts them: crews that wait for their turn take none
+    cores = 1 + max(WORKERS.values())  # as Ray counts them: pools that wait for their turn take none
     ray.init(num_cpus=cores, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         agents = {"text": arguments.agents, "asleep": 5 * arguments.agents}

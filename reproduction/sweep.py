@@ -1,7 +1,7 @@
 """Many runs, one folder each: those that ended are kept, those that were cut off go on, the rest begin.
 
 Killed at any instant, a sweep that is called again repeats no run that had ended, and no round that had been saved
-(runs/resume.py). Several processes can share the work; they end with the one that started them.
+(runs/run_state.py). Several processes can share the work; they end with the one that started them.
 """
 
 from __future__ import annotations

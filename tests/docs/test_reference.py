@@ -24,7 +24,7 @@ def test_every_key_of_a_config_has_a_meaning() -> None:
 
 def test_values_and_defaults_are_those_of_the_code() -> None:
     table = reference.config()
-    assert "| `compression` | float, > 0, ≤ 1 | `1.0` |" in table
+    assert "| `local_lr` | float, ≥ 1e-10, ≤ 1e+10 | `0.1` |" in table
     assert '| `sampling` | `poisson` `fixed` | `"poisson"` |' in table
     assert "| `agents` | int, ≥ 1, ≤ 1e+07 | `10` |" in table
     assert "| `epsilon` | float, ≥ 1e-06, ≤ 1e+06 | – |" in table

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedspa.learning.options import OF
+from fedspa.learning.options import OPTIONS
 from fedspa.learning.tasks.named import NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
 def test_every_task_and_option_is_there() -> None:
     named = re.findall(r"^\| `([\w-]+)` \|", PAGE, flags=re.M)
     assert named == list(NAMES)
-    for option in OF:
+    for option in {option for options in OPTIONS.values() for option in options.model_fields}:
         assert f"`{option}`" in PAGE or f'"{option}"' in PAGE, option
 
 

@@ -47,6 +47,7 @@ def test_a_table_travels_with_its_columns_as_text():
     config, _ = read_config(table | flatten_dict({"data": {"table": {"columns": json.dumps(columns)}}}))
     assert config.task.name == "regression"
     assert list(config.data.table.columns) == ["age", "score"]
+    assert read_config(SIMULATION | {"data.table.columns": "", "data.table.agent": ""})[0].data.table is None
     for text in ("[1]", "{", "age"):
         with pytest.raises(ConfigError, match=r"data.table.columns is .* text of a JSON object"):
             read_config(table | {"data.table.columns": text})

@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from small_records import Tagger, bits, own_loss, parity, tokens
+from small_records import Tagger, own_loss, parity, tokens
 from small_runs import small
 from torch import Tensor, nn
 from torch.nn import functional
 
 import fedspa
-from fedspa.cli.watch import snapshot, sparkline
+from fedspa.cli.watch import snapshot
 from fedspa.errors import ConfigError, DataError, FedspaError
 from fedspa.report import render
 from fedspa.report.record import read
 from fedspa.running import Stopped, simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load
-from fedspa.runs.metrics import RoundMetrics, shown_score
 from fedspa.track import figures
 
 X = torch.randn(240, 5, generator=torch.Generator().manual_seed(0))
@@ -96,20 +95,14 @@ class TestBadInput:
         ("given", "task", "said"),
         [
             ({"data": numbers}, "classification", "they are not whole numbers"),
-            ({"data": numbers}, "binary", "binary needs 0 or 1"),
             ({"data": numbers}, "next-token", "a row of whole numbers per example"),
             ({"data": numbers, "module": Bare}, "module", "an example must be a dict"),
-            ({"data": bits}, "binary", "each has 4"),
             ({"data": tokens, "module": Tagger}, "regression", "one number per target"),
             ({"data": tokens}, "next-token", "not made for examples of several tensors"),
             ({"data": numbers, "metrics": {"mine": lambda found, y: 1 / 0}}, "regression", "'mine' failed (ZeroDiv"),
-            ({"data": numbers, "metrics": {"mine": lambda found, y: "0.5"}}, "regression", "it must give one number"),
-            ({"data": numbers, "metrics": {"mine": lambda found, y: None}}, "regression", "gave None; it must give"),
             ({"data": numbers, "metrics": {"mine": lambda found, y: found}}, "regression", "it must give one number"),
             ({"data": numbers, "metrics": {"rmse": lambda found, y: 0.0}}, "regression", "the name of a score"),
             ({"data": numbers, "metrics": {"epsilon": lambda found, y: 0.0}}, "regression", "no other figure"),
-            ({"data": numbers, "metrics": {3: lambda found, y: 0.0}}, "regression", "a metric is called 3"),
-            ({"data": numbers, "metrics": {"mine": 0.5}}, "regression", "give functions of outputs and targets"),
         ],
     )
     def test_it_is_said_before_anything_is_written(
@@ -128,16 +121,12 @@ class TestBadInput:
             (lambda module, example: module(example[0]).sum(dim=1), "must be one number"),
             (lambda module, example: 0.5, "it gave float"),
             (lambda module, example: module(example[0]).sum() * torch.nan, "is nan; it must be finite"),
-            (lambda module, example: module(example[0]).sum() / example[1].min(), "is nan; it must be finite"),
             (lambda module, example: torch.zeros(()), "has no gradient for an example"),
-            (lambda module, example: example["x"], "it is called as loss(module, example)"),
             (torch.nn.CrossEntropyLoss(), "task = CrossEntropyLoss failed on records of shape (5,) float32 (TypeError"),
-            (lambda module, example: module(example), "<lambda> failed on records of shape (5,) float32 (TypeError"),
             (
                 lambda module, example: module(example[0]).detach().sum(),
                 "the task (task = <lambda>) has no gradient for an example made like (5,)",
             ),
-            (lambda module, example: module(example[0][:, :2]).sum(), "<lambda> failed on records of shape (5,)"),
         ],
     )
     def test_a_loss_of_ones_own(self, tmp_path: Path, task: Callable[..., Tensor], said: str) -> None:
@@ -195,15 +184,6 @@ class TestSummary:
         plain["algorithm"]["server"] = "average"
         notes = simulate(plain, data=data, module=Bare()).summary["warnings"]
         assert any(note.startswith(worse) and note.endswith("of the held-out records") for note in notes)
-
-    def test_one_that_did_is_not(self, tmp_path: Path) -> None:
-        sections = {"algorithm": {"name": "fedavg", "local_lr": 0.1, "local_steps": 20}}
-        made = small(tmp_path / "run", task={"name": "regression"}, **sections, federation={"rounds": 12})
-        made["algorithm"]["compression"] = 1.0
-        summary = simulate(made, data=numbers()).summary
-        assert summary["score_last"] < summary["baseline"] / 4
-        assert summary["scores"]["r2"] > 0.9
-        assert not [note for note in summary["warnings"] if "last model" in note]
 
     def test_metrics_of_ones_own_stand_beside(self, tmp_path: Path) -> None:
         shapes = []
@@ -292,11 +272,6 @@ class TestShown:
         told = figures(lines[-1])
         assert told["rmse"] == now.metrics[-1].score
         assert told["epsilon_not_private"] == now.metrics[-1].epsilon
-
-    def test_a_score_that_nobody_knows(self) -> None:
-        line = RoundMetrics(0, None, 1.0, 1, 1, None, False, None, {"auc": None, "f1": 0.5})
-        assert shown_score(line.headline, line.score) == "–"
-        assert sparkline([line.score, 1.0, 2.0], 5) == "▁█"
 
 
 def test_tokens_without_labels_run_as_they_come(tmp_path: Path) -> None:

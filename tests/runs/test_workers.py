@@ -130,13 +130,6 @@ def test_the_largest_batch_is_small() -> None:
     assert len(pickle.dumps(turns)) < LARGEST_BATCH
 
 
-def test_a_slow_worker_holds_up_nobody(tmp_path: Path, fake_ray: Play) -> None:
-    ray = fake_ray(slow={0: 0.3})
-    alone, spread = both(tmp_path, 2, federation={"agents": 12, "per_round": 12, "rounds": 2})
-    assert spread == alone
-    assert len([name for name, _ in ray.calls if name == "train"]) == 12
-
-
 @pytest.mark.parametrize("fatal", [1, 9])
 def test_a_lost_workers_batch_is_trained_again(
     tmp_path: Path, fake_ray: Play, fatal: int, caplog: pytest.LogCaptureFixture

@@ -55,11 +55,12 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
             raise ConfigError(
                 f"run config: {key} belongs to no section; write it as section.key, as in federation.rounds"
             )
+        if value == "":  # not set, and no reason for a table of keys
+            continue
         table: dict[str, Any] = sections
         for part in tables:
             table = table.setdefault(part, {})
-        if value != "":
-            table[name] = _read(key, value) if key in AS_TEXT and isinstance(value, str) else value
+        table[name] = _read(key, value) if key in AS_TEXT and isinstance(value, str) else value
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:

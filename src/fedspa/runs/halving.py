@@ -122,10 +122,10 @@ class Halving:
             if (working := next((trial for trial, end in ends.items() if len(scores) < end), None)) is not None:
                 return Turn(working, False, tuple(left))
             done += self.each * len(left)
-            told, done = scores[done : done + self.scoring], done + self.scoring
+            scored, done = scores[done : done + self.scoring], done + self.scoring
             if len(scores) < done:
                 return Turn(left[-1], True, tuple(left))
-            last = {trial: _mean(told, trial) if self.scoring else _plain(scores[ends[trial] - 1]) for trial in left}
+            last = {trial: _mean(scored, trial) if self.scoring else _plain(scores[ends[trial] - 1]) for trial in left}
             if self.expected_gains:
                 at = (rung + 1) * self.each - 1
                 last = {trial: score + self.expected_gains[trial][at] for trial, score in last.items()}
@@ -140,9 +140,9 @@ def _plain(score: Score) -> float:
     return math.nan if isinstance(score, Mapping) else score
 
 
-def _mean(told: Sequence[Score], trial: int) -> float:
+def _mean(scored: Sequence[Score], trial: int) -> float:
     """Of what agents said of a trial; NaN where they said nothing."""
-    found = [score.get(trial) for score in told if isinstance(score, Mapping)]
+    found = [score.get(trial) for score in scored if isinstance(score, Mapping)]
     known = [value for value in found if value is not None]
     return fmean(known) if known else math.nan
 

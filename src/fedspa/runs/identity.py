@@ -147,8 +147,8 @@ def with_commits(then: Mapping[str, Fact], now: Mapping[str, Fact]) -> dict[str,
 
 def provenance(config: Config, known: Mapping[str, Fact], engine: str) -> dict[str, Fact]:
     """For the reader of a summary, whose `engine` counts: a deployment's server has one that trains nobody."""
-    told = {key: value for key, value in known.items() if key not in UNPUBLISHED}
-    return {"data": config.data.name, "model": config.model.name, **told, "engine": engine}
+    published = {key: value for key, value in known.items() if key not in UNPUBLISHED}
+    return {"data": config.data.name, "model": config.model.name, **published, "engine": engine}
 
 
 def _digests(**parts: Tree) -> dict[str, Fact]:
@@ -191,12 +191,12 @@ def written_editions() -> str:
 
 def edition_differences(theirs: str) -> list[str]:
     """What another end has in another edition, in words; empty where the two understand each other."""
-    told = dict(part.strip().rpartition(" ")[::2] for part in theirs.split(","))
+    given = dict(part.strip().rpartition(" ")[::2] for part in theirs.split(","))
     ours = {name: str(number) for name, number in EDITIONS.items()}
     return [
-        f"{name} {told.get(name, 'none')[:20]} there and {ours.get(name, 'none')} here"
-        for name in sorted(told.keys() | ours.keys())
-        if told.get(name) != ours.get(name)
+        f"{name} {given.get(name, 'none')[:20]} there and {ours.get(name, 'none')} here"
+        for name in sorted(given.keys() | ours.keys())
+        if given.get(name) != ours.get(name)
     ]
 
 

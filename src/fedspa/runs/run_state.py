@@ -107,7 +107,7 @@ class RunState:
         summary = summarise(job, self.history, guarantee, self._saved_seconds, closing, total)
         summary["warnings"] += failed
         if self._trials is not None:
-            summary |= {**reached(job.server.model.task, self._trials.own), "tuning": self._trials.told()}
+            summary |= {**reached(job.server.model.task, self._trials.own), "tuning": self._trials.describe()}
         return {**summary, "provenance": provenance(job.config, self._facts, summary["engine"])}
 
 
@@ -177,13 +177,13 @@ def check_scores(server: Coordinator, done: list[RoundMetrics], config: Config, 
         return
     if exact or not math.isclose(loss, last.loss, rel_tol=1e-3, abs_tol=1e-6):
         raise CheckpointError(
-            f"the model in {folder} had a loss of {last.loss:.9g}{_told(last.scores)} after round {last.round + 1}, "
-            f"and now has {loss:.9g}{_told(scores)} with the same parameters: the code of its task, of its "
+            f"the model in {folder} had a loss of {last.loss:.9g}{_format_scores(last.scores)} after round {last.round + 1}, "
+            f"and now has {loss:.9g}{_format_scores(scores)} with the same parameters: the code of its task, of its "
             "module or of its features is another; resume with what the run was started with, or start a new run"
         )
 
 
-def _told(scores: Mapping[str, float | None]) -> str:
+def _format_scores(scores: Mapping[str, float | None]) -> str:
     return "".join(f", {name} {value:.6g}" for name, value in scores.items() if value is not None)
 
 

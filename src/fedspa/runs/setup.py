@@ -208,7 +208,7 @@ def prepare_server(
             try_gradients(module, *each)
     like, trained = _trained(config, unit, frozen.like, learned)
     choice = decide(*_asked(config, frozen.trained, like, trained))
-    choice = replace(choice, why=frozen.told(choice.why))
+    choice = replace(choice, why=frozen.describe(choice.why))
     server = ServerJob(
         model=model,
         algorithm=algorithm,
@@ -332,7 +332,7 @@ class Frozen:
             return True
         return self.scored is not None and layout(self.scored.like) == layout(self.split.like)
 
-    def told(self, reason: str) -> str:
+    def describe(self, reason: str) -> str:
         """Why the engine was chosen, and what was taken out before."""
         if self.split is not None:
             return f"{reason}; {self.split.description}"

@@ -167,8 +167,8 @@ class Trials(Coordinator):
             return Evaluated(dict.fromkeys(found.scores), found.loss)
         return found
 
-    def told(self) -> dict[str, Any]:
-        """For the summary: what was tried, in which rounds, with which scores, and what was chosen."""
+    def describe(self) -> dict[str, Any]:
+        """Return for the summary what was tried, in which rounds, with which scores, and what was chosen."""
         turns = [self.turn(t) for t in range(min(len(self.history), self.halving.rounds))]
         asked = [t for t, turn in enumerate(turns) if turn.scoring]
         return {
@@ -194,8 +194,8 @@ class Trials(Coordinator):
         if not self.halving.scoring:
             own = (self.history[t].score for t, turn in enumerate(turns) if turn.trial == number)
             return [None if math.isnan(score) else score for score in own]
-        told = (self.history[t].trials or {} for t, turn in enumerate(turns) if turn.scoring and number in turn.left)
-        return [found.get(number) for found in told]
+        scored = (self.history[t].trials or {} for t, turn in enumerate(turns) if turn.scoring and number in turn.left)
+        return [found.get(number) for found in scored]
 
     def _deviation(self, t: int, models: int) -> float | None:
         """Of the noise in what agents said in round t; None where nobody did."""
