@@ -89,7 +89,7 @@ class Agent(Structure):
 def library() -> ctypes.CDLL | None:
     """The library, or None where it was not built (no compiler at install time) or is of another version."""
     try:
-        return _declare(ctypes.CDLL(str(_FILE)))  # calls release the interpreter's lock
+        return declare(ctypes.CDLL(str(_FILE)))  # calls release the interpreter's lock
     except OSError:
         return None
 
@@ -123,7 +123,7 @@ def number(level: Level) -> int:
     return _NUMBERED.index(level)
 
 
-def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
+def declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     loaded.fedspa_abi.restype = c_int64
     if loaded.fedspa_abi() != _ABI:
         return None
