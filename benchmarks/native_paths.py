@@ -1,4 +1,4 @@
-"""What a special path of the native engine is worth: a step without it over a step with it, on the shipped configs' nets.
+"""What a special path of the native engine is worth: a step without it over a step with it, on the shipped nets.
 
     python benchmarks/native_paths.py NAME=FOLDER [NAME=FOLDER …] [--base FOLDER] [--repeats 25] [--out FILE]
 
@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ def compiled(folder: Path, library_file: Path) -> ctypes.CDLL:
     return found
 
 
-def measure(case: Case, libraries: dict[str, ctypes.CDLL], repeats: int) -> dict[str, object]:
+def measure(case: Case, libraries: dict[str, ctypes.CDLL], repeats: int) -> dict[str, Any]:
     """Milliseconds per agent-step of the base, and the ratios to it."""
     module = build(case.model, case.shape, 10, seed=1)
     theta = FlatModel(module).flatten()

@@ -26,9 +26,8 @@ from fedspa.audit.setting import FALSE_ALARM, Setting
 from fedspa.audit.sums.plants import PLANTS
 from fedspa.audit.targets import AUDITED
 from fedspa.cli import app
-from fedspa.engine import native
+from fedspa.engine import EngineName, native
 from fedspa.engine.local import ClippedSums
-from fedspa.engine.names import EngineName
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError

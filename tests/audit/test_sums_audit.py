@@ -35,8 +35,7 @@ from fedspa.audit.sums.retry import retry_questions
 from fedspa.audit.sums.views import attack_questions, noise_questions
 from fedspa.audit.targets import of_config
 from fedspa.cli import app
-from fedspa.engine import native
-from fedspa.engine.names import EngineName
+from fedspa.engine import EngineName, native
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.secagg.message import decode, encode

@@ -26,10 +26,10 @@ def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -
     assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "traced"
     choice, missing = decide("auto", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False), library.missing()
     assert missing is not None
-    assert "compiled part" in missing.why
-    assert "install" in missing.mend
-    assert choice.why == f"not native: {missing.why}"
-    assert choice.hints[0] == f"for native: {missing.mend}"
+    assert "compiled part" in missing.reason
+    assert "install" in missing.fix
+    assert choice.why == f"not native: {missing.reason}"
+    assert choice.hints[0] == f"for native: {missing.fix}"
     with pytest.raises(ConfigError, match=r"run\.engine.*compiled part"):
         choose("native", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False)
 

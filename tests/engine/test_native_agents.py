@@ -21,7 +21,7 @@ from torch import nn
 
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.native import engine as native_engine
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import float64_reference
 from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.learning.flat import FlatModel
@@ -88,7 +88,7 @@ def test_records_among_those_of_others_are_the_same_records(sampling: str, kind:
     for task in (base, unprotected(base)):
         scattered = replace(task, x=x, y=y, rows=rows)
         assert scattered.records == len(base.y)
-        for engine in (NativeEngine(small_net(), 2), ReferenceEngine(small_net())):
+        for engine in (NativeEngine(small_net(), 2), float64_reference(small_net())):
             if engine.name == "native" or kind is torch.float32:
                 assert same(engine.train(theta, [scattered])[0], engine.train(theta, [task])[0])
 

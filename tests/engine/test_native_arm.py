@@ -23,7 +23,7 @@ from plain import plain
 from torch import Tensor, nn
 
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.native.describe import describe
+from fedspa.engine.native.engine import describe
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan

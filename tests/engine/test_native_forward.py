@@ -12,7 +12,7 @@ from native_nets import KEY, MARGIN, gradient_scale, margins, nets, records, sma
 from torch import nn
 
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import float64_reference
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -62,7 +62,7 @@ def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool
     plan = GaussianPlan(len(theta), len(theta), "coordinate", bound, "fixed", 7, 7, 1, 1, 1e-3, "replace-one", 1e-3)
     task = LocalTask(x, y, None, 1.0, 7 * 2.0**12, plan, KEY)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
-    truth = ReferenceEngine(module).train(theta, [task])[0].delta
+    truth = float64_reference(module).train(theta, [task])[0].delta
     assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * bound
 
 
@@ -107,7 +107,7 @@ def test_the_fast_transforms_are_accurate_where_clipping_is_hard(
         plan = GaussianPlan(d, d, "coordinate", bound, "fixed", len(y), len(y), 1, 1, 1e-3, "replace-one", 1e-3)
         task = LocalTask(x, y, None, 1.0, len(y) * 2.0**12, plan, KEY)
         ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double() / 2.0**12
-        truth = ReferenceEngine(module).train(theta, [task])[0].delta.double() / 2.0**12
+        truth = float64_reference(module).train(theta, [task])[0].delta.double() / 2.0**12
         assert float((ours - truth).abs().max()) <= 1e-5 * bound + 1e-6 * float(truth.abs().max())
 
 

@@ -10,24 +10,24 @@ import pytest
 import torch
 from plain import plain
 
-from fedspa.engine.places import EMPTY, Places
+from fedspa.engine.local import EMPTY, SlotAssignment
 from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.privacy.event import Sampling
 from fedspa.randomness.streams import derive_key
 
 
-def placed(task: LocalTask) -> Places:
-    return Places(task.records, task.room, task.sampling, task.key)
+def placed(task: LocalTask) -> SlotAssignment:
+    return SlotAssignment(task.records, task.max_records, task.sampling, task.key)
 
 
 def task(records: int, room: int | None, number: int = 0, sampling: Sampling = "poisson") -> LocalTask:
     key = derive_key(bytes(32), f"agent {number}")
     x, y = torch.zeros(records, 1), torch.zeros(records, dtype=torch.int64)
-    return LocalTask(x, y, None, 1.0, 0.1, plain(sampling, 2, 1), key, room=room)
+    return LocalTask(x, y, None, 1.0, 0.1, plain(sampling, 2, 1), key, max_records=room)
 
 
-def dealt(places: Places) -> list[int]:
+def dealt(places: SlotAssignment) -> list[int]:
     """The record of each place, EMPTY where there is none."""
     records, there = places.records(np.arange(places.count))
     return [int(r) if there is None or there[i] else EMPTY for i, r in enumerate(records)]

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from plain import plain, unprotected
 from torch import nn
 
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.stacked import StackedEngine, device_obstacle, supports
 from fedspa.engine.stacked.batches import Draws
 from fedspa.engine.stacked.buffers import Shape, room
@@ -147,7 +146,7 @@ def test_clipped_sums_are_within_1e_5_of_the_clip_of_the_reference(
     got, wanted = torch.zeros(k, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
     for rows in LayerGradients(net).rows(theta, x, y, omega) if batch else ():
         got += clip_rows(rows, clip, value).sum(dim=0, dtype=torch.float64)
-    for rows in ReferenceEngine(net).rows(theta.double(), x, y, omega):
+    for rows in float64_reference(net).rows(theta.double(), x, y, omega):
         wanted += clip_rows(rows, clip, value).sum(dim=0)
     assert float((got - wanted).abs().max()) <= max(1, batch) * 1e-5 * value
 
@@ -160,7 +159,7 @@ def test_a_convolution_of_one_pixel_may_be_padded(stride: int, padding: Any) -> 
     net.append(nn.Linear(net(torch.zeros(1, 2, 1, 1)).shape[1], CLASSES))
     theta, (x, y) = FlatModel(net).flatten(), records(net, 6, (2, 1, 1), 0)
     got = torch.cat(list(LayerGradients(net).rows(theta, x, y, None)))
-    wanted = torch.cat(list(ReferenceEngine(net).rows(theta.double(), x, y, None)))
+    wanted = torch.cat(list(float64_reference(net).rows(theta.double(), x, y, None)))
     assert torch.allclose(got.double(), wanted, atol=1e-6)
 
 
@@ -172,7 +171,7 @@ def test_rules_match_autograd_in_float64_kinks_included(made: tuple[nn.Sequentia
     x, y = records(net, 4, shape, seed)
     theta = FlatModel(net).flatten().double()
     got = torch.cat(list(LayerGradients(net.double()).rows(theta, x.double() if x.is_floating_point() else x, y, None)))
-    wanted = torch.cat(list(ReferenceEngine(net).rows(theta, x, y, None)))
+    wanted = torch.cat(list(float64_reference(net).rows(theta, x, y, None)))
     assert torch.allclose(got, wanted, rtol=1e-9, atol=1e-12)
 
 
@@ -199,7 +198,7 @@ def test_a_whole_training_matches_the_reference(
     task = make_task(net, shape, active, clip, sampling=sampling, clip_rule=rule, seed=seed)
     theta = FlatModel(net).flatten()
     got = StackedEngine(net, "cpu", tf32=True).train(theta, [task])[0]
-    wanted = ReferenceEngine(net).train(theta, [task])[0]
+    wanted = float64_reference(net).train(theta, [task])[0]
     assert torch.allclose(got.delta.double(), wanted.delta, rtol=1e-4, atol=1e-4 * float(wanted.delta.abs().max()))
     assert got.clip_value == pytest.approx(wanted.clip_value, rel=1e-5)
 
@@ -219,7 +218,7 @@ def test_the_quantile_of_coordinates_matches_the_reference(active: int | None, s
     net = nn.Sequential(nn.Flatten(), nn.Linear(49, 6), nn.Tanh(), nn.Linear(6, CLASSES))
     task = make_task(net, (1, 7, 7), active, "coordinate", clip_rule="quantile", seed=seed)
     theta = FlatModel(net).flatten()
-    engines = StackedEngine(net, "cpu", tf32=False), ReferenceEngine(net)
+    engines = StackedEngine(net, "cpu", tf32=False), float64_reference(net)
     got, wanted = (engine.train(theta, [task])[0] for engine in engines)
     assert torch.allclose(got.delta.double(), wanted.delta, rtol=1e-4, atol=1e-4 * float(wanted.delta.abs().max()))
     assert got.clip_value == pytest.approx(wanted.clip_value, rel=1e-5)
@@ -341,7 +340,7 @@ def test_empty_batches_are_batches() -> None:
 def test_what_has_no_rule_is_refused_by_name(net: nn.Module, shape: tuple[int, ...], word: str) -> None:
     why = supports(net, shape)
     assert why is not None
-    assert word in why.why
+    assert word in why.reason
 
 
 def test_frozen_shared_and_buffered_are_refused() -> None:
@@ -405,7 +404,7 @@ def test_a_model_that_makes_its_records_tokens_itself() -> None:
     net = Tokens()
     engine, theta = StackedEngine(net, "cpu", tf32=False), FlatModel(net).flatten()
     x, y = torch.randint(WORDS, (5, 2)).float(), torch.randint(CLASSES, (5,))
-    ours, truth = (torch.cat(list(each.rows(theta, x, y, None))) for each in (engine, GenericEngine(net)))
+    ours, truth = (torch.cat(list(each.rows(theta, x, y, None))) for each in (engine, PerExampleEngine(net)))
     assert torch.allclose(ours, truth, atol=1e-6)
 
 
@@ -415,7 +414,7 @@ def test_it_hands_out_each_examples_gradient() -> None:
     engine, theta = StackedEngine(net, "cpu", tf32=False), FlatModel(net).flatten()
     assert isinstance(engine, Gradients)
     x, y = records(net, 5, (1, 7, 7), 0)
-    wanted = GenericEngine(net)
+    wanted = PerExampleEngine(net)
     assert torch.allclose(
         torch.cat(list(engine.rows(theta, x, y, None))), torch.cat(list(wanted.rows(theta, x, y, None))), atol=1e-6
     )

@@ -10,8 +10,8 @@ from plain import plain
 from torch import Tensor, nn
 from traced_nets import NETS, data, engine, net, rows, traced, transformer
 
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import whole_rows
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.task import LocalTask
 from fedspa.engine.traced import engine as module_of_engine
 from fedspa.errors import DataError
@@ -42,7 +42,7 @@ def task(name: str, share: float, **changes: Any) -> LocalTask:
 def agree(name: str, given: LocalTask) -> None:
     theta = FlatModel(net(name)).flatten()
     (found,) = engine(name).train(theta, [given])
-    (wanted,) = GenericEngine(net(name)).train(theta, [given])
+    (wanted,) = PerExampleEngine(net(name)).train(theta, [given])
     assert found.zeroed == wanted.zeroed
     assert found.clip_value == pytest.approx(wanted.clip_value, rel=1e-6)
     assert torch.allclose(found.delta, wanted.delta, rtol=0, atol=2e-5 * float(wanted.delta.abs().max()))
@@ -72,7 +72,7 @@ def test_with_empty_places(room: int) -> None:
     """The generic engine leaves them out, and here they are computed and count for nothing."""
     for exact in (False, True):
         for rule in ("given", "quantile"):
-            agree("dict", task("dict", 0.5, exact=exact, room=room, plan={"clip_rule": rule}))
+            agree("dict", task("dict", 0.5, exact=exact, max_records=room, plan={"clip_rule": rule}))
 
 
 @pytest.mark.parametrize("name", ["residual", "Embedding", "frozen"])
@@ -93,7 +93,7 @@ def test_any_number_of_examples_in_blocks_of_any_size(name: str, blocks: int, mo
 @pytest.mark.parametrize("name", ["residual", "transformer", "dict"])
 def test_the_mean_of_a_batch_as_fedavg_takes_it(name: str) -> None:
     agree(name, task(name, 1.0, steps=plain("fixed", 9, 3)))
-    agree(name, task(name, 1.0, steps=plain("poisson", 9, 3), room=2 * RECORDS))
+    agree(name, task(name, 1.0, steps=plain("poisson", 9, 3), max_records=2 * RECORDS))
 
 
 def test_rows_as_cpsgd_takes_them() -> None:
@@ -106,7 +106,7 @@ def test_rows_as_cpsgd_takes_them() -> None:
 @pytest.mark.parametrize("name", ["residual", "transformer"])
 def test_threads_and_the_order_of_agents_change_no_bit(name: str) -> None:
     theta = FlatModel(net(name)).flatten()
-    tasks = [task(name, 0.3, key=derive_key(bytes(32), f"agent {n}"), room=100) for n in range(9)]
+    tasks = [task(name, 0.3, key=derive_key(bytes(32), f"agent {n}"), max_records=100) for n in range(9)]
     wanted = [result.delta for result in engine(name).train(theta, tasks)]
     for threads in (2, 7):
         again = engine(name, threads).train(theta, tasks[::-1])[::-1]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import fedspa
-from fedspa.engine.describe import _traced
-from fedspa.engine.layers import Unsupported
+from fedspa.engine import Unsupported
+from fedspa.engine.chain import _traced
 from fedspa.errors import ConfigError
 from fedspa.learning.frozen.traced import Untraced, by_layers
 from fedspa.learning.tracer import Forgotten, Tracer

@@ -8,8 +8,8 @@ from typing import get_args
 import torch
 from torch import nn
 
+from fedspa.engine import EngineName
 from fedspa.engine.choose import choose
-from fedspa.engine.names import EngineName
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import blank

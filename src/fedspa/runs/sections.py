@@ -16,7 +16,7 @@ from fedspa.data import columns as tables
 from fedspa.data.columns import ColumnName, Columns, Schema, Word
 from fedspa.data.participation import Rule
 from fedspa.data.partition import ALPHA_RANGE, Scheme
-from fedspa.engine.names import EngineName
+from fedspa.engine import EngineName
 from fedspa.learning.options import Error, Options
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping, ClipRule
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedspa.algorithms.fedspa import respond
 from fedspa.audit.probe import MakeEngine, Respond, one_key, public_key
 from fedspa.audit.setting import Setting
-from fedspa.engine.generic import GenericEngine
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError
 from fedspa.examples import taken
@@ -221,7 +221,7 @@ def broken(
     """`target` with that sampler and that release, in an engine that has them too, and mistakes of its own."""
 
     def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
-        return _BrokenEngine(GenericEngine(module), batches, release, largest, stale)
+        return _BrokenEngine(PerExampleEngine(module), batches, release, largest, stale)
 
     return replace(target, batches=batches, release=release, engine=make_engine)
 
@@ -251,7 +251,7 @@ class _BrokenEngine:
     the coordinates on which the records' gradients are largest, in place of those that the mask's seed names; with
     `stale` every step has the noise of the first."""
 
-    gradients: GenericEngine
+    gradients: PerExampleEngine
     batches: Batches
     release: Release
     largest: bool = False

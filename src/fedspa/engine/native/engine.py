@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.layers import Unsupported
+from fedspa.engine import Unsupported, chain, combine
+from fedspa.engine.chain import Activation, Flatten, Pair, Pool, Weighted
+from fedspa.engine.chain import describe as describe_chain
 from fedspa.engine.native import library
-from fedspa.engine.native.describe import describe
-from fedspa.engine.native.library import Level
-from fedspa.engine.obstacle import Obstacle, together
+from fedspa.engine.native.library import Layer, Level
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
@@ -31,15 +31,15 @@ from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 from fedspa.randomness.streams import derive_key
 
 
-def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Obstacle | None:
+def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Unsupported | None:
     """None if the native back end can train this model on records of this shape, else why not."""
     missing = library.missing()
     faults = [] if missing is None else [missing]
     try:
         describe(module, input_shape)
     except Unsupported as why:
-        faults.append(why.obstacle)
-    return together(faults) if faults else None
+        faults.append(why)
+    return combine(faults) if faults else None
 
 
 class NativeEngine:
@@ -261,3 +261,36 @@ def _check(code: int, held: int = 0, dimension: int = 0) -> None:
 
 def _strange_numbers(held: int) -> DataError:
     return DataError(f"an agent's records are numbered beyond the {held} that there are")
+
+
+_ACTIVATIONS = {"relu": library.RELU, "tanh": library.TANH}
+_POOLS = {"max": library.MAXPOOL, "mean": library.AVGPOOL}
+
+
+def describe(module: nn.Module, input_shape: chain.Shape) -> list[Layer]:
+    """The layers in order, parameter offsets as in `FlatModel`; raises `Unsupported`."""
+    for parameter in module.parameters():
+        if parameter.dtype != torch.float32:
+            raise Unsupported(f"parameters of type {parameter.dtype}", "give module.float()")
+    return [_native(layer) for layer in describe_chain(module, input_shape, (Weighted, Pool, Activation, Flatten))]
+
+
+def _native(layer: chain.Layer) -> Layer:
+    if isinstance(layer, Weighted):
+        offsets = {"weight_offset": layer.weight, "bias_offset": -1 if layer.bias is None else layer.bias}
+        if layer.kind == "linear":
+            return Layer(kind=library.LINEAR, outputs=layer.outputs, **offsets)
+        window = _window(layer.kernel, layer.stride, layer.padding)
+        return Layer(kind=library.CONV, outputs=layer.outputs, **window, **offsets)
+    if isinstance(layer, Pool):
+        window = _window(layer.kernel, layer.stride, layer.padding)
+        return Layer(kind=_POOLS[layer.kind], count_include_pad=int(layer.count_padding), **window)
+    if isinstance(layer, Activation):
+        return Layer(kind=_ACTIVATIONS[layer.kind])
+    assert isinstance(layer, Flatten)
+    return Layer(kind=library.FLATTEN)
+
+
+def _window(kernel: Pair, stride: Pair, padding: Pair) -> dict[str, int]:
+    names = ("kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w")
+    return dict(zip(names, (*kernel, *stride, *padding)))

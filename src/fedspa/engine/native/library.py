@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from fedspa.engine.obstacle import Obstacle
+from fedspa.engine import Unsupported
 
 _ABI = 9
 Level = Literal["plain", "avx2", "avx512", "neon"]  # as fedspa_native.h numbers them
@@ -100,7 +100,7 @@ def compiler() -> tuple[str, str | None]:
     return name, shutil.which(name)
 
 
-def missing() -> Obstacle | None:
+def missing() -> Unsupported | None:
     """None where there is a library, else why there is none."""
     if library() is not None:
         return None
@@ -109,7 +109,7 @@ def missing() -> Obstacle | None:
     name, found = compiler()
     # pip keeps what it built: without the last option it would take the same files again.
     again = "install fedspa again from where it came, with pip's --force-reinstall --no-deps --no-cache-dir"
-    return Obstacle(why, again if found else f"install a C compiler ({name}), then {again}")
+    return Unsupported(why, again if found else f"install a C compiler ({name}), then {again}")
 
 
 def best_level() -> Level:

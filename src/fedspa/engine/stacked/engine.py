@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.layers import Unsupported
+from fedspa.engine import Unsupported
 from fedspa.engine.local import local_steps, rows_at_once
-from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.stacked import rules
 from fedspa.engine.stacked.layers import describe
 from fedspa.engine.stacked.layers.base import Layer
@@ -32,37 +31,37 @@ if TYPE_CHECKING:
 _FIRST_WITH_TF32 = (8, 0)
 
 
-def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Obstacle | None:
+def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Unsupported | None:
     """None if the stacked back end can train this model on records of this shape, else why not."""
     try:
         describe(module, input_shape)
     except Unsupported as why:
-        return why.obstacle
+        return why
     return None
 
 
-def device_obstacle(device: torch.device | str, exact: bool) -> Obstacle | None:
+def device_obstacle(device: torch.device | str, exact: bool) -> Unsupported | None:
     """None if the stacked back end can run on this device, with noise `exact` or without, else why not."""
     kind = torch.device(device).type
     if kind == "cpu":
         return None
     if kind != "cuda":
-        return Obstacle(f"it runs on CPUs and CUDA devices, and run.device is {kind!r}")
+        return Unsupported(f"it runs on CPUs and CUDA devices, and run.device is {kind!r}")
     if exact:
-        return Obstacle("it cannot draw noise 'exact' on a GPU", "privacy.noise = 'secure', in floating point")
+        return Unsupported("it cannot draw noise 'exact' on a GPU", "privacy.noise = 'secure', in floating point")
     if find_spec("triton") is None:
-        return Obstacle("its kernels need Triton, which is not installed", "pip install triton")
+        return Unsupported("its kernels need Triton, which is not installed", "pip install triton")
     return None
 
 
-def slows(device: torch.device | str, tf32: bool) -> Obstacle | None:
+def slows(device: torch.device | str, tf32: bool) -> Unsupported | None:
     """None if it runs as fast there as it can."""
     kind = torch.device(device)
     if tf32 or kind.type != "cuda" or not torch.cuda.is_available():
         return None
     if torch.cuda.get_device_capability(kind) < _FIRST_WITH_TF32:
         return None
-    return Obstacle(
+    return Unsupported(
         "products are in full float32",
         "run.tf32 = true rounds their factors to 10 bits of mantissa; the guarantee stays as it is",
     )

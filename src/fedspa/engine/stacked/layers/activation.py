@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedspa.engine import layers
+from fedspa.engine import chain
 from fedspa.engine.stacked.layers.base import Kept, Layer
 
 
 class Activation(Layer):
-    def __init__(self, layer: layers.Activation, inputs: int) -> None:
+    def __init__(self, layer: chain.Activation, inputs: int) -> None:
         super().__init__(inputs, inputs)
         self.kind = layer.kind
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedspa.engine.layers import Unsupported
+from fedspa.engine import Unsupported
 from fedspa.engine.stacked.buffers import ChainBuffers, Shape
 from fedspa.engine.stacked.streams import Streams
 

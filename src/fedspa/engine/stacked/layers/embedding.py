@@ -6,14 +6,14 @@ import math
 
 from torch import Tensor
 
-from fedspa.engine import layers
+from fedspa.engine import chain
 from fedspa.engine.stacked.layers.base import Kept, Layer, Stage, Unit, power
 
 
 class Embedding(Layer):
     launched = only_first = True
 
-    def __init__(self, layer: layers.Embedding, inputs: int) -> None:
+    def __init__(self, layer: chain.Embedding, inputs: int) -> None:
         super().__init__(inputs, layer.tokens * layer.width)
         self.start = self._first = layer.weight
         self.size = layer.size

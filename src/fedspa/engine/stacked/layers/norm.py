@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedspa.engine import layers
+from fedspa.engine import chain
 from fedspa.engine.stacked.layers.base import Kept, Layer, Stage, Unit, bias_behind, power
 
 # Values of a group that a program holds at a time.
@@ -17,7 +17,7 @@ _GROUP = 1024
 class Norm(Layer):
     launched = True
 
-    def __init__(self, layer: layers.Norm, inputs: int) -> None:
+    def __init__(self, layer: chain.Norm, inputs: int) -> None:
         super().__init__(inputs, inputs)
         bias_behind(layer.weight, layer.parameters, layer.bias)
         self.norm, self.size = layer, layer.size

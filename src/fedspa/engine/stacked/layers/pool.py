@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedspa.engine import layers
+from fedspa.engine import chain
 from fedspa.engine.stacked.layers.base import Kept, Layer
 
 aten = torch.ops.aten
 
 
 class Pool(Layer):
-    def __init__(self, layer: layers.Pool, inputs: int) -> None:
+    def __init__(self, layer: chain.Pool, inputs: int) -> None:
         super().__init__(inputs, layer.image[0] * layer.out[0] * layer.out[1])
         self._layer, self.halves = layer, layer.halves
         self._window = (layer.kernel, layer.stride, layer.padding)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedspa.engine import layers
+from fedspa.engine import chain
 from fedspa.engine.stacked.layers.activation import Activation
 from fedspa.engine.stacked.layers.base import Blocks, Kept, Layer, Stage, Unit, bias_behind, power
 from fedspa.engine.stacked.layers.pool import Pool, unpool
@@ -26,7 +26,7 @@ class Weighted(Layer):
     launched = True
 
     def __init__(
-        self, layer: layers.Weighted, inputs: int, pooled: bool = False, activation: Activation | None = None
+        self, layer: chain.Weighted, inputs: int, pooled: bool = False, activation: Activation | None = None
     ) -> None:
         self.weighted, self.pooled, self.activation = layer, pooled, activation
         down, across = layer.out
