@@ -61,6 +61,8 @@ CASES = {
     "cifar10-published": Case("cifar10-cnn", (3, 32, 32), 50, 500, 0.1, "coordinate", 5, 1),
     "cifar10-dp-fed-published": Case("cifar10-cnn", (3, 32, 32), 50, 500, 1.0, "coordinate", 5, 1),
     "cifar10-fedavg": Case("cifar10-cnn", (3, 32, 32), 50, 500, 1.0, None, 5, 1),
+    "logistic-p1": Case("logistic", (784,), 10, 600, 1.0, "coordinate", 400, 1),
+    "mlp-p1": Case("mlp", (784,), 10, 600, 1.0, "coordinate", 200, 1),
 }
 
 

@@ -61,7 +61,7 @@ class NativeEngine:
         self.threads = threads
         self._level = library.number(level or library.best_level())
         self._dimension = sum(p.numel() for p in module.parameters())
-        self._nets: dict[tuple[tuple[int, ...], bool], int] = {}
+        self._nets: dict[tuple[int, ...], int] = {}
         self._building = Lock()
 
     def clipped_sum(
@@ -139,21 +139,21 @@ class NativeEngine:
             raise ConfigError(f"theta has {start.numel()} values; the model has {self._dimension} parameters")
         return start
 
-    def _net(self, shape: tuple[int, ...], straight: bool = False) -> int:
+    def _net(self, shape: tuple[int, ...]) -> int:
         """The library's net for records of this shape, built once, whichever thread asks first."""
         with self._building:
-            if (shape, straight) not in self._nets:
-                self._nets[shape, straight] = self._build(shape, straight)
-            return self._nets[shape, straight]
+            if shape not in self._nets:
+                self._nets[shape] = self._build(shape)
+            return self._nets[shape]
 
-    def _build(self, shape: tuple[int, ...], straight: bool) -> int:
+    def _build(self, shape: tuple[int, ...]) -> int:
         try:
             layers = describe(self._module, shape)
         except Unsupported as why:
             raise ConfigError(f"run.engine = 'native' is not possible for this model: {why}") from why
         sides = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
         net: int = self._library.fedspa_net_new(
-            (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension, straight
+            (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension
         )
         if not net:
             raise ConfigError("run.engine = 'native' could not lay out this model; use run.engine = 'generic'")
@@ -169,10 +169,10 @@ class NativeEngine:
         x, y, numbers = _held(*task.tensors, task.rows)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
         active = task.require_active(self._dimension)
-        # Where noise goes to many coordinates, their order matters more than the rest of a step.
-        net = self._net(tuple(x.shape[1:]), straight=plan is not None and 4 * active > self._dimension)
         delta = torch.empty(active, dtype=torch.float32)
-        agent = library.Agent(net=net, delta=delta.data_ptr(), code=library.STOPPED)  # until somebody has trained it
+        agent = library.Agent(
+            net=self._net(tuple(x.shape[1:])), delta=delta.data_ptr(), code=library.STOPPED
+        )  # until somebody has trained it
         order = agent.task
         order.x, order.y, order.numbers = x.data_ptr(), y.data_ptr(), None if numbers is None else numbers.data_ptr()
         order.records, order.held = task.records, len(y)
