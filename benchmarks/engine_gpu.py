@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ending import ends_with_children
 from fedspa.engine.chain import Weighted, describe
 from fedspa.engine.stacked import StackedEngine
-from fedspa.engine.stacked.batches import Draws
+from fedspa.engine.stacked.buffers import Draws
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build

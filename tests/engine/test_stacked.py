@@ -17,13 +17,11 @@ from torch import nn
 from fedspa.engine.local import Gradients
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.stacked import StackedEngine, device_obstacle, supports
-from fedspa.engine.stacked.batches import Draws
-from fedspa.engine.stacked.buffers import Shape, room
+from fedspa.engine.stacked.buffers import Draws, Shape, room
 from fedspa.engine.stacked.chacha import GROUP, ChaChaNoise, block_words
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.stacked.layers import describe, fuse
-from fedspa.engine.stacked.layers.activation import Activation
-from fedspa.engine.stacked.layers.pool import Pool
+from fedspa.engine.stacked.layers.base import Activation, Pool
 from fedspa.engine.stacked.layers.weighted import Weighted
 from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError

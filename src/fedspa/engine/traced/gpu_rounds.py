@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.local import EMPTY, SlotAssignment
-from fedspa.engine.stacked.batches import Batches, Draws
-from fedspa.engine.stacked.buffers import Shape
+from fedspa.engine.stacked.buffers import Batches, Draws, Shape
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.engine.traced.gpu_stack import Stack
 from fedspa.engine.traced.program import Program

@@ -128,10 +128,10 @@ class Steps:
         if not self._on_gpu:
             held.noise.copy_(noise(held.keys, int(held.step), s.active))
             return
-        from fedspa.engine.stacked import step_kernels
+        from fedspa.engine.stacked import kernels
 
         grid = (math.ceil(s.active / GROUP) + 1, s.agents)
-        step_kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
+        kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
 
     def measured(self, parts: Sequence[Made], examples: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of each example [agents, examples]: Σ g² of its active gradients, how many are not zero, or above a clip."""
@@ -208,7 +208,7 @@ class Steps:
                 move_clip(held, self._shares)
             held.step.add_(1)
             return
-        from fedspa.engine.stacked.step_end import end_step
+        from fedspa.engine.stacked.stack import end_step
 
         end_step(held, s, self._sums, self._table, 1, self._shares)
 

@@ -1,4 +1,4 @@
-"""The layers that the stacked back end has rules and kernels for: a file each, and a line here."""
+"""The layers that the stacked back end has rules and kernels for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from torch import nn
 
 from fedspa.engine import Unsupported, chain
 from fedspa.engine.chain import describe as describe_chain
-from fedspa.engine.stacked.layers.activation import Activation
-from fedspa.engine.stacked.layers.base import Layer
-from fedspa.engine.stacked.layers.embedding import Embedding
-from fedspa.engine.stacked.layers.norm import Norm
-from fedspa.engine.stacked.layers.pool import Pool
+from fedspa.engine.stacked.layers.base import Activation, Layer, Pool
+from fedspa.engine.stacked.layers.norm import Embedding, Norm
 from fedspa.engine.stacked.layers.weighted import Weighted
 
 KINDS: dict[type, Any] = {

@@ -15,9 +15,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedspa.engine import chain
-from fedspa.engine.stacked.layers.activation import Activation
-from fedspa.engine.stacked.layers.base import Blocks, Kept, Layer, Stage, Unit, bias_behind, power
-from fedspa.engine.stacked.layers.pool import Pool, unpool
+from fedspa.engine.stacked.layers.base import (
+    Activation,
+    Blocks,
+    Kept,
+    Layer,
+    Pool,
+    Stage,
+    Unit,
+    bias_behind,
+    power,
+    unpool,
+)
 
 
 class Weighted(Layer):
