@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from native_nets import KEY, gradient_scale, nets, records, small_net, small_task
 from plain import plain
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
@@ -168,16 +167,6 @@ def test_whole_training_agrees_with_the_reference(
     assert ours.clip_value == pytest.approx(truth.clip_value, rel=1e-4 if rule == "quantile" else 0)
 
 
-def test_fedavg_agrees_with_the_reference() -> None:
-    theta = FlatModel(small_net()).flatten()
-    private = small_task(steps=20)
-    task = LocalTask(private.x, private.y, None, 1.0, 0.1, plain("poisson", 6, 20), KEY)
-    ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
-    truth = float64_reference(small_net()).train(theta, [task])[0]
-    assert float((ours.delta - truth.delta).abs().max()) < 5e-6
-    assert ours.clip_value == 0.0
-
-
 def test_batches_larger_than_a_chunk_and_empty_ones() -> None:
     theta = FlatModel(small_net()).flatten()
     base = small_task()
@@ -188,22 +177,3 @@ def test_batches_larger_than_a_chunk_and_empty_ones() -> None:
         ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
         truth = float64_reference(small_net()).train(theta, [task])[0]
         assert float((ours.delta - truth.delta).abs().max()) < 2e-6
-
-
-def test_functional_layers_and_nesting_are_traced() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features = nn.Sequential(nn.Sequential(nn.Conv2d(1, 3, 3)), nn.Identity())
-            self.head = nn.Linear(3 * 5 * 5, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = functional.max_pool2d(torch.relu(self.features(x)), 2)
-            return self.head(torch.flatten(h, 1))
-
-    module = Net()
-    base = small_task()
-    theta = FlatModel(module).flatten()
-    task = LocalTask(base.x, base.y % 4, None, 1.0, 0.1, plain("poisson", 6, 3), KEY)
-    ours = NativeEngine(module, 1).train(theta, [task])[0].delta
-    assert float((ours - float64_reference(module).train(theta, [task])[0].delta).abs().max()) < 1e-6

@@ -67,7 +67,7 @@ def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool
 
 
 @pytest.mark.parametrize("level", library.LEVELS)
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (20, 24), (33, 50), (64, 72)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (20, 24), (33, 50)])
 @pytest.mark.parametrize("pooled", [False, True])
 def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: int, outputs: int, pooled: bool) -> None:
     """16 input channels and more, stride 1, an even output: where the forward pass takes Winograd's way."""
@@ -75,7 +75,7 @@ def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: in
 
 
 @pytest.mark.parametrize("level", library.LEVELS)
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 8), (1, 9), (1, 10), (3, 8), (10, 20), (17, 33)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 9), (3, 8), (10, 20), (17, 33)])
 @pytest.mark.parametrize(
     ("height", "stride", "shape"),
     [(5, 1, (13, 12)), (5, 1, (9, 10)), (5, 1, (7, 12)), (3, 2, (6, 11)), (1, 1, (5, 14))],

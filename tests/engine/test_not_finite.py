@@ -75,12 +75,6 @@ def test_all_engines_count_the_same_examples(clip: str, rule: str, masked: bool)
         assert bad.delta.isfinite().all()
 
 
-def test_the_exact_mode_counts_too() -> None:
-    theta = FlatModel(net()).flatten()
-    [result] = PerExampleEngine(net()).train(theta, [task("l2", "given", None, BAD, exact=True)])
-    assert result.zeroed == sampled_bad()
-
-
 def test_without_a_plan_nothing_is_left_out_and_nothing_counted() -> None:
     theta = FlatModel(net()).flatten()
     private = task("l2", "given", None, BAD)

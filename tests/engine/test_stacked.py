@@ -209,32 +209,6 @@ def small_net() -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("active", [None, 20])
-@pytest.mark.parametrize("seed", range(5))
-def test_the_quantile_of_coordinates_matches_the_reference(active: int | None, seed: int) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(49, 6), nn.Tanh(), nn.Linear(6, CLASSES))
-    task = make_task(net, (1, 7, 7), active, "coordinate", clip_rule="quantile", seed=seed)
-    theta = FlatModel(net).flatten()
-    engines = StackedEngine(net, "cpu", tf32=False), float64_reference(net)
-    got, wanted = (engine.train(theta, [task])[0] for engine in engines)
-    assert torch.allclose(got.delta.double(), wanted.delta, rtol=1e-4, atol=1e-4 * float(wanted.delta.abs().max()))
-    assert got.clip_value == pytest.approx(wanted.clip_value, rel=1e-5)
-
-
-def test_an_agents_bits_do_not_depend_on_its_company() -> None:
-    net = small_net()
-    theta = FlatModel(net).flatten()
-    tasks = [make_task(net, (1, 7, 7), 20, "l2", seed=seed) for seed in range(3)]
-    engine = StackedEngine(net, "cpu", tf32=False)
-    together, backwards = engine.train(theta, tasks), engine.train(theta, tasks[::-1])[::-1]
-    for task, one, two in zip(tasks, together, backwards):
-        assert torch.equal(one.delta, two.delta)
-        assert torch.equal(one.delta, engine.train(theta, [task])[0].delta)
-    assert not torch.equal(together[0].delta, together[1].delta)
-    assert torch.equal(theta, FlatModel(small_net()).flatten())
-
-
 def test_records_among_those_of_others_are_the_same_records() -> None:
     """Kernels know of no record numbers: what is not the agent's must be gone before them."""
     net = small_net()
@@ -245,11 +219,6 @@ def test_records_among_those_of_others_are_the_same_records() -> None:
     theta, engine = FlatModel(net).flatten(), StackedEngine(net, "cpu", tf32=False)
     scattered = replace(task, x=x, y=y, rows=numbers)
     assert torch.equal(engine.train(theta, [scattered])[0].delta, engine.train(theta, [task])[0].delta)
-
-
-def test_tf32_is_a_gpus_affair() -> None:
-    assert StackedEngine(small_net(), "cpu", tf32=True).tf32 is False
-    assert StackedEngine(small_net(), "cpu", tf32=True).name == "stacked"
 
 
 def test_devices_it_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,15 +277,6 @@ def test_batches_by_stretches_are_those_drawn_at_once(sampling: Any, steps: int,
     assert whole.records.tolist() == wanted.records.tolist()
 
 
-def test_empty_batches_are_batches() -> None:
-    x, y = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
-    task = LocalTask(x, y, None, 1.0, 0.1, plain("poisson", 0, 5), derive_key(bytes(32), "none"))
-    made = Draws(task).whole()
-    assert made.sizes.tolist() == [0] * 5
-    assert made.largest == 0
-    assert made.table(8).shape == (5, 8)
-
-
 @pytest.mark.parametrize(
     ("net", "shape", "word"),
     [
@@ -339,22 +299,6 @@ def test_what_has_no_rule_is_refused_by_name(net: nn.Module, shape: tuple[int, .
     why = supports(net, shape)
     assert why is not None
     assert word in why.reason
-
-
-def test_frozen_shared_and_buffered_are_refused() -> None:
-    frozen = small_net()
-    frozen[0].weight.requires_grad_(False)
-    layer = nn.Linear(3, 3)
-    buffered = nn.Sequential(nn.Linear(3, 3))
-    buffered[0].register_buffer("mean", torch.zeros(1))
-    assert "frozen" in str(supports(frozen, (1, 7, 7)))
-    assert "used twice" in str(supports(nn.Sequential(layer, nn.Tanh(), layer), (3,)))
-    assert "buffers" in str(supports(buffered, (3,)))
-    assert supports(small_net(), (1, 7, 7)) is None
-    with pytest.raises(ConfigError, match="does not fit"):
-        StackedEngine(small_net(), "cpu", tf32=False).train(
-            FlatModel(small_net()).flatten(), [make_task(small_net(), (49,), None, "l2")]
-        )
 
 
 def test_bad_tasks_are_refused() -> None:
@@ -396,14 +340,6 @@ class Tokens(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.out(self.embedding(x.long()).flatten(1))
         return logits
-
-
-def test_a_model_that_makes_its_records_tokens_itself() -> None:
-    net = Tokens()
-    engine, theta = StackedEngine(net, "cpu", tf32=False), FlatModel(net).flatten()
-    x, y = torch.randint(WORDS, (5, 2)).float(), torch.randint(CLASSES, (5,))
-    ours, truth = (torch.cat(list(each.rows(theta, x, y, None))) for each in (engine, PerExampleEngine(net)))
-    assert torch.allclose(ours, truth, atol=1e-6)
 
 
 def test_it_hands_out_each_examples_gradient() -> None:

@@ -80,7 +80,3 @@ def test_the_others_have_the_same_places_in_law_whichever_record_is_taken_out() 
     assert set(full) == set(less) == set(ways)
     chi_squared = sum((full[way] - less[way]) ** 2 / (full[way] + less[way]) for way in ways)
     assert chi_squared < len(ways) + 5 * (2 * len(ways)) ** 0.5
-
-
-def test_they_are_dealt_anew_in_each_participation() -> None:
-    assert len({tuple(dealt(placed(task(6, 40, number)))) for number in range(50)}) == 50
