@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test test-gpu explore lint fuzz tables docs docs-images wheels clean
+.PHONY: run test test-gpu test-long lint fuzz tables docs docs-images wheels clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedspa run
@@ -21,12 +21,11 @@ GPU_PYTHON ?= $(BIN)/python
 test-gpu:
 	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -n 4 --dist worksteal -m 'gpu and not long'
 
-# New random examples for every law that hypothesis draws, TURNS times over; stops where one falls, and prints it.
-TURNS ?= 20
-explore: $(VENV)/.installed-dev
-	for turn in $$(seq $(TURNS)); do \
-		env -u CI $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'hypothesis or long' $(TESTS) || exit 1; \
-	done
+# Long versions of tests, and five times as many new random examples for every law that hypothesis draws. TESTS names a
+# folder, as TESTS=tests/engine.
+test-long: $(VENV)/.installed-dev
+	env -u CI HYPOTHESIS_PROFILE=long CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+		-m 'hypothesis or long' $(TESTS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -24,8 +24,9 @@ from torch.nn import functional
 from fedspa.engine.choose import choose
 from fedspa.engine.task import LocalTask
 from fedspa.examples import Examples
+from fedspa.learning.backbone import Split, split
+from fedspa.learning.features import Features
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.frozen import Features, Split, split
 from fedspa.learning.tasks import Classification
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import derive_key

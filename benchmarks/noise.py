@@ -22,8 +22,8 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedspa.mechanisms.gaussian import exact
-from fedspa.mechanisms.gaussian.grid import make_grid
+from fedspa.mechanisms.gaussian import exact, release
+from fedspa.mechanisms.gaussian.exact import make_grid
 from fedspa.mechanisms.gaussian.release import add_noise
 from fedspa.randomness.streams import Stream, derive_key, root_key
 
@@ -77,7 +77,7 @@ def steps(stream: Stream, repeats: int) -> list[dict[str, float]]:
         for clip, value in (("l2", 1.0), ("coordinate", active**-0.5)):
             grid = make_grid(clip, value, active, SIGMA)  # type: ignore[arg-type]
             row[f"exact {clip}"] = 1e3 * best_seconds(
-                lambda c=clipped, g=grid: exact.release(exact.integer_sum(c, g), g, stream),  # type: ignore[misc]
+                lambda c=clipped, g=grid: release.release_on_grid(release.integer_sum(c, g), g, stream),  # type: ignore[misc]
                 repeats,
             )
         rows.append(row)

@@ -39,8 +39,7 @@ from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import CLIP_UNITS, Asked, Cohort
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
-from fedspa.mechanisms.discrete_gaussian.mechanism import calibrated
-from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
+from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan, calibrated
 from fedspa.secagg.keys import SecretKey
 from fedspa.secagg.message import decode, encode, size, upload
 from fedspa.secagg.pads import reduced, word_type

@@ -6,7 +6,7 @@
 Each arm has the same total ε and δ, and is judged by test records that chose nothing. `free` are the shipped settings,
 chosen on held-out training records without paying; `default` are the library's own; `suggest` those of
 `fedspa suggest`; `tuned` is `fedspa tune` from the defaults, with the search inside ε; `trials`, of tables, the same
-without rehearsals; `agents` the same without held-out records, so that agents score. Seeds 1000 to 1004 were used for
+without proxy runs; `agents` the same without held-out records, so that agents score. Seeds 1000 to 1004 were used for
 nothing else.
 
 Every (data set, arm, seed) is a process of its own with one thread, `--jobs` of them at a time. `--out` is written

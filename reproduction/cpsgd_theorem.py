@@ -1,16 +1,16 @@
 """The theorem that was published for cpSGD, with its sensitivities as printed. Its ε can be below the truth.
 
 Agarwal, Suresh, Yu, Kumar, McMahan, "cpSGD", NeurIPS 2018, Theorem 1, at p = 1/2; sampling and composition as in
-`fedspa.mechanisms.binomial.bound`.
+`fedspa.algorithms.cpsgd.accounting`.
 """
 
 from __future__ import annotations
 
 import math
 
-from fedspa.mechanisms.binomial.bound import Sensitivity, amplified, spread, variance
-from fedspa.mechanisms.binomial.event import BinomialEvent
-from fedspa.privacy import composition
+from fedspa.algorithms.cpsgd.accounting import Sensitivity, amplified, variance
+from fedspa.algorithms.cpsgd.event import BinomialEvent, spread
+from fedspa.privacy.accounting import compose_releases
 
 _LARGEST_STEP_DELTA = 0.1
 _SLACK = 1 + 1e-9
@@ -39,7 +39,7 @@ def published_shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: flo
 
 def published_epsilon(event: BinomialEvent, participations: int, delta: float) -> float:
     """ε at `delta`, replace-one, of so many participations; infinite outside the theorem's condition."""
-    return composition.epsilon({event: participations}, delta, _sampled)
+    return compose_releases({event: participations}, delta, _sampled)
 
 
 def _sampled(event: BinomialEvent, delta: float) -> float:

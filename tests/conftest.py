@@ -16,10 +16,12 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 
-# Deterministic in CI: a failure there is a failure everywhere.
-settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("dev", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+# Deterministic in CI: a failure there is a failure everywhere. `make test-long` draws new examples, and more of them.
+_QUICK = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", _QUICK, derandomize=True)
+settings.register_profile("dev", _QUICK)
+settings.register_profile("long", _QUICK, max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 # Typer makes all commands anew for each call, from signatures that do not change: 30 ms for each of thousands of calls.
 typer.main.get_command = functools.cache(typer.main.get_command)

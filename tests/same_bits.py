@@ -21,7 +21,7 @@ import random
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def settings() -> Iterator[tuple[str, Sections]]:
     yield "fixed-size", merged(seeded, fixed)
     yield "calibrated", merged(seeded, {"privacy": {"noise_multiplier": None, "epsilon": 4.0}})
     for rotation in (True, False):
-        yield f"cpsgd-rotation-{rotation}", merged(ALGORITHMS["cpsgd"], seeded, {"algorithm": {"rotation": rotation}})
+        options = {"options": {"trials": 9000, "rotation": rotation}}
+        yield f"cpsgd-rotation-{rotation}", merged(ALGORITHMS["cpsgd"], seeded, {"algorithm": options})
     for name, noise in itertools.product(SUMS, ("seeded", "secure")):
         yield f"sums-{name}-{noise}", merged(SUMS[name], {"privacy": {"noise": noise}})
     for name, data, model in TASKS:
@@ -158,11 +159,7 @@ def resumed(folder: Path, sections: Sections) -> None:
 
 
 def through_flower(folder: Path, sections: Sections) -> None:
-    run_config = {
-        f"{section}.{key}": "" if value is None else value
-        for section, keys in small(folder, **sections).items()
-        for key, value in keys.items()
-    }
+    run_config = {key: "" if value is None else value for key, value in flattened("", small(folder, **sections))}
     run_config |= {key: value for key, value in SIMULATION.items() if key.startswith("flower.")}
     if "privacy.members" in run_config:
         run_config["flower.quorum"] = ""  # a sum needs its whole cohort
@@ -171,6 +168,14 @@ def through_flower(folder: Path, sections: Sections) -> None:
     grid = LocalGrid({100 + i: {"simulation": True} for i in range(6)}, run_config)
     config, how = read_config(run_config)
     server_app.serve(PollingGrid(grid, how.poll), config, how)
+
+
+def flattened(prefix: str, tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flattened(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
 
 
 def main() -> int:

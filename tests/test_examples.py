@@ -49,6 +49,22 @@ RUN = ["-c", "from fedspa.cli import main; main()"]
 
 
 @pytest.mark.slow
+def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
+    short = ["--set", "federation.rounds=6", "--set", "privacy.noise=seeded", "--json"]
+    sparse = json.loads(played("own-algorithm", [*RUN, "run", "config.toml", *short, "--set", "run.out=a"], tmp_path))
+    folder = tmp_path / "own-algorithm"
+    whole = json.loads(
+        on(folder, [*RUN, "run", "config.toml", *short, "--set", "run.out=b", "--set", "algorithm.options.keep=1.0"])
+    )
+    assert sparse["algorithm"] == "topk:TOP_K"
+    assert sparse["epsilon"] == whole["epsilon"] <= 8
+    assert sparse["payload_bytes"] < 0.97 * whole["payload_bytes"]
+    assert "topk:TOP_K" in (folder / "a" / "report.html").read_text("utf-8")
+    lines = (EXAMPLES / "own-algorithm" / "topk.py").read_text("utf-8").splitlines()
+    assert len(lines) <= 60
+
+
+@pytest.mark.slow
 def test_diabetes_in_the_units_of_its_table(tmp_path: Path) -> None:
     played("diabetes", ["table.py"], tmp_path)
     folder = tmp_path / "diabetes"

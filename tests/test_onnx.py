@@ -44,7 +44,7 @@ def test_another_runtime_gives_the_same_outputs(tmp_path: Path) -> None:
             np.testing.assert_allclose(outputs(file, x=x.numpy()), result.module(x).numpy(), rtol=1e-5, atol=1e-3)
     before = file.read_bytes()
     assert str(Path(torch.__file__).parent).encode() not in before  # no path of the machine that wrote it
-    ended = CliRunner().invoke(app, ["model", "export", str(tmp_path / "run"), str(file)])  # replaces its own
+    ended = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(file)])  # replaces its own
     assert (ended.exit_code, ended.output) == (0, f"{file}\n")
     assert len(file.read_bytes()) == len(before)
 

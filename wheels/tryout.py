@@ -95,11 +95,11 @@ def installed() -> None:
 
 
 def doctor() -> None:
-    told = json.loads(fedspa("doctor", "--json"))
-    answers = {answer["subject"]: answer for answer in told["answers"]}
-    assert told["ready"], told
-    assert answers["native"]["works"], answers["native"]
-    assert answers["compiler"]["detail"].startswith("no "), answers["compiler"]  # or this would prove less
+    outcome = json.loads(fedspa("doctor", "--json"))
+    checks = {check["subject"]: check for check in outcome["checks"]}
+    assert outcome["ready"], outcome
+    assert checks["native"]["passed"], checks["native"]
+    assert checks["compiler"]["detail"].startswith("no "), checks["compiler"]  # or this would prove less
 
 
 def quickstart() -> None:

@@ -10,8 +10,9 @@ import torch
 from fedspa.engine.choose import choose
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.examples import Examples, moved, taken
+from fedspa.learning.backbone import Split, split
+from fedspa.learning.features import Features
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.frozen import Features, Split, split
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping, drawing, own_engine

@@ -11,11 +11,11 @@ import pytest
 import torch
 from sample_plans import CIFAR, MNIST
 
+from fedspa.algorithms.cpsgd.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.data import datasets
 from fedspa.data.participation import schedule
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.learning import models
-from fedspa.mechanisms.binomial.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedspa.mechanisms.binomial.bound import sensitivity
-from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.algorithms.cpsgd.accounting import sensitivity
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from reproduction.cpsgd_theorem import published_epsilon, published_sensitivity, published_shift_epsilon
 
 EVENT = BinomialEvent(

@@ -23,8 +23,9 @@ per_round = 3
 name = "cpsgd"
 local_steps = 1
 batch = 10
-bits = 4
 local_lr = 1.0
+[algorithm.options]
+bits = 4
 [privacy]
 noise = "seeded"
 sampling = "fixed"
@@ -34,9 +35,15 @@ clip_value = 0.05
 engine = "generic"
 threads = 1
 """
-SHARES = ["algorithm.name=fedspa", "algorithm.compression=0.2", "algorithm.mask=shared", "algorithm.batch=480"]
+SHARES = [
+    "algorithm.name=fedspa",
+    "algorithm.options=none",
+    "algorithm.compression=0.2",
+    "algorithm.mask=shared",
+    "algorithm.batch=480",
+]
 SHARES += ["privacy.sampling=poisson", "privacy.clip=l2", "privacy.epsilon=4.0"]
-TRIALS, SECURE = "privacy.trials=1000", "privacy.adversary=secure-aggregation"
+TRIALS, SECURE = "algorithm.options.trials=1000", "privacy.adversary=secure-aggregation"
 TABLE = f"""
 title = "Sums"
 data = "digits"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fedspa.data.dataset import Dataset
     from fedspa.data.given import from_agents, from_arrays, from_examples, from_partitioner, from_table
     from fedspa.errors import FedspaError, FedspaWarning, MixingWarning, RunWarning, SeededNoiseWarning
-    from fedspa.learning.check import check
     from fedspa.learning.fix import fix
-    from fedspa.learning.sound import Problem
+    from fedspa.learning.layers import Problem
+    from fedspa.learning.validate import check
     from fedspa.result import RunResult, load_model
     from fedspa.running import run
     from fedspa.runs.config import Config, load
@@ -38,11 +38,11 @@ _PUBLIC = {
     "FedspaError": "fedspa.errors",
     "FedspaWarning": "fedspa.errors",
     "MixingWarning": "fedspa.errors",
-    "Problem": "fedspa.learning.sound",
+    "Problem": "fedspa.learning.layers",
     "RunResult": "fedspa.result",
     "RunWarning": "fedspa.errors",
     "SeededNoiseWarning": "fedspa.errors",
-    "check": "fedspa.learning.check",
+    "check": "fedspa.learning.validate",
     "fix": "fedspa.learning.fix",
     "from_agents": "fedspa.data.given",
     "from_arrays": "fedspa.data.given",

@@ -99,7 +99,7 @@ def _in_notebook(rounds: int) -> Show:
 @contextmanager
 def _features_told(tell: Callable[[str], None]) -> Iterator[None]:
     """The first pass through a frozen body can take minutes: what it says meanwhile is told."""
-    logger, handler = logging.getLogger("fedspa.learning.frozen.features"), logging.Handler()
+    logger, handler = logging.getLogger("fedspa.learning.features"), logging.Handler()
     handler.emit = lambda record: tell(record.getMessage())  # type: ignore[method-assign]
     level = logger.level
     logger.setLevel(logging.INFO)

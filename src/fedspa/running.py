@@ -17,7 +17,7 @@ from torch import nn
 from fedspa import report
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, one_line, quoted, warn
-from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks import Loss
 from fedspa.learning.threads import torch_threads
 from fedspa.progress import Progress, watching
 from fedspa.result import RunResult
@@ -28,8 +28,8 @@ from fedspa.runs.course import Course
 from fedspa.runs.ending import Stopping
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import SEEDED
+from fedspa.runs.identity import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import digests_of, facts, refuse_ungiven, to_go_on, under_true_names
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import Simulated, prepare
 from fedspa.runs.simulate import CAP_USED_UP, Simulation

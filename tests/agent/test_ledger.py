@@ -22,13 +22,14 @@ from fedspa.agent.ledger import ledger as ledger_module
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, verify
 from fedspa.agent.ledger.storage import GENESIS, Anchor, _anchor_file, create
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
-from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GAUSSIAN
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total, total
 from fedspa.privacy.event import Event, Neighbours
-from fedspa.privacy.moments import ORDERS, Moments
+from fedspa.privacy.filter import ORDERS, Moments
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)
 OTHER = GaussianEvent("poisson", 10, 600, 100, 2.5)
@@ -62,7 +63,7 @@ def test_an_older_fedspa_is_to_be_upgraded_and_nothing_restored(path: Path, monk
     """A backup would know nothing of what was spent since."""
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0")
-        monkeypatch.delitem(mechanisms.MECHANISMS["gaussian"].events, "gaussian")
+        monkeypatch.delitem(GAUSSIAN.events, "gaussian")
         mechanisms._event_of.cache_clear()
         newer = r"written by a newer fedspa .*gaussian.*upgrade"
         with pytest.raises(LedgerError, match=newer) as caught:

@@ -14,8 +14,8 @@ from fedspa.agent.ledger import report, storage
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import COLUMNS, MOST_PROBLEMS, export, lines, summary, verify
 from fedspa.agent.ledger.storage import GENESIS, entry_hash
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import LedgerError, PrivacyError
-from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.cap import BY_FILTER, Cap, Total, floor_total, total
 

@@ -22,9 +22,9 @@ from fedspa.agent.member import Member, played_key, played_keys
 from fedspa.agent.participate import Invitation, Outbox, Refusal, participate_once
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.algorithms import Agent
+from fedspa.algorithms.base import IntegerUpdate
 from fedspa.algorithms.session import session_of
 from fedspa.errors import ConfigError
-from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.runs.config import load
 from fedspa.runs.setup import prepare
 from fedspa.secagg.keys import SecretKey

@@ -1,15 +1,15 @@
-"""The real path, from config to θ, is Algorithm 1 as `algorithms/algorithm1.py` spells it out."""
+"""The real path, from config to θ, is Algorithm 1 as `algorithm1.py` beside this spells it out."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from algorithm1 import fed_spa, local_update
 from safetensors.torch import load_file
 from torch import nn
 
 import fedspa
-from fedspa.algorithms import FED_SPA
-from fedspa.algorithms.algorithm1 import fed_spa, local_update
+from fedspa.algorithms.builtin import FED_SPA
 from fedspa.learning.flat import FlatModel
 from fedspa.randomness.streams import agent_key, derive_key, mask_seed, root_key
 from fedspa.runs.config import load

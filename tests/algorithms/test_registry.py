@@ -10,18 +10,11 @@ import pytest
 
 from fedspa.algorithms import ALGORITHMS, chosen
 from fedspa.errors import ConfigError, PrivacyError
-from fedspa.mechanisms import MECHANISMS
 
 
 def test_configs_and_reports_need_no_torch() -> None:
     code = "import sys, fedspa.runs.config, fedspa.report.record as p; p.cap_of; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_every_mechanism_is_some_algorithms_and_is_registered() -> None:
-    variants = [each for known in ALGORITHMS.values() for each in (known, known.aggregated) if each is not None]
-    used = {algorithm.mechanism.name for algorithm in variants if algorithm.mechanism is not None}
-    assert used == set(MECHANISMS)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -36,7 +29,7 @@ def test_one_is_chosen_by_its_name_and_its_adversary(name: str) -> None:
     summed = chosen(name, "secure-aggregation")
     assert (summed.name, summed.adversary, summed.private) == (name, "secure-aggregation", True)
     for known in (local, summed):
-        assert pickle.loads(pickle.dumps(known)) is known
+        assert pickle.loads(pickle.dumps(known)) == known
 
 
 @pytest.mark.parametrize("name", ["fedspa", "dp-fed", "cpsgd"])

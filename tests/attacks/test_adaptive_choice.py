@@ -27,7 +27,7 @@ from fedspa.privacy import accounting
 from fedspa.privacy.cap import Cap, FirstPlan, admits
 from fedspa.privacy.event import Event
 from fedspa.privacy.pld import Array, LossMass, composed_mass, reach_for
-from fedspa.privacy.poisson import Added, Removed
+from fedspa.privacy.subsampling import Added, Removed
 
 CAP = Cap(1.0, 1e-5, "add-remove")
 STEP = 2.0**-10

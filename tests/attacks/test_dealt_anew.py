@@ -16,6 +16,7 @@ from small_runs import small
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import export
 from fedspa.errors import BudgetError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -45,8 +46,7 @@ def one_turn(tmp_path: Path, seed: int, agents: int = 6, **run: Any) -> dict[str
 
 
 def who_took_part(tmp_path: Path) -> set[str]:
-    with Ledger.open(tmp_path / "shared.sqlite", create=False) as ledger:
-        return ledger.agents()
+    return {entry["agent"] for entry in export(tmp_path / "shared.sqlite")["entries"]}
 
 
 @pytest.mark.parametrize(("seed", "agents"), [(1, 6), (0, 3)], ids=["another seed", "fewer agents"])
@@ -72,7 +72,7 @@ def test_a_policy_has_no_room_for_a_record_that_is_dealt_to_another(tmp_path: Pa
 
 def test_of_each_run_and_event_the_busiest_counts(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
-        assert (ledger.largest(), ledger.first_agent()) == ({}, None)
+        assert (ledger.largest(), ledger.first_plan()) == ({}, None)
         for run, agent, event, times in (
             ("first", "agent-4", EVENT, 3),
             ("first", "agent-1", EVENT, 2),
@@ -85,7 +85,7 @@ def test_of_each_run_and_event_the_busiest_counts(tmp_path: Path) -> None:
                 ledger.reserve(agent, event, run, f"{event.noise_multiplier} {t}", announced=3)
         assert ledger.largest() == {EVENT: 4, OTHER: 4}
         assert ledger.largest(but="third") == {EVENT: 3, OTHER: 1}
-        assert ledger.first_agent() == "agent-4"
+        assert ledger.first_plan() == ledger.first_plan("agent-4") == FirstPlan(EVENT, 3)
         found = largest_total(PLAN, ledger)
         assert found.accountant == BY_FILTER
         assert found.epsilon == total({EVENT: 4, OTHER: 4}, 1e-3, "add-remove", FirstPlan(EVENT, 3)).epsilon

@@ -29,7 +29,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
-from fedspa.algorithms import ALGORITHMS, FED_SPA
+from fedspa.algorithms import ALGORITHMS
+from fedspa.algorithms.builtin import FED_SPA
 from fedspa.flower.agent import participate
 from fedspa.flower.client_app import app
 from fedspa.flower.site import Site

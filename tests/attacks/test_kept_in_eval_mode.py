@@ -19,7 +19,7 @@ from fedspa.examples import Examples, blank
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, Regression, Task
-from fedspa.learning.trial import try_gradients, try_scores
+from fedspa.learning.validate import try_gradients, try_scores
 
 LIKE = blank((4,))
 
@@ -66,6 +66,14 @@ class Shared(Net):
 
     def evaluated(self, x: Tensor) -> Tensor:
         self.seen.append(x.clone())
+        return x - self.seen[len(self.seen) // 2]
+
+
+class SharedFirst(Shared):
+    """Keeps only the first that it ever sees."""
+
+    def evaluated(self, x: Tensor) -> Tensor:
+        self.seen.append(x.clone())
         return x - self.seen[0]
 
 
@@ -91,8 +99,25 @@ def test_what_is_kept_in_eval_mode_is_found_before_anything_is_scored(make: Call
         try_scores(net, Examples(LIKE.x, torch.zeros(1, 3)), Regression(3))
     assert net.training
     assert net.first is None
-    assert not Shared.seen
     assert not net.centre.any()
+
+
+def scored(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
+    (rows,) = Scores(model, model.flatten()[None]).rows(torch.zeros(1), x, y, None)
+    return rows
+
+
+def test_a_trial_of_scores_comes_before_the_first_record() -> None:
+    """What keeps only its first example, outside of the module, has kept a synthetic one: no record moves others."""
+    x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
+    x[0] *= 1e6
+    model = FlatModel(SharedFirst(), Classification(3))
+    try_scores(model.module, LIKE, Classification(3))
+    assert torch.equal(scored(model, x[1:], y[1:]), scored(model, x, y)[1:])
+    Shared.seen.clear()
+    untried = scored(model, x, y)[1:]
+    Shared.seen.clear()
+    assert not torch.equal(scored(model, x[1:], y[1:]), untried)
 
 
 @pytest.mark.parametrize("make", [MovingMean, FirstSeen, Worn, Shared])
@@ -105,8 +130,7 @@ def test_untried_one_record_would_turn_the_scores_of_others(make: Callable[[], N
         torch.manual_seed(0)
         Shared.seen.clear()
         model = FlatModel(make(), Classification(3))
-        (rows,) = Scores(model, model.flatten()[None]).rows(torch.zeros(1), x[start:], y[start:], None)
-        found.append(rows[-39:])
+        found.append(scored(model, x[start:], y[start:])[-39:])
     assert float((found[0] - found[1]).abs().sum()) > 2  # what one record may add is 1
 
 

@@ -23,7 +23,7 @@ from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification
-from fedspa.learning.trial import try_failures, try_gradients, try_scores
+from fedspa.learning.validate import try_failures, try_gradients, try_scores
 
 RECORDS, BAD = 9, 3
 LIKE = Examples(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))

@@ -7,6 +7,7 @@ to ReLU at the same d, another fedspa version, another instruction set: each wen
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 import fedspa
 from fedspa.engine.native import library
 from fedspa.running import Stopped, simulate
-from fedspa.runs import digest, editions, provenance
+from fedspa.runs import identity
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load
 
@@ -144,14 +145,15 @@ def test_two_lambdas_of_one_name(tmp_path: Path) -> None:
 
 
 def test_a_constant_that_a_helper_of_the_forward_reads(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No digest reads it; the same parameters no longer score the same."""
     monkeypatch.setitem(globals(), "SLOPE", 2.0)
-    with pytest.raises(CheckpointError, match="the digest of the module is another"):
+    with pytest.raises(CheckpointError, match="with the same parameters: the code of its task, of its module"):
         simulate(resume=stopped, data=records(), module=net())
 
 
 def test_code_that_no_digest_reaches_shows_in_the_scores(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of functions is looked up at run time; the same parameters no longer score the same."""
-    monkeypatch.setattr(digest, "of_module", lambda module: "blind")
+    monkeypatch.setattr(identity, "digest_code", lambda module: "blind")
     with pytest.raises(Stopped):
         simulate(config(stopped.with_name("blind")), data=records(), module=net(), stop=lambda: True)
     with pytest.raises(CheckpointError, match="with the same parameters: the code of its task, of its module"):
@@ -161,11 +163,11 @@ def test_code_that_no_digest_reaches_shows_in_the_scores(stopped: Path, monkeypa
 @pytest.mark.parametrize(
     ("fact", "change"),
     [
-        ("fedspa version", lambda patch: patch.setattr(provenance, "__version__", "0.0.9")),
-        ("set of editions", lambda patch: patch.setattr(editions, "EDITIONS", {"mask": 2})),
+        ("fedspa version", lambda patch: patch.setattr(identity, "__version__", "0.0.9")),
+        ("set of editions", lambda patch: patch.setattr(identity, "EDITIONS", {"mask": 2})),
         ("instruction set", lambda patch: patch.setattr(library, "best_level", lambda: "another")),
         ("torch version", lambda patch: patch.setattr(torch, "__version__", "2.99.1")),
-        ("numpy version", lambda patch: patch.setattr(provenance.np, "__version__", "2.99.1")),
+        ("numpy version", lambda patch: patch.setattr(identity.np, "__version__", "2.99.1")),
         ("Python version", lambda patch: patch.setattr("platform.python_version_tuple", lambda: ("3", "9", "0"))),
     ],
 )
@@ -213,14 +215,14 @@ def test_the_same_module_is_the_same_in_another_process(tmp_path: Path) -> None:
         "    def size(self): return len(WORDS)\n"
         "    def forward(self, x): return self.g(self.a(x))\n"
         "if __name__ != '__main__':\n"
-        "    from fedspa.runs.digest import of_module\n"
-        "    print(of_module(Own()))\n"
+        "    from fedspa.runs.identity import digest_code\n"
+        "    print(digest_code(Own()))\n"
     )
     found = {
         subprocess.run(
             [sys.executable, "-c", "import own_net"],
             cwd=tmp_path,
-            env={"PYTHONHASHSEED": str(seed), "PATH": ""},
+            env={"PYTHONHASHSEED": str(seed), "PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
             capture_output=True,
             text=True,
             check=True,
@@ -241,7 +243,7 @@ def test_what_does_not_decide_a_run_may_differ(stopped: Path) -> None:
 def test_a_digest_of_records_stays_beside_them(tmp_path: Path) -> None:
     """It has no noise: published, it would confirm a guess at one record to whoever knows all others."""
     result = simulate(config(tmp_path / "run", "secure"), data=records(), module=net())
-    hidden = [str(value) for value in provenance.digests_of(records()).values()]
+    hidden = [str(value) for value in identity.digests_of(records()).values()]
     assert len(hidden) == 4
     told = {str(value) for value in result.summary["provenance"].values()}
     assert not told & {*hidden, "160"}

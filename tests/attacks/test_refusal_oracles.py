@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from fedspa.algorithms import ALGORITHMS
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.flower import agent, records
 from fedspa.flower.agent import participate
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
-from fedspa.mechanisms.binomial.plan import BinomialPlan
 
 RECORD = 17
 CLEAN_X = np.random.default_rng(0).normal(size=(200, 1, 8, 8))

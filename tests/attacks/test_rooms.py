@@ -32,6 +32,7 @@ from test_cancelling_theta import CLASSES, bits, case
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.engine import local
 from fedspa.engine.choose import Choice
 from fedspa.engine.local import BatchedGradients, SlotAssignment
@@ -44,7 +45,6 @@ from fedspa.flower.agent import participate
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
 from fedspa.learning.tasks import Classification
-from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, agent_key, derive_key

@@ -19,9 +19,9 @@ import pytest
 from typer.main import get_command
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.cli import app
-from fedspa.mechanisms.binomial.event import BinomialEvent
-from fedspa.mechanisms.gaussian import compare
+from fedspa.mechanisms.gaussian.calibrate import compare
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 
@@ -102,7 +102,7 @@ def test_a_full_disk_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedspa.mechanisms.gaussian.compare.rows", full)
+    monkeypatch.setattr("fedspa.mechanisms.gaussian.calibrate.compare", full)
     code, _, err = call(f"privacy {SETTING} --noise 30")
     assert (code, err) == (2, "fedspa: no room to write the output; free disk space\n")
 
@@ -112,7 +112,7 @@ def test_privacy_prints_every_row(call: Call) -> None:
     rows = json.loads(out)["rows"]
     assert code == 0
     setting = {"batch": 10, "records": 600, "local_steps": 300, "participations": 5, "delta": 1e-3}
-    assert rows == [asdict(row) for row in compare.rows(epsilon=1.0, **setting)]
+    assert rows == [asdict(row) for row in compare(epsilon=1.0, **setting)]
     code, out, _ = call(f"privacy {SETTING} --noise 1.83")
     assert code == 0
     assert "ε = 0.996 at" in out  # Poisson, add-remove, PLD: 0.99591, rounded up

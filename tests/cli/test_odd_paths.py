@@ -32,7 +32,6 @@ OF_A_PATH = [
     "run {}",
     "tune --resume {}",
     "tune --set data.holdout=0.2 --epsilon 2 --out {}",
-    "tune --set data.holdout=0.2 --epsilon 2 --studies {}",
     "report {}",
     "watch {}",
     "export {} card.md",
@@ -93,13 +92,12 @@ def test_a_number_of_any_length_is_bad_input(
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["--out", "--studies"])
 def test_tune_refuses_its_folders_before_any_work(
-    option: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("file").write_text("mine")
     began = time.monotonic()
-    words = ["tune", "--set", "data.holdout=0.2", "--epsilon", "2", option, "file"]
+    words = ["tune", "--set", "data.holdout=0.2", "--epsilon", "2", "--out", "file"]
     assert called(words, monkeypatch) == 2
     assert "file: Not a directory; name a folder to write to" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["file"]

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from test_shipped_configs import EXPERIMENTS, QUICKSTART, smaller
 from typer.main import get_command
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.cli import app, main, run, tune, watch
-from fedspa.cli.watch import snapshot
+from fedspa.cli import app, main, run, tune
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.running import RunResult, simulate
 
@@ -84,10 +82,6 @@ def test_a_run_of_a_shipped_config(tmp_path: Path, path: Path, monkeypatch: pyte
     ]
     for result in (done, replace(done, metrics=long)):
         fits(on_screen(partial(run.show, result)))
-    now = snapshot(Path("out"))
-    for seen in (now, replace(now, metrics=tuple(long)), replace(now, state="running")):
-        table = watch.screenful(Path("out"), seen, None)
-        fits(on_screen(methodcaller("print", table)))
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +196,7 @@ def test_tuning(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "scoring": {"rounds": list(range(30)), "deviation": [0.0123456, None]},
         "trials": [trial, trial | {"scores": [], "settings": {}}],
         "choice": 0,
-        "rehearsal": {"public": "holdout", "found": [1] * 200},
+        "proxy": {"public": "holdout", "study": None, "found": [1] * 200},
         "test": {summary["score"]: 0.5},
     }
     done = RunResult(summary, [], None, Path("run"))  # type: ignore[arg-type]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedspa.mechanisms.binomial.bound import composed_epsilon
-from fedspa.mechanisms.binomial.event import BinomialEvent
-from fedspa.mechanisms.binomial.plan import trials_for_compression
+from fedspa.algorithms.cpsgd.accounting import composed_epsilon
+from fedspa.algorithms.cpsgd.event import BinomialEvent
+from fedspa.algorithms.cpsgd.plan import trials_for_compression
 from fedspa.privacy.accounting import epsilon
 from fedspa.runs.statement import shown
 from reproduction.cpsgd_theorem import published_epsilon

@@ -110,7 +110,7 @@ def test_its_screens_are_what_commands_print(
 
 def test_commands_are_found() -> None:
     assert len(_screens()) >= 2
-    assert "fedspa audit --plant sensitivity" in _commands(ROOT / "docs" / "audit.md")
+    assert "fedspa audit --self-test" in _commands(ROOT / "docs" / "audit.md")
     assert len(_commands(ROOT / "docs" / "tutorial.md")) >= 8
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedspa.mechanisms.base import Asked, Cohort
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
-from fedspa.mechanisms.discrete_gaussian.mechanism import calibrated
+from fedspa.mechanisms.discrete_gaussian.plan import calibrated
 from fedspa.mechanisms.discrete_gaussian.price import stretch
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.privacy import accounting

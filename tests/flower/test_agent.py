@@ -21,7 +21,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import CODES, FINAL_CODES, Outbox, Refusal, Sent
-from fedspa.algorithms import ALGORITHMS, FED_SPA
+from fedspa.algorithms import ALGORITHMS
+from fedspa.algorithms.builtin import FED_SPA
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
 from fedspa.flower import check, records, site
@@ -30,7 +32,6 @@ from fedspa.flower.client_app import app
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import to_record
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.privacy import accounting
 
 from .local_grid import POLICY, SIMULATION

@@ -18,14 +18,14 @@ from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.filter import least_epsilon
 from fedspa.randomness.mask import active_coordinates
-from fedspa.runs import editions, provenance
+from fedspa.runs import identity
 
 from .test_terms import BINOMIAL_PLAN, GIVEN, PLAN
 
 
 def test_the_page_prints_todays_editions() -> None:
     page = (Path(__file__).parents[2] / "docs/deployment.md").read_text("utf-8")
-    assert f"\n    terms {terms.VERSION}, {editions.written()}\n" in page
+    assert f"\n    terms {terms.VERSION}, {identity.written_editions()}\n" in page
 
 
 def answered_by_another(grid, patch) -> None:
@@ -50,7 +50,7 @@ def spent(grid) -> int:
 def test_another_version_of_the_package_takes_part(deployment, train):
     def patch(patched):
         patched.setattr(fedspa, "__version__", "9.9.9")
-        patched.setattr(provenance, "__version__", "9.9.9")
+        patched.setattr(identity, "__version__", "9.9.9")
 
     answered_by_another(deployment, patch)
     summary = train(deployment, federation__rounds=1)
@@ -62,8 +62,8 @@ def test_another_version_of_the_package_takes_part(deployment, train):
     "patch",
     [
         lambda patched: patched.setattr(terms, "VERSION", terms.VERSION + 1),
-        lambda patched: patched.setattr(editions, "EDITIONS", {**editions.EDITIONS, "payload": 2}),
-        lambda patched: patched.setattr(editions, "EDITIONS", {**editions.EDITIONS, "pricing": editions.PRICING + 1}),
+        lambda patched: patched.setattr(identity, "EDITIONS", {**identity.EDITIONS, "payload": 2}),
+        lambda patched: patched.setattr(identity, "EDITIONS", {**identity.EDITIONS, "pricing": identity.PRICING + 1}),
     ],
     ids=["terms", "payload", "pricing"],
 )
@@ -76,7 +76,7 @@ def test_another_edition_is_refused_before_anything_is_paid(deployment, train, p
 
 def test_the_message_says_what_differs_and_what_to_do(monkeypatch):
     record = terms.to_record(GIVEN)
-    monkeypatch.setattr(editions, "EDITIONS", {**editions.EDITIONS, "payload": 2})
+    monkeypatch.setattr(identity, "EDITIONS", {**identity.EDITIONS, "payload": 2})
     with pytest.raises(terms.TermsError) as caught:
         terms.from_record(record)
     assert str(caught.value) == (
@@ -90,12 +90,12 @@ def test_the_message_says_what_differs_and_what_to_do(monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "mask", "mask 1", "mask 1, mask 2", ",,,", "sum 1, sum", "x 1", "mask 1" * 30])
 def test_any_text_is_compared(text):
-    assert editions.differences(text)
+    assert identity.edition_differences(text)
 
 
 def test_the_same_editions_in_any_order():
-    assert editions.differences(editions.written()) == []
-    assert editions.differences(", ".join(reversed(editions.written().split(", ")))) == []
+    assert identity.edition_differences(identity.written_editions()) == []
+    assert identity.edition_differences(", ".join(reversed(identity.written_editions().split(", ")))) == []
 
 
 def test_other_prices_are_another_edition():
@@ -109,11 +109,11 @@ def test_other_prices_are_another_edition():
             {GaussianEvent("poisson", 1, 1, 1, 0.2): 1}, 1e-4, neighbours="add-remove"
         ),  # its noise ends
     ]
-    assert (editions.PRICING, [f"{price:.5g}" for price in prices]) == (2, ["1.6753", "0.00708", "2.2341", "30.375"])
+    assert (identity.PRICING, [f"{price:.5g}" for price in prices]) == (2, ["1.6753", "0.00708", "2.2341", "30.375"])
 
 
 def test_other_coordinates_are_another_edition():
     """Whoever changes what a seed means raises MASK, and then this digest."""
     chosen = active_coordinates(bytes(range(16)), 10_000, 100)
     digest = hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest()[:16]
-    assert (editions.MASK, digest) == (1, "26a3335ba39341f8")
+    assert (identity.MASK, digest) == (1, "26a3335ba39341f8")

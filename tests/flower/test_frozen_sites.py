@@ -22,7 +22,7 @@ from fedspa.examples import Examples, blank
 from fedspa.flower import trainer
 from fedspa.flower.played import Held
 from fedspa.flower.settings import read_config
-from fedspa.learning.frozen import Split
+from fedspa.learning.backbone import Split
 from fedspa.learning.tasks import Classification
 
 FROZEN = {"model.name": "frozen_nets:chain", "algorithm.compression": 0.2}
@@ -118,7 +118,7 @@ def test_one_trainer_serves_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_whether_there_is_a_split_does_not_depend_on_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """A split rounds otherwise than the whole: were it made for few records only, one more would change all others."""
-    monkeypatch.setattr("fedspa.learning.frozen.features.MEMORY", 100)
+    monkeypatch.setattr("fedspa.learning.features.MEMORY", 100)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: pytest.fail("a site asked how much room there is"))
     record = blank((1, 8, 8))
     found = trainer.trainer_for("frozen_nets:chain", record, Classification(10), None, "auto", 1, False)

@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.flower import terms
 from fedspa.flower.client_app import app
-from fedspa.runs import editions
+from fedspa.runs import identity
 
 from .test_terms import GIVEN
 
@@ -25,7 +25,10 @@ HOSTILE = {
     "a key": {"terms": ConfigRecord({**TERMS, FORGED: 1}), "theta": THETA},
     "a name": {"terms": ConfigRecord(TERMS), FORGED: THETA},
     "a version": {"terms": ConfigRecord({**TERMS, "version": "9" * 10**6}), "theta": THETA},
-    "an edition": {"terms": ConfigRecord({**TERMS, "editions": f"{editions.written()}, {FORGED} 1"}), "theta": THETA},
+    "an edition": {
+        "terms": ConfigRecord({**TERMS, "editions": f"{identity.written_editions()}, {FORGED} 1"}),
+        "theta": THETA,
+    },
     "a way to read θ": {
         "terms": ConfigRecord(TERMS),
         "theta": ArrayRecord({"theta": Array("float32", (1,), FORGED * 10**5, b"")}),

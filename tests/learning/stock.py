@@ -202,17 +202,6 @@ ARCHITECTURES: dict[str, Stock] = {
         ),
         floats(1, 16, 16),
     ),
-    "MobileNet": Stock(
-        transformer(
-            "MobileNetV2ForImageClassification",
-            "MobileNetV2Config",
-            depth_multiplier=0.1,
-            depth_divisible_by=4,
-            min_depth=4,
-            **_IMAGES,
-        ),
-        floats(1, 32, 32),
-    ),
     "ConvNeXt": Stock(
         transformer(
             "ConvNextForImageClassification",
@@ -236,20 +225,6 @@ ARCHITECTURES: dict[str, Stock] = {
             num_labels=CLASSES,
             vocab_size=WORDS,
             **_HEADS,
-        ),
-        masked,
-    ),
-    "DistilBERT": Stock(
-        transformer(
-            "DistilBertForSequenceClassification",
-            "DistilBertConfig",
-            vocab_size=WORDS,
-            dim=8,
-            n_heads=2,
-            n_layers=1,
-            hidden_dim=16,
-            max_position_embeddings=LENGTH,
-            num_labels=CLASSES,
         ),
         masked,
     ),

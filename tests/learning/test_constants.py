@@ -7,7 +7,7 @@ import torch
 from frozen_nets import Adapted, FrozenLast, TwoInputs, chain, drawn, frozen, seeded
 from torch import nn
 
-from fedspa.learning.constants import NUMBERS, alike, sketch
+from fedspa.learning.flat import NUMBERS, alike, sketch
 
 
 def test_a_module_that_learns_all_has_none() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import fedspa
-from fedspa.learning.sound import refuse
+from fedspa.learning.layers import refuse
 
 
 def logged(caplog: pytest.LogCaptureFixture, module: nn.Module) -> tuple[nn.Module, list[str]]:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from fedspa.data.persons import grouped
 from fedspa.errors import DataError
 from fedspa.examples import Examples, Tree, blanks, leaves, taken
+from fedspa.learning import features
+from fedspa.learning.backbone import Split, split
+from fedspa.learning.features import Features
 from fedspa.learning.forward import modes
-from fedspa.learning.frozen import Features, Split, features, split
 from fedspa.learning.tasks import Classification
 
 LABEL = torch.zeros(1, dtype=torch.int64)
@@ -148,7 +150,7 @@ def test_a_tuple_of_features() -> None:
     kept = Features(found, x, strict=False).of()
     assert isinstance(kept, tuple)
     assert any(torch.equal(leaf, x) for leaf in leaves(kept))
-    assert [leaf.shape for leaf in leaves(taken(kept, slice(2)))] == [(2, 16), (2, 8)]
+    assert [leaf.shape for leaf in leaves(taken(kept, slice(2)))] == [(2, 8), (2, 16)]
 
 
 def test_batches_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:

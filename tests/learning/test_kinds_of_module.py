@@ -15,7 +15,7 @@ from fedspa.engine.choose import choose
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.sound import require_module
+from fedspa.learning.layers import require_module
 
 X = torch.rand(2, 1, 4, 4)
 LIKE = Examples(X[:1], torch.zeros(1, dtype=torch.int64))

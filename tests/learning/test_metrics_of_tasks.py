@@ -14,9 +14,9 @@ from torch.nn import functional
 from fedspa.learning.tasks import (
     Binary,
     Classification,
+    CustomLoss,
     MultiLabel,
     NextToken,
-    Own,
     Regression,
     Task,
     TokenClassification,
@@ -174,7 +174,7 @@ class TestBaseline:
 
     def test_ranks_and_own_losses(self) -> None:
         assert MultiLabel(2).baseline(torch.zeros(3, 2)).score == 0.5
-        assert Own(lambda module, example: torch.zeros(())).baseline(torch.zeros(3)) is None
+        assert CustomLoss(lambda module, example: torch.zeros(())).baseline(torch.zeros(3)) is None
 
 
 def test_one_answer_for_all() -> None:

@@ -13,9 +13,9 @@ from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, blank, mapped
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, Own, PerPerson, Regression, Task
-from fedspa.learning.tasks.person import tried
-from fedspa.learning.trial import try_gradients
+from fedspa.learning.tasks import Classification, CustomLoss, PerPerson, Regression, Task
+from fedspa.learning.tasks.wrappers import tried
+from fedspa.learning.validate import try_gradients
 
 COUNTS = [1, 3, 4]
 PERSONS = np.repeat(np.arange(3), COUNTS)
@@ -38,7 +38,7 @@ def own(module: nn.Module, example: tuple[Tensor, Tensor]) -> Tensor:
     return loss
 
 
-TASKS = [Classification(3), Classification(3, label_smoothing=0.1), Regression(1), Own(own)]  # type: ignore[arg-type]
+TASKS = [Classification(3), Classification(3, label_smoothing=0.1), Regression(1), CustomLoss(own)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("task", TASKS)

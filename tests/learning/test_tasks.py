@@ -21,17 +21,16 @@ from fedspa.learning.options import OF, Options
 from fedspa.learning.tasks import (
     Binary,
     Classification,
+    CustomLoss,
+    ModuleLoss,
     MultiLabel,
     NextToken,
-    OfModule,
-    Own,
     Regression,
     Task,
     TokenClassification,
 )
-from fedspa.learning.tasks.base import OfOutputs
+from fedspa.learning.tasks.base import OutputTask
 from fedspa.learning.tasks.named import NAMES, resolve
-from fedspa.learning.tasks.own import Loss
 
 N, IN, CLASSES, LENGTH = 6, 5, 4, 7
 
@@ -137,14 +136,14 @@ CASES = {
     ),
     "next-token": Case(NextToken(), Tagger(), *tagged(), lambda m, x, y: mean_of_counted(m, x, y, 1)),
     "module": Case(
-        OfModule("labels"),
+        ModuleLoss("labels"),
         Tagger(),
         tagged()[0],
         whole(CLASSES, N, LENGTH),
         lambda m, x, y: functional.cross_entropy(m(**x)["logits"][0], y[0]),
     ),
     "own": Case(
-        Own(lambda module, example: functional.cross_entropy(module(example[0]), example[1]) ** 2),
+        CustomLoss(lambda module, example: functional.cross_entropy(module(example[0]), example[1]) ** 2),
         dense(CLASSES),
         drawn(N, IN),
         whole(CLASSES, N),
@@ -195,7 +194,7 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_examples(name: str) -> None:
     each = [model.mean_loss(theta, *(taken(t, slice(i, i + 1)) for t in (case.x, case.y))) for i in range(N)]
     mean = model.mean_loss(theta, case.x, case.y)
     assert torch.allclose(mean, torch.stack(each).mean(), rtol=1e-5)
-    if isinstance(case.task, OfOutputs):
+    if isinstance(case.task, OutputTask):
         total = case.task.total_loss(model.outputs(theta, case.x), case.y)
         assert total.dtype == torch.float64
         assert float(total) == pytest.approx(N * float(mean), rel=1e-5)
@@ -235,7 +234,7 @@ def test_a_target_outside_the_outputs_costs_its_example_the_gradient(name: str, 
     y[2].fill_(bad) if y.ndim == 1 else y[2, 1:2].fill_(bad)
     model = FlatModel(case.module, case.task)
     theta = model.flatten()
-    assert isinstance(case.task, OfOutputs)
+    assert isinstance(case.task, OutputTask)
     strange = case.task.strange(model.outputs(theta, case.x), y)
     if name != "mse":
         assert strange is not None
@@ -322,11 +321,23 @@ def test_targets_beyond_the_module_are_found_before_a_run() -> None:
         (MultiLabel(3), dense(4), drawn(2, IN), whole(2, 2, 3), r"one logit per label, shape \(batch, 3\)"),
         (Regression(2), dense(1), drawn(2, IN), drawn(2, 2), r"one number per target, shape \(batch, 2\)"),
         (NextToken(), dense(4), drawn(2, IN), whole(2, 2, 5), r"for each token, shape \(batch, 5, classes\)"),
-        (OfModule(), dense(4), drawn(2, IN), whole(2, 2), "an example must be a dict"),
-        (OfModule(""), Tagger(), {"input_ids": whole(2, 2, 5)}, torch.zeros(2, 0), "returns its loss"),
-        (Own(lambda module, example: module(example[0])), dense(4), drawn(2, IN), whole(2, 2), "must be one number"),
-        (Own(lambda module, example: 1.0), dense(4), drawn(2, IN), whole(2, 2), "it gave float"),
-        (Own(lambda module, example: example["x"]), dense(4), drawn(2, IN), whole(2, 2), r"called as loss\(module"),
+        (ModuleLoss(), dense(4), drawn(2, IN), whole(2, 2), "an example must be a dict"),
+        (ModuleLoss(""), Tagger(), {"input_ids": whole(2, 2, 5)}, torch.zeros(2, 0), "returns its loss"),
+        (
+            CustomLoss(lambda module, example: module(example[0])),
+            dense(4),
+            drawn(2, IN),
+            whole(2, 2),
+            "must be one number",
+        ),
+        (CustomLoss(lambda module, example: 1.0), dense(4), drawn(2, IN), whole(2, 2), "it gave float"),
+        (
+            CustomLoss(lambda module, example: example["x"]),
+            dense(4),
+            drawn(2, IN),
+            whole(2, 2),
+            r"called as loss\(module",
+        ),
         (Regression(1), dense(1), whole(2, 2, IN), drawn(2), r"whole numbers are taken for tokens.* give x\.float\(\)"),
         (Regression(1), dense(1).double(), drawn(2, IN), drawn(2), r"records are float32, so give module\.float\(\)"),
     ],
@@ -334,36 +345,8 @@ def test_targets_beyond_the_module_are_found_before_a_run() -> None:
 def test_a_module_that_does_not_fit_the_task(task: Task, module: nn.Module, x: Tree, y: Tree, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         require_fit(FlatModel(module, task), Examples(x, y), "the module")
-    assert str(caught.value).startswith("the task's function" if type(task) is Own else "the module")
+    assert str(caught.value).startswith("the task's function" if type(task) is CustomLoss else "the module")
     assert "\n" not in str(caught.value)
-
-
-class Two(nn.Module):
-    """Wants to be called with two tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(IN, 4)
-
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.layer(x) * weight
-
-
-@pytest.mark.parametrize(
-    ("function", "module", "whose"),
-    [
-        (lambda module, example: module(example[0]).sum(), nn.Linear(IN + 1, 4), "the module cannot take"),
-        (lambda module, example: module(example).sum(), dense(4), "the task's function failed"),
-        (lambda module, example: module(example[0], 2.0).missing, Two(), "the task's function failed"),
-        (lambda module, example: module(example[0], None).sum(), Two(), "the module cannot take"),
-    ],
-)
-def test_a_loss_of_ones_own_and_the_module_that_it_calls_are_told_apart(
-    function: Loss, module: nn.Module, whose: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        require_fit(FlatModel(module, Own(function)), Examples(drawn(2, IN), whole(2, 2)), "the module")
-    assert str(caught.value).startswith(whose)
 
 
 class TestNextToken:
@@ -393,8 +376,8 @@ class TestNextToken:
 
 def test_module_and_own_function_of_the_same_loss_agree() -> None:
     x, y = tagged()[0], whole(CLASSES, N, LENGTH)
-    own = Own(lambda module, example: module(**example)["loss"], "labels")
-    models = [FlatModel(Tagger(), task) for task in (OfModule("labels"), OfModule(), own)]
+    own = CustomLoss(lambda module, example: module(**example)["loss"], "labels")
+    models = [FlatModel(Tagger(), task) for task in (ModuleLoss("labels"), ModuleLoss(), own)]
     theta = models[0].flatten()
     found = {float(model.mean_loss(theta, x, y)) for model in models}
     assert len(found) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedspa.mechanisms.binomial.plan import BinomialPlan
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 

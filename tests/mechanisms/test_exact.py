@@ -23,8 +23,9 @@ from scripted import Scripted
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian import exact
-from fedspa.mechanisms.gaussian.exact import integer_sum, release, rounded_gaussian, to_grid
-from fedspa.mechanisms.gaussian.grid import Grid, make_grid
+from fedspa.mechanisms.gaussian.exact import Grid, make_grid, rounded_gaussian
+from fedspa.mechanisms.gaussian.release import integer_sum, to_grid
+from fedspa.mechanisms.gaussian.release import release_on_grid as release
 from fedspa.randomness.streams import Stream, derive_key, root_key
 
 ROOT = root_key("seeded", 2012)

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedspa.mechanisms import sums
+from fedspa.mechanisms import clipping as sums
 from fedspa.mechanisms.base import Clipping
-from fedspa.mechanisms.clipping import CLIP_MARGIN
+from fedspa.mechanisms.clipping import CLIP_MARGIN, PLAIN, SPAN, RowSum, two_sum
 from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, GaussianPlan
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.mechanisms.parts import Part, Parts
-from fedspa.mechanisms.sums import PLAIN, SPAN, RowSum, two_sum
 from fedspa.randomness.streams import Stream
 
 _U = 2.0**-53

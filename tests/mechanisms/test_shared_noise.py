@@ -13,9 +13,10 @@ import pytest
 from scipy import stats
 from scripted import Scripted, stream
 
-from fedspa.mechanisms.discrete_gaussian import noise as module
+from fedspa.mechanisms.discrete_gaussian import release as module
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
-from fedspa.mechanisms.discrete_gaussian.noise import BITS, REACH, discrete_gaussian
+from fedspa.mechanisms.discrete_gaussian.release import REACH, discrete_gaussian
+from fedspa.mechanisms.inversion import BITS
 
 
 @pytest.mark.parametrize("fraction", [0, 1, 300, 512, 1023])
@@ -71,6 +72,6 @@ def test_the_stream_decides_and_blocks_do_not(monkeypatch: pytest.MonkeyPatch) -
     centres = np.arange(-1000, 1000) * 37
     drawn = discrete_gaussian(centres, stream("same"))
     assert not np.array_equal(drawn, discrete_gaussian(centres, stream("other")))
-    monkeypatch.setattr(module, "_AT_ONCE", 64)
+    monkeypatch.setattr(module, "AT_ONCE", 64)
     assert np.array_equal(drawn, discrete_gaussian(centres, stream("same")))
     assert discrete_gaussian(np.empty(0, dtype=np.int64), stream("none")).size == 0

@@ -13,8 +13,8 @@ from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.base import CLIP_UNITS, Asked, Cohort, Plan
 from fedspa.mechanisms.discrete_gaussian.event import FINE, MOST_BOUND, SIGMA, DiscreteGaussianEvent
-from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN, calibrated, check, of_event, of_record
-from fedspa.mechanisms.discrete_gaussian.noise import REACH
+from fedspa.mechanisms.discrete_gaussian.plan import DISCRETE_GAUSSIAN, calibrated, check, of_event
+from fedspa.mechanisms.discrete_gaussian.release import REACH
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.event import Event
@@ -166,10 +166,10 @@ def test_plans_are_made_again_from_ledgers_and_announcements() -> None:
     assert of_event(EVENT, asked()) == SHARED_PLAN
     keys = ("dimension", "active", "sampling", "batch", "local_steps", *DISCRETE_GAUSSIAN.record)
     told = {key: getattr(SHARED_PLAN, key) for key in keys}
-    assert of_record(told) == SHARED_PLAN
+    assert DISCRETE_GAUSSIAN.of_record(told) == SHARED_PLAN
     for key, value in (("batch", 100), ("sampling", "fixed"), ("local_steps", 2)):
         with pytest.raises(PrivacyError, match=key):
-            of_record({**told, key: value})
+            DISCRETE_GAUSSIAN.of_record({**told, key: value})
 
 
 @pytest.mark.parametrize(

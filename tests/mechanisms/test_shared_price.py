@@ -13,7 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special
 
-from fedspa.mechanisms.discrete_gaussian import noise, price
+from fedspa.mechanisms import inversion
+from fedspa.mechanisms.discrete_gaussian import price
+from fedspa.mechanisms.discrete_gaussian import release as noise
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.discrete_gaussian.price import SharedNoise, stretch
 from fedspa.privacy import accounting, filter
@@ -26,10 +28,10 @@ WINDOW = 400
 
 def share(fraction: int) -> Array:
     """One share's law on −WINDOW … WINDOW, as it is drawn: the lengths that the table gives to its values."""
-    ends = [0, *noise._ends(fraction), 2**noise.BITS]
+    ends = [0, *noise._ends(fraction), 2**inversion.BITS]
     law = np.zeros(2 * WINDOW + 1)
     first = WINDOW - noise.REACH
-    law[first : first + len(ends) - 1] = [float(high - low) / 2.0**noise.BITS for low, high in pairwise(ends)]
+    law[first : first + len(ends) - 1] = [float(high - low) / 2.0**inversion.BITS for low, high in pairwise(ends)]
     return law
 
 
@@ -74,9 +76,9 @@ def test_a_large_floor_holds_for_the_law_as_it_is_drawn(bound: int, delta: float
     """Where a record moves a share by many standard deviations, what one law leaves out is likely under the other."""
 
     def law(centre: int) -> dict[int, Fraction]:
-        ends = [0, *noise._ends(centre % FINE), 2**noise.BITS]
+        ends = [0, *noise._ends(centre % FINE), 2**inversion.BITS]
         first = centre // FINE - noise.REACH
-        return {first + i: Fraction(high - low, 2**noise.BITS) for i, (low, high) in enumerate(pairwise(ends))}
+        return {first + i: Fraction(high - low, 2**inversion.BITS) for i, (low, high) in enumerate(pairwise(ends))}
 
     event = DiscreteGaussianEvent(records=100, active=1, bound=bound)
     gamma = Fraction(math.exp(accounting.epsilon({event: 1}, delta, neighbours="add-remove")))

@@ -12,8 +12,7 @@ import pytest
 from fedspa.engine.stacked import chacha
 from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
-from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.tail import RADIUS_BITS, TAIL, truncation_delta
+from fedspa.mechanisms.gaussian.event import RADIUS_BITS, TAIL, GaussianEvent, truncation_delta
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.event import Neighbours, Sampling
 from fedspa.randomness.streams import Stream

@@ -17,16 +17,17 @@ from small_runs import ledger_content, small
 from typer.testing import CliRunner
 
 import fedspa
+from fedspa import registry
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy, PolicyRefusal
-from fedspa.algorithms import ALGORITHMS, Terms
-from fedspa.audit.targets import AUDITED
+from fedspa.algorithms import Terms
 from fedspa.cli import app
 from fedspa.errors import ConfigError
 from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
-from fedspa.mechanisms import MECHANISMS, Plan, event_of
+from fedspa.mechanisms import Plan, event_of
 from fedspa.privacy import accounting
 from fedspa.privacy.cap import BY_FILTER_SO_FAR, FirstPlan, total
+from fedspa.runs import plans
 from fedspa.runs.config import load
 from fedspa.runs.sections import Task
 from fedspa.runs.setup import prepare
@@ -37,15 +38,14 @@ ONCE = PLAN.event.step_epsilon(1e-3)
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MECHANISMS, "laplace", toy.LAPLACE)
-    monkeypatch.setitem(ALGORITHMS, "laplace", toy.ALGORITHM)
-    monkeypatch.setitem(AUDITED, "laplace", toy.AUDIT)
+    monkeypatch.setattr(registry, "ALGORITHMS", dict(registry.ALGORITHMS))  # what a config loads stays here
+    monkeypatch.setattr(plans, "_OWN", {})
 
 
 def config(out: Path, **run: Any) -> dict[str, Any]:
     return small(
         out,
-        algorithm={"name": "laplace", "compression": 1.0, "local_steps": 1, "local_lr": 0.01},
+        algorithm={"name": "toy:ALGORITHM", "compression": 1.0, "local_steps": 1, "local_lr": 0.01},
         privacy={"noise_multiplier": 4.0, "sampling": "fixed", "clip": "coordinate", "clip_value": 0.01},
         run=run,
     )
@@ -53,6 +53,7 @@ def config(out: Path, **run: Any) -> dict[str, Any]:
 
 def test_it_answers_the_protocol() -> None:
     plan: Plan = PLAN
+    registry.add("toy:ALGORITHM", toy.ALGORITHM)
     assert event_of(plan.event.to_json()) == plan.event
 
 
@@ -64,7 +65,7 @@ def test_it_runs_is_booked_and_reported(tmp_path: Path) -> None:
     (event,) = map(event_of, kept)
     # Four rounds of three of six agents: two participations each.
     assert summary["epsilon"] == pytest.approx(2 * event.step_epsilon(0.0), rel=1e-6)
-    assert (summary["accountant"], summary["laplace_scale"], summary["trials"]) == ("laplace", 4.0, None)
+    assert (summary["accountant"], summary["laplace_scale"]) == ("laplace", 4.0)
     assert (summary["accountant_total"] or "").startswith(("laplace (one plan)", BY_FILTER_SO_FAR))
     assert not summary["private"]  # the noise was seeded
     assert isinstance(event, toy.LaplaceEvent)
@@ -96,6 +97,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
 
 
 def test_its_events_compose_with_others_and_keep_to_a_cap(tmp_path: Path) -> None:
+    registry.add("toy:ALGORITHM", toy.ALGORITHM)
     gaussian = event_of(
         '{"batch":10,"kind":"gaussian","noise_multiplier":4.0,"records":200,"sampling":"fixed","steps":3}'
     )
@@ -118,11 +120,41 @@ def announced(**changes: Any) -> Announcement:
     seed = bytes(range(16))
     terms = Terms(0, "shared", seed, 0.01, PLAN)
     return replace(
-        Announcement("0" * 32, 0, "laplace", "logistic", Task(), 10, "", "int", seed, "secure", terms), **changes
+        Announcement("0" * 32, 0, "toy:ALGORITHM", "logistic", Task(), 10, "", "int", seed, "secure", terms), **changes
     )
 
 
+def test_a_site_refuses_an_algorithm_that_nothing_installed_there_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's word imports nothing: only an entry point does, or what the process has loaded itself."""
+    registry.add("toy:ALGORITHM", toy.ALGORITHM)
+    record = to_record(announced())
+    registry.ALGORITHMS.clear()
+    with pytest.raises(TermsError, match="'toy:ALGORITHM', which nothing installed here offers; known: fedspa"):
+        from_record(record)
+    offered = {**registry.BUILT_IN, "toy:ALGORITHM": "toy:ALGORITHM"}
+    monkeypatch.setattr(registry, "offered", lambda: offered)
+    assert from_record(record) == announced()
+
+
+def test_a_broken_package_is_named_and_keeps_no_ledger_from_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.add("toy:ALGORITHM", toy.ALGORITHM)
+    broken = {**to_record(announced()), "algorithm": "toy:RECORD"}
+    offered = {**registry.BUILT_IN, "toy:RECORD": "toy:RECORD"}
+    monkeypatch.setattr(registry, "offered", lambda: offered)
+    with pytest.raises(TermsError, match="'toy:RECORD' is installed and cannot be loaded"):
+        from_record(ConfigRecord(broken))
+    assert event_of(PLAN.event.to_json()) == PLAN.event
+
+
+def test_who_reads_a_run_imports_nothing_of_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.name is 'toy:ALGORITHM'; it must be one of"):
+        load(config(tmp_path / "run"), own_code=False)
+    load(config(tmp_path / "run"))
+    assert load(config(tmp_path / "run"), own_code=False).algorithm.name == "toy:ALGORITHM"
+
+
 def test_its_terms_travel_and_parts_that_disagree_are_refused() -> None:
+    registry.add("toy:ALGORITHM", toy.ALGORITHM)
     record = to_record(announced())
     assert from_record(record) == announced()
     for key, value in (("scale", 1e9), ("scale", 0.0), ("local_steps", 2), ("sampling", "poisson"), ("active", 3)):
@@ -134,18 +166,23 @@ def test_its_config_is_checked_by_its_own_room(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="laplace takes"):
         load(config(tmp_path / "run"), ["privacy.sampling=poisson"])
     assert isinstance(prepare(load(config(tmp_path / "run"))).plan, toy.LaplacePlan)
-    with pytest.raises(ConfigError, match=r"algorithm.name is .*'laplace'"):
+    with pytest.raises(ConfigError, match=r"algorithm.name is 'unheard-of'; it must be one of 'fedspa', .* or package"):
         load(config(tmp_path / "run"), ["algorithm.name=unheard-of"])
+    with pytest.raises(ConfigError, match=r"algorithm.name = 'toy:LAPLACE' is a Mechanism; it must be"):
+        load(config(tmp_path / "run"), ["algorithm.name=toy:LAPLACE"])
+    with pytest.raises(ConfigError, match=r"cannot import 'nowhere'"):
+        load(config(tmp_path / "run"), ["algorithm.name=nowhere:LAPLACE"])
 
 
-@pytest.mark.parametrize(("plant", "code"), [((), 0), (("--plant", "noise"), 1)])
-def test_the_audit_finds_it_by_its_plan(tmp_path: Path, plant: tuple[str, ...], code: int) -> None:
+def test_the_audit_finds_it(tmp_path: Path) -> None:
     import tomli_w
 
     sections = config(tmp_path / "run")
     (tmp_path / "run.toml").write_text(tomli_w.dumps(sections))
-    flags = ["audit", "--config", str(tmp_path / "run.toml"), "--draws", "2000", "--json", *plant]
+    flags = ["audit", "--config", str(tmp_path / "run.toml"), "--draws", "2000", "--json"]
     result = CliRunner().invoke(app, flags, catch_exceptions=False)
     report = json.loads(result.stdout)
-    assert (result.exit_code, report["holds"]) == (code, code == 0)
+    assert (result.exit_code, report["holds"]) == (0, True)
     assert {check["name"] for check in report["checks"]} == {"laplace: law", "laplace: ε"}
+    tested = CliRunner().invoke(app, [*flags, "--self-test"], catch_exceptions=False)
+    assert json.loads(tested.stdout) == {"noise": {"caught": True, "by": ["laplace: law"]}}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.cap import BY_FILTER, BY_FILTER_SO_FAR, Cap, FirstPlan, admits, shown, shown_digits, total

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.binomial.event import BinomialEvent
-from fedspa.mechanisms.gaussian import compare
-from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
+from fedspa.mechanisms.gaussian.calibrate import TERMS, compare, noise_multiplier
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy import accounting
@@ -84,7 +83,7 @@ def event_of(sampling: Any, batch: int, records: int, steps: int, noise: float) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(compare.TERMS), COUNT, COUNT, COUNT, COUNT, NOISE, DELTA)
+@given(st.sampled_from(TERMS), COUNT, COUNT, COUNT, COUNT, NOISE, DELTA)
 def test_epsilon_of_any_event(by: Any, batch: int, m: int, steps: int, times: int, noise: float, delta: float) -> None:
     sampling, neighbours = by
     event = event_of(sampling, batch, m, steps, noise)
@@ -92,7 +91,7 @@ def test_epsilon_of_any_event(by: Any, batch: int, m: int, steps: int, times: in
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(compare.TERMS), COUNT, COUNT, COUNT, COUNT, NOISE, DELTA, ANY_FLOAT)
+@given(st.sampled_from(TERMS), COUNT, COUNT, COUNT, COUNT, NOISE, DELTA, ANY_FLOAT)
 def test_caps_of_any_event(
     by: Any, batch: int, m: int, steps: int, times: int, noise: float, delta: float, epsilon: float
 ) -> None:
@@ -122,7 +121,7 @@ def test_the_whole_table_at_any_numbers(
     setting = {"batch": min(batch, m), "records": m, "local_steps": steps, "participations": times, "delta": delta}
 
     def table() -> float:
-        rows = compare.rows(**setting, noise=noise, epsilon=epsilon if noise is None else None)  # type: ignore[arg-type]
+        rows = compare(**setting, noise=noise, epsilon=epsilon if noise is None else None)  # type: ignore[arg-type]
         assert not any(math.isnan(row.epsilon) for row in rows)
         return 0.0
 
@@ -131,7 +130,7 @@ def test_the_whole_table_at_any_numbers(
 
 def test_no_noise_worth_the_name_is_never_free() -> None:
     """Where the accountant gives up on sampling the answer is that without it, from above."""
-    for sampling, neighbours in compare.TERMS:
+    for sampling, neighbours in TERMS:
         costs = [
             accounting.epsilon({GaussianEvent(sampling, 1, 10, 5, noise): 1}, 1e-5, neighbours=neighbours)
             for noise in (1e-1, 1e-2, 1.1e-3, 0.9e-3, 1e-4, 1e-100, 1e-200)

@@ -10,9 +10,8 @@ import pytest
 from dp_accounting.pld import pld_pmf
 from scipy import special
 
-from fedspa.privacy.fixed_size import FixedSize
 from fedspa.privacy.pld import LossMass, composed_epsilon
-from fedspa.privacy.poisson import mixture_loss
+from fedspa.privacy.subsampling import FixedSize, mixture_loss
 
 
 def recipe(rate: float, shift: float, epsilon: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedspa.mechanisms.binomial.event import BinomialEvent
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon

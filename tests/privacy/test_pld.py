@@ -9,9 +9,8 @@ import pytest
 from scipy import special
 
 from fedspa.privacy.accounting import gaussian_epsilon
-from fedspa.privacy.fixed_size import FixedSize
 from fedspa.privacy.pld import DominatingPair, LossMass, composed_epsilon, composed_mass, normal_mass, split
-from fedspa.privacy.poisson import Added, Removed, Replaced
+from fedspa.privacy.subsampling import Added, FixedSize, Removed, Replaced
 
 
 @pytest.mark.parametrize(

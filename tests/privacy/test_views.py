@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedspa.algorithms.cpsgd.event import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
-from fedspa.mechanisms.binomial.event import BinomialEvent
 from fedspa.mechanisms.discrete_gaussian.event import DiscreteGaussianEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting

@@ -174,11 +174,13 @@ def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
     settings = ALGORITHMS["cpsgd"]
     changes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("sum", {"adversary": "secure-aggregation", "members": 5, "colluders": 1}),
-        ("few", {"trials": 2, "noise": "seeded"}),
+        ("few", {"noise": "seeded"}),
     )
     for name, changed in changes:
         private = {**settings["privacy"], "noise": "secure", **changed}
-        simulate(small(tmp_path / name, **{**settings, "privacy": private}))
+        options = {"rotation": True, "trials": 2 if name == "few" else 9000}
+        algorithm = {**settings["algorithm"], "options": options}
+        simulate(small(tmp_path / name, **{**settings, "algorithm": algorithm, "privacy": private}))
     text = page(tmp_path / "sum").text
     summary = json.loads((tmp_path / "sum/summary.json").read_text("utf-8"))
     floor, whom = shown(summary["epsilon_floor"]), "the server with up to 1 of the 5 agents or more whose sums it sees"

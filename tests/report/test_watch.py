@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 from small_runs import small
 from typer.testing import CliRunner
 
 from fedspa.cli import app
-from fedspa.cli.watch import screenful, snapshot, sparkline
+from fedspa.cli.watch import snapshot
 from fedspa.errors import ConfigError
 from fedspa.running import Stopped, simulate
 from fedspa.runs.metrics import RoundMetrics
@@ -75,37 +71,16 @@ def test_looking_never_takes_the_lock(stopped: Path, monkeypatch: pytest.MonkeyP
     snapshot(stopped)
 
 
-def test_time_left_is_of_the_rounds_that_were_seen(stopped: Path) -> None:
-    from dataclasses import replace
-
-    now = replace(snapshot(stopped), started=0.0, at=10.0)
-    assert (len(now.metrics), now.left) == (2, 2)
-    assert now.seconds_left() == 10.0
-    assert now.seconds_left(now) == 10.0
-    earlier = replace(now, metrics=now.metrics[:1], at=7.0)
-    assert now.seconds_left(earlier) == 6.0
-    assert replace(now, metrics=()).seconds_left() is None
-
-
-def test_a_screen_fits_80_columns_and_states_the_terms_of_epsilon(stopped: Path) -> None:
-    screen = Console(width=80, record=True, file=io.StringIO())
-    screen.print(screenful(stopped, snapshot(stopped), None))
-    text = screen.export_text()
-    assert "2 of 4, stopped" in text
-    terms = "(NOT PRIVATE: SEEDED NOISE, for each record, δ = 0.001, add-remove, poisson sampling, pld)"
-    assert terms in " ".join(text.split())
-    assert "seeded noise" in text
-    assert max(len(line) for line in text.splitlines()) <= 80
-
-
 def watched(folder: Path) -> tuple[int, list[str]]:
     found = CliRunner().invoke(app, ["watch", str(folder)])
     return found.exit_code, found.stdout.splitlines()
 
 
 def test_not_in_a_terminal_it_prints_a_line_a_round_and_how_it_ended(folder: Path) -> None:
-    code, lines = watched(folder)
+    code, (note, *lines) = watched(folder)
     assert code == 0
+    assert note.startswith("Note: seeded noise, not private")
+    assert "(NOT PRIVATE: SEEDED NOISE, for each record, δ = 0.001, add-remove, poisson sampling, pld)" in lines[0]
     assert [line.split(":")[0] for line in lines[:4]] == [f"round {t} of 4" for t in (1, 2, 3, 4)]
     assert lines[4:] == ["The run is over: finished, all 4 rounds.", f"report: {folder / 'report.html'}"]
 
@@ -153,14 +128,3 @@ def test_where_nobody_can_tell_a_run_is_on_until_it_says_else(
 def test_no_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run"):
         snapshot(tmp_path)
-
-
-@given(st.lists(st.floats(0, 1), max_size=80), st.integers(1, 60))
-def test_a_sparkline_has_a_block_a_value(values: list[float], width: int) -> None:
-    line = sparkline(values, width)
-    assert len(line) == min(len(values), width)
-    assert set(line) <= set("▁▂▃▄▅▆▇█")
-    shown = values[-width:]
-    if len(set(shown)) > 1 and max(shown) - min(shown) > 1e-9:
-        assert line[shown.index(max(shown))] == "█"
-        assert line[shown.index(min(shown))] == "▁"

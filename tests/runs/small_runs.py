@@ -22,8 +22,13 @@ ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
     "dp-fed": {"algorithm": {"name": "dp-fed", "compression": 1.0}},
     "cpsgd": {
         "federation": {"per_round": 6},
-        "algorithm": {"name": "cpsgd", "compression": 1.0, "local_steps": 1, "rotation": True},
-        "privacy": {"noise_multiplier": None, "trials": 9000, "sampling": "fixed", "clip": "coordinate"},
+        "algorithm": {
+            "name": "cpsgd",
+            "compression": 1.0,
+            "local_steps": 1,
+            "options": {"rotation": True, "trials": 9000},
+        },
+        "privacy": {"noise_multiplier": None, "sampling": "fixed", "clip": "coordinate"},
     },
 }
 

@@ -16,7 +16,7 @@ SUMS: dict[str, dict[str, dict[str, Any]]] = {
     "cpsgd": {**ALGORITHMS["cpsgd"], "privacy": {**ALGORITHMS["cpsgd"]["privacy"], **SUMMED}},
     "cpsgd plain": {
         **ALGORITHMS["cpsgd"],
-        "algorithm": {**ALGORITHMS["cpsgd"]["algorithm"], "rotation": False},
+        "algorithm": {**ALGORITHMS["cpsgd"]["algorithm"], "options": {"trials": 9000}},
         "privacy": {**ALGORITHMS["cpsgd"]["privacy"], **SUMMED},
     },
 }

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import fedspa
 from fedspa.errors import DataError
-from fedspa.learning.frozen import Split, features
+from fedspa.learning import features
+from fedspa.learning.backbone import Split
 from fedspa.running import RunResult, Stopped, simulate
 from fedspa.runs import frozen
 from fedspa.runs.checkpoint import CheckpointError

@@ -47,7 +47,7 @@ def test_four_short_paragraphs_say_all_that_is_signed(unit: str, neighbours: str
     assert ("used or left out" in promise) is (neighbours == "add-remove")
 
 
-@pytest.mark.parametrize("change", [{"noise": "exact"}, {"members": 8, "colluders": 2}, {"bits": 4}])
+@pytest.mark.parametrize("change", [{"noise": "exact"}, {"members": 8, "colluders": 2}, {"whole_numbers": True}])
 def test_noise_in_whole_numbers_is_said(change: dict[str, Any]) -> None:
     assert "in whole numbers" in dict(plain_words(SUMMARY | change, 10))["Against whom."]
 

@@ -17,9 +17,9 @@ from tiny_files import mnist
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.errors import ConfigError, LedgerError
 from fedspa.mechanisms import Plan
-from fedspa.mechanisms.binomial.plan import BinomialPlan
 from fedspa.privacy.event import Unit
 from fedspa.randomness import streams
 from fedspa.running import Stopped, simulate
@@ -305,7 +305,8 @@ class TestRefusals:
         sections = ALGORITHMS["cpsgd"] if kind == "cpsgd" else {"privacy": {"clip_rule": kind}}
         run = {"ledger": str(tmp_path / "l.sqlite")} if noise == "secure" else {}
         config = small(tmp_path / "run", **sections, run=run)
-        config["privacy"] |= {"epsilon": 8.0, "noise": noise, "noise_multiplier": None, "trials": None}
+        config["privacy"] |= {"epsilon": 8.0, "noise": noise, "noise_multiplier": None}
+        config["algorithm"]["options"] = {"rotation": True} if kind == "cpsgd" else {}
         stop_after(config, 2)
 
         def mended(config: Config, dimension: int, active: int, records: int, unit: Unit) -> Plan:

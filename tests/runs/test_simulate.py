@@ -23,6 +23,7 @@ from fedspa import mechanisms
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
+from fedspa.algorithms.cpsgd.plan import BINOMIAL
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
@@ -139,7 +140,7 @@ def test_an_event_of_a_newer_fedspa_that_comes_while_training_costs_the_total_on
         if metrics.round == 2:
             with Ledger.open(shared, create=False) as ledger:
                 ledger.reserve("agent-0", BINOMIAL_PLAN.event, "other", "0")
-            monkeypatch.delitem(mechanisms.MECHANISMS["binomial"].events, "binomial")
+            monkeypatch.delitem(BINOMIAL.events, "binomial")
             mechanisms._event_of.cache_clear()
 
     result = fedspa.run(small(tmp_path, run={"ledger": shared}), on_round=newer)
@@ -155,7 +156,7 @@ def test_a_ledger_of_a_newer_fedspa_is_refused_before_training(tmp_path: Path, m
     shared = str(tmp_path / "shared.sqlite")
     with Ledger.open(shared) as ledger:
         ledger.reserve("agent-0", BINOMIAL_PLAN.event, "other", "0")
-    monkeypatch.delitem(mechanisms.MECHANISMS["binomial"].events, "binomial")
+    monkeypatch.delitem(BINOMIAL.events, "binomial")
     mechanisms._event_of.cache_clear()
     with pytest.raises(LedgerError, match="written by a newer fedspa"):
         fedspa.run(small(tmp_path, run={"out": str(tmp_path / "second"), "ledger": shared}))

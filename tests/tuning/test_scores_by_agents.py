@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,13 @@ from fedspa.agent.participate import Invitation, payloads
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
 from fedspa.algorithms.fedspa import respond
 from fedspa.algorithms.scores import deviation, score_plan, score_terms, share
+from fedspa.audit.run import Setting
 from fedspa.audit.scores import SCORES, Target
-from fedspa.audit.setting import Setting
 from fedspa.engine.scores import Scores, score
 from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, PerPerson
-from fedspa.learning.tasks.regression import Regression
+from fedspa.learning.tasks.outputs import Regression
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import derive_key
 from fedspa.server.intake import Intake
@@ -191,14 +191,25 @@ def test_attacks_on_counts_stay_within_the_claim_and_see_something() -> None:
     assert failed(SCORES.synthetic(sampling="fixed")) == set()
 
 
+def louder(ratio: float) -> Callable[[GaussianPlan, int], GaussianPlan]:
+    """Noise of a variance smaller than accounted by this ratio; by the number of models where a sensitivity is that of
+    one count."""
+
+    def scored(plan: GaussianPlan, models: int) -> GaussianPlan:
+        own = score_plan(plan, models)
+        return replace(own, noise_multiplier=own.noise_multiplier / math.sqrt(ratio))
+
+    return scored
+
+
 def test_a_sensitivity_that_forgets_the_other_models_is_caught() -> None:
-    found = failed(SCORES.planted("sensitivity", SCORES.synthetic()))
+    found = failed(replace(SCORES.synthetic(), scored=louder(4)))
     assert {"scores: pair, add-remove", "scores: pair, replace-one", "scores: noise"} <= found
     assert "scores: μ, replace-one" in found
 
 
 def test_weak_noise_is_caught() -> None:
-    assert "scores: noise" in failed(SCORES.planted("noise", SCORES.synthetic(neighbours="add-remove")))
+    assert "scores: noise" in failed(replace(SCORES.synthetic(neighbours="add-remove"), scored=louder(1.5**2)))
 
 
 def test_models_that_share_their_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

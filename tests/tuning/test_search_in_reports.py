@@ -45,18 +45,18 @@ def test_seeded_trials_are_no_guarantee(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rehearsal", "wanted"),
+    ("proxy", "wanted"),
     [
         ({"public": "digits", "found": [PROXY]}, "the records digits, which the user declared public"),
         ({"public": "holdout", "found": [PROXY]}, "held-out records, which belong to no agent"),
         ({"found": [], "study": STUDY}, "on wards were tried first. This run's ε does not include what that search"),
     ],
 )
-def test_where_settings_came_from_is_said(folder: Path, rehearsal: Any, wanted: str) -> None:
+def test_where_settings_came_from_is_said(folder: Path, proxy: Any, wanted: str) -> None:
     """What cost nothing in this run may have cost something elsewhere."""
     record = read(folder)
     assert record.summary is not None
-    summary = {**record.summary, "tuning": {**record.summary["tuning"], "rehearsal": rehearsal}}
+    summary = {**record.summary, "tuning": {**record.summary["tuning"], "proxy": proxy}}
     found = search(replace(record, summary=summary))
     assert found is not None
     assert wanted in found.free

@@ -217,7 +217,7 @@ def test_halving_drops_the_worse_half_and_what_has_no_score() -> None:
     assert halving.turn([0.1, 0.9, math.nan, 0.5, 0.6, 0.7], "loss").trial == 0  # 0 and 3 were left
 
 
-def test_what_a_rehearsal_saw_a_slow_starter_gain_counts_for_it() -> None:
+def test_what_a_proxy_run_saw_a_slow_starter_gain_counts_for_it() -> None:
     scores = [0.5, 0.4]
     assert Halving(2, 1).turn(scores, "accuracy").trial == 0
     assert Halving(2, 1, ((0.1,), (0.3,))).turn(scores, "accuracy").trial == 1

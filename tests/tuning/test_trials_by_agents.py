@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fedspa.report.trials import search
 from hypothesis import given
 from hypothesis import strategies as st
 from interruptions import crash, refuse_a_difference
@@ -20,6 +19,7 @@ from test_trials import CANDIDATES, EPSILON, entries, recomputed, searching
 import fedspa
 from fedspa.errors import ConfigError
 from fedspa.report.record import read
+from fedspa.report.tables import search
 from fedspa.runs.halving import Halving, Turn
 
 ROUNDS = 4 + 1 + 2 + 1  # two rungs, each with a round in which agents score

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from test_rehearse import made_up
+from test_proxy import made_up
 from test_trials import recomputed
 from tiny_files import mnist
 from typer.testing import CliRunner
@@ -26,6 +26,15 @@ from fedspa.errors import ConfigError
 from fedspa.running import Stopped
 from fedspa.runs.ending import Stopping
 from fedspa.runs.statement import statement
+from fedspa.tuning import proxy, search
+
+
+@pytest.fixture(autouse=True)
+def _few_proxy_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search as always, with fewer steps and repeats."""
+    monkeypatch.setattr(search, "_FARTHEST", 1)
+    monkeypatch.setattr(search, "AVERAGES", (0.0, 0.8))
+    monkeypatch.setattr(proxy, "_REPEATS", 2)
 
 
 def config(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +50,7 @@ def config(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 
 def test_search_and_training_together_cost_what_was_asked(tmp_path: Path) -> None:
     heard: list[Any] = []
-    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, data=made_up(), on_rehearsed=heard.append)
+    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, data=made_up(), on_proxy=heard.append)
     summary, tuning = result.summary, result.summary["tuning"]
     assert summary["epsilon"] <= 2.0
     assert recomputed(tmp_path / "run") <= 2.0
@@ -49,8 +58,8 @@ def test_search_and_training_together_cost_what_was_asked(tmp_path: Path) -> Non
     assert len(entries) == 12 * 3
     assert tuning["rounds"] == 6
     assert len(tuning["trials"]) == 4
-    assert len(tuning["rehearsal"]["found"]) == len(heard)
-    assert {} in [found["settings"] for found in tuning["rehearsal"]["found"]]  # the config's own
+    assert len(tuning["proxy"]["found"]) == len(heard)
+    assert {} in [found["settings"] for found in tuning["proxy"]["found"]]  # the config's own
     chosen = fedspa.load(tmp_path / "run" / "config.toml").tuning.candidates
     assert chosen is not None
     assert chosen[tuning["choice"]] == tuning["trials"][tuning["choice"]]["settings"]
@@ -66,10 +75,7 @@ def test_search_and_training_together_cost_what_was_asked(tmp_path: Path) -> Non
 
 
 def test_the_same_search_gives_the_same_model(tmp_path: Path) -> None:
-    made = [
-        fedspa.tune(config(tmp_path / name), epsilon=2.0, share=0.3, data=made_up(), studies=tmp_path / "studies")
-        for name in ("one", "other")
-    ]
+    made = [fedspa.tune(config(tmp_path / name), epsilon=2.0, share=0.3, data=made_up()) for name in ("one", "other")]
     one, other = (torch.cat([p.flatten() for p in each.module.parameters()]) for each in made)
     assert torch.equal(one, other)
     assert made[0].summary["tuning"] == made[1].summary["tuning"]
@@ -107,28 +113,27 @@ def test_it_goes_on_where_the_files_lie_now(tmp_path: Path) -> None:
     assert 0 <= json.loads(told.stdout)["tuning"]["test"]["accuracy"] <= 1
 
 
-def test_stopped_in_a_rehearsal_nothing_is_spent_and_what_was_rehearsed_is_kept(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"epsilon": 2.0, "share": 0.3, "data": made_up(), "studies": tmp_path / "studies"}
+def test_stopped_in_a_proxy_run_nothing_is_spent(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"epsilon": 2.0, "share": 0.3, "data": made_up()}
     heard: list[Any] = []
-    with pytest.raises(Stopping, match="before the first round, and nothing was spent; the same call goes on with"):
-        fedspa.tune(config(tmp_path / "run"), **options, on_rehearsed=heard.append, stop=lambda: len(heard) == 3)
+    with pytest.raises(Stopping, match="before the first round, and nothing was spent"):
+        fedspa.tune(config(tmp_path / "run"), **options, on_proxy=heard.append, stop=lambda: len(heard) == 3)
     assert len(heard) == 3
     assert not (tmp_path / "run").exists()
-    assert len(list((tmp_path / "studies").iterdir())) == 3
 
 
-def test_stopped_after_the_last_rehearsal_no_round_is_paid_for(tmp_path: Path) -> None:
+def test_stopped_after_the_last_proxy_run_no_round_is_paid_for(tmp_path: Path) -> None:
     asked = config(tmp_path / "run")
     with pytest.raises(Stopping, match="nothing was spent"):
         fedspa.tune(asked, epsilon=2.0, public="none", data=made_up(), stop=lambda: True)
     assert not (tmp_path / "run").exists()
 
 
-def test_without_rehearsals_the_rates_of_the_rule_are_tried(tmp_path: Path) -> None:
+def test_without_proxy_runs_the_rates_of_the_rule_are_tried(tmp_path: Path) -> None:
     result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, public="none", data=made_up())
     rates = [trial["settings"]["algorithm.server_lr"] for trial in result.summary["tuning"]["trials"]]
     assert [round(rate / rates[0], 2) for rate in rates] == [1.0, 3.0, 0.33, 9.0]
-    assert result.summary["tuning"]["rehearsal"]["found"] == []
+    assert result.summary["tuning"]["proxy"]["found"] == []
 
 
 def test_a_server_without_records_has_its_agents_score(tmp_path: Path) -> None:
@@ -156,7 +161,7 @@ def test_what_is_printed_for_both_is_a_closed_form_where_there_is_one(
     asked = config(tmp_path / "run", data={"holdout": 0.0}, algorithm={"batch": 83}, privacy=privacy)
     summary = fedspa.tune(asked, epsilon=2.0, share=0.5, public="none", data=made_up()).summary
     assert summary["tuning"]["scoring"]["rounds"]
-    counts = Counter(line[1] for line in lines(tmp_path / "run" / "ledger.sqlite")[1])
+    counts = Counter(line["agent"] for line in lines(tmp_path / "run" / "ledger.sqlite")[1])
     mu = apart * math.sqrt(max(counts.values())) / summary["noise_multiplier"]
     epsilon, tail = summary["epsilon"], NormalDist().cdf
     delta = tail(mu / 2 - epsilon / mu) - math.exp(epsilon) * tail(-mu / 2 - epsilon / mu)
@@ -177,14 +182,14 @@ def test_what_a_search_found_is_the_first_to_try_in_the_next(tmp_path: Path) -> 
     taken = second["trials"][0]["settings"]
     # Twice the rounds, and steps of agents that are twice as long: as far by a quarter of the rate.
     assert taken == {**found, "algorithm.server_lr": pytest.approx(found["algorithm.server_lr"] / 4, rel=0.01)}
-    assert second["rehearsal"]["study"]["guarantee"] == study["guarantee"]
+    assert second["proxy"]["study"]["guarantee"] == study["guarantee"]
 
 
 def test_a_study_does_not_write_to_the_terminal_by_itself(tmp_path: Path) -> None:
     """Its words come from a file that anyone may have sent."""
     result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.0, public="none", data=made_up())
     study = {"about": {"data": "\x1b[2J[bold]wards"}, "guarantee": "\x1b]0;title\x07"}
-    tuning = {**result.summary["tuning"], "rehearsal": {"study": study, "public": "\x1b[1m", "found": [{}]}}
+    tuning = {**result.summary["tuning"], "proxy": {"study": study, "public": "\x1b[1m", "found": [{}]}}
     screen = Console(record=True, width=200)
     show(replace(result, summary={**result.summary, "tuning": tuning}), screen)
     told = screen.export_text()
@@ -192,7 +197,7 @@ def test_a_study_does_not_write_to_the_terminal_by_itself(tmp_path: Path) -> Non
     assert "\\x1b[2J[bold]wards" in told
 
 
-def test_with_no_share_the_rehearsals_decide_and_no_round_is_tried(tmp_path: Path) -> None:
+def test_with_no_share_the_proxy_runs_decide_and_no_round_is_tried(tmp_path: Path) -> None:
     result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.0, data=made_up())
     assert result.summary["tuning"]["rounds"] == 0
     assert len(result.summary["tuning"]["trials"]) == 1
@@ -217,11 +222,9 @@ def test_what_cannot_be_tuned_is_told_in_a_line(
     budget = {} if "algorithm" in sections and "name" in sections["algorithm"] else {"epsilon": 2.0}
     heard: list[Any] = []
     with pytest.raises(ConfigError, match=word) as refused:
-        fedspa.tune(
-            config(tmp_path / "run", **sections), data=made_up(), on_rehearsed=heard.append, **budget, **options
-        )
+        fedspa.tune(config(tmp_path / "run", **sections), data=made_up(), on_proxy=heard.append, **budget, **options)
     assert "\n" not in str(refused.value)
-    assert heard == []  # hours of rehearsing would have been in vain
+    assert heard == []  # hours of proxy runs would have been in vain
     assert not (tmp_path / "run").exists()
 
 
@@ -232,12 +235,11 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         words += ["--set", key]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    for part in ("Trials: 2 of 10 rounds", "chosen", "for nothing", "which chose nothing"):
+    for part in ("Trials: 2 of 10 rounds", "chosen", "no privacy cost", "not used for selection"):
         assert part in done.output
     told = CliRunner().invoke(app, ["tune", "--resume", "run", "--json"])
     summary = json.loads(told.stdout)
     assert summary["epsilon"] <= 3
-    assert list((tmp_path / "runs" / "studies").glob("*.json"))
     words = ["tune", "--epsilon", "3", "--share", "0.3", "--out", "second", "--from", "run"]
     for key in ("algorithm.batch=20", "federation.rounds=10", "privacy.noise=seeded"):
         words += ["--set", key]
@@ -257,7 +259,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["tune", "--resume", "run", "--share", "0.5"], "--resume goes on with the run as it began"),
         (["tune", "--resume", "run", "--set", "run.seed=5"], "--resume goes on with the run as it began"),
         (["tune", "--resume", "nowhere"], "there is no run in that folder"),
-        (["tune", "--from", "runs"], "there is no study in runs/study.json"),
+        (["tune", "--from", "runs"], "there is no study in runs"),
     ):
         assert word in str(CliRunner().invoke(app, bad).exception)
 
@@ -272,5 +274,5 @@ def test_a_proxy_run_needs_no_epsilon(tmp_path: Path, agents: int) -> None:
     data = fedspa.from_arrays(x[:1600], y[:1600], x[1600:], y[1600:], name="mine")
     few = {"federation": {"agents": agents, "per_round": agents, "rounds": 10}, "data": {"holdout": 0.1}}
     result = fedspa.tune({**few, "run": {"out": str(tmp_path / "run")}}, epsilon=2.0, data=data)
-    assert result.summary["tuning"]["rehearsal"]["found"]
+    assert result.summary["tuning"]["proxy"]["found"]
     assert recomputed(tmp_path / "run") <= 2.0

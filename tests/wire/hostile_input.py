@@ -13,16 +13,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedspa.algorithms.base import IntegerUpdate
+from fedspa.algorithms.cpsgd.codec import decode_integers, encode_integers
 from fedspa.errors import PayloadError
-from fedspa.mechanisms.binomial.codec import IntegerUpdate, decode_integers, encode_integers
 from fedspa.wire import coding as codings
 from fedspa.wire.payload import CODINGS, Expected, Update, decode, encode
 
 ROUND, D, K = 3, 320, 32
 TRIALS, LEVELS = 60_000, 16
 EXPECTED = Expected(round=ROUND, dimension=D, active=K, bound=1e6)
-EXPECTED_INTEGERS = Expected(round=ROUND, dimension=D, active=K, bound=1e6, codings=frozenset({"binomial"}))
-BINOMIAL = len(CODINGS)  # its number on the wire
+EXPECTED_INTEGERS = Expected(round=ROUND, dimension=D, active=K, bound=1e6, codings=frozenset({"whole"}))
+WHOLE = len(CODINGS)  # its number on the wire
 PREFIX = struct.pack("<4sB", b"FSPA", 1)
 PLACE = struct.pack("<3I", ROUND, D, K)
 
@@ -31,7 +32,7 @@ def check(data: bytes) -> None:
     """Raise unless the input decodes to what was asked for or to a listed PayloadError."""
     integers, helped, payload = data[:1] >= b"\x80", bool(data[:1] and data[0] % 2), data[1:]
     if helped and len(payload) > 48:
-        payload = _helped(payload, BINOMIAL if integers else payload[5] % len(CODINGS))
+        payload = _helped(payload, WHOLE if integers else payload[5] % len(CODINGS))
     try:
         if integers:
             _check_integers(payload)

@@ -142,4 +142,4 @@ def test_the_fuzzers_corpus_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
             check(honest)
         except RuntimeError:
             reached += 1
-    assert reached == 6  # three `int`, three `binomial`
+    assert reached == 6  # three `int`, three `whole`

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspa.algorithms.base import Agent, Terms, made_ahead
+from fedspa.algorithms.base import Agent, IntegerUpdate, Terms, made_ahead
 from fedspa.engine.local import (
     BatchedGradients,
     ClippedSums,
@@ -29,7 +29,6 @@ from fedspa.engine.local import (
 from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
 from fedspa.examples import tensors
-from fedspa.mechanisms.binomial.codec import IntegerUpdate
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.mechanisms.discrete_gaussian.release import Integers, mean_gradient, share, summed
 from fedspa.mechanisms.parts import Parts

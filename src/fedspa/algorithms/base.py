@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -38,7 +38,8 @@ class Terms:
 
     `steps` is the plan, which alone says how agents sample, clip and noise; a `NoPlan` where nothing is private
     (FedAvg). `mask_seed` is given where all agents use one mask (`shared`, `fixed`), and None where each draws its own.
-    `layers` are (d_j, k_j) where the mask is drawn layer by layer.
+    `layers` are (d_j, k_j) where the mask is drawn layer by layer. `options` are those of the algorithm that the plan
+    does not state.
     """
 
     round: int
@@ -47,6 +48,7 @@ class Terms:
     local_lr: float
     steps: Plan | NoPlan
     layers: tuple[tuple[int, int], ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan | None:
@@ -152,6 +154,17 @@ class Answer(Protocol):
 
     @property
     def values(self) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerUpdate:
+    """An answer in whole numbers: one for each coordinate that travels. `seed` is the mask's, or of what else is
+    public."""
+
+    round: int
+    dimension: int
+    seed: bytes
+    values: NDArray[np.int64]
 
 
 def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:

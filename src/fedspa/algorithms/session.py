@@ -17,12 +17,10 @@ from torch import Tensor
 from fedspa.algorithms.algorithm import Algorithm
 from fedspa.algorithms.base import Terms
 from fedspa.errors import PrivacyError
+from fedspa.mechanisms.base import STEPS
 from fedspa.randomness.streams import NoiseMode
 from fedspa.secagg.session import Session
 from fedspa.wire.payload import Coding
-
-# What every plan says, beside its mechanism's own record.
-_OF_PLAN = ("dimension", "active", "sampling", "batch", "local_steps")
 
 
 def session_of(
@@ -59,7 +57,8 @@ def _told(algorithm: Algorithm, terms: Terms, theta: Tensor, coding: Coding, noi
         "mask": terms.mask,
         "mask_seed": None if terms.mask_seed is None else terms.mask_seed.hex(),
         "noise": noise,
-        "plan": {key: getattr(terms.steps, key) for key in (*_OF_PLAN, *algorithm.mechanism.record)},
+        **({"options": dict(terms.options)} if terms.options else {}),
+        "plan": {key: getattr(terms.steps, key) for key in (*STEPS, *algorithm.mechanism.record)},
         "round": terms.round,
         "theta": hashlib.sha256(values.tobytes()).hexdigest(),
     }

@@ -19,13 +19,11 @@ from torch import nn
 from fedspa.algorithms import Agent, Terms
 from fedspa.algorithms.fedspa import respond
 from fedspa.algorithms.scores import score_plan
-from fedspa.audit.bounds import mu_lower
-from fedspa.audit.gaussian import target as gaussian
-from fedspa.audit.probe import SEED
-from fedspa.audit.questions import Floats, columns, noise_size, threshold_attack
+from fedspa.audit import gaussian
+from fedspa.audit.probes import SEED
 from fedspa.audit.result import Question, certain
-from fedspa.audit.run import Audited
-from fedspa.audit.setting import Setting
+from fedspa.audit.run import Audited, Setting
+from fedspa.audit.statistics import Floats, columns, mu_lower, noise_size, threshold_attack
 from fedspa.engine.scores import Scores
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification
@@ -135,26 +133,10 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
     yield from noise_questions(setting, target, plans[0])
 
 
-def _forgetful(plan: GaussianPlan, models: int) -> GaussianPlan:
-    """The sensitivity of one count, where a record is in all of them."""
-    scored = score_plan(plan, models)
-    return replace(scored, noise_multiplier=scored.noise_multiplier / math.sqrt(models))
-
-
-def _weak(plan: GaussianPlan, models: int) -> GaussianPlan:
-    """σ smaller than accounted by 1.5."""
-    scored = score_plan(plan, models)
-    return replace(scored, noise_multiplier=scored.noise_multiplier / 1.5)
-
-
 SCORES = Audited(
     name="scores",
     choices={"noise": (), "sampling": get_args(Sampling), "neighbours": get_args(Neighbours)},
     synthetic=synthetic,
     of_plan=of_plan,
     questions=questions,
-    plants={
-        "sensitivity": lambda target: replace(target, scored=_forgetful),
-        "noise": lambda target: replace(target, scored=_weak),
-    },
 )

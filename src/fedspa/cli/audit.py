@@ -19,14 +19,13 @@ def audit(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="fedspa (default), cpsgd, shares or scores, without a config.")
-    ] = None,
-    plant: Annotated[
         str | None,
-        typer.Option(
-            help="Attack a copy with this fault (as sensitivity, noise, clip, seed or sampling): it must be caught."
-        ),
+        typer.Option(help="An algorithm (fedspa is the default), shares (of sums) or scores, without a config."),
     ] = None,
+    self_test: Annotated[
+        bool,
+        typer.Option("--self-test", help="Attack three copies with a known fault each: all must be caught."),
+    ] = False,
     noise: Annotated[float | None, typer.Option(help="Noise multiplier (1).")] = None,
     clip: Annotated[str | None, typer.Option(help="coordinate (default) or l2.")] = None,
     neighbours: Annotated[
@@ -46,7 +45,7 @@ def audit(
 ) -> None:
     """Lower bounds on privacy loss from attacks on the real code. Exit code 0: all within the claim; 1: not.
 
-    Example: fedspa audit --plant sensitivity
+    Example: fedspa audit --self-test
     """
     if algorithm is not None and config is not None:
         raise ConfigError("--algorithm and --config: the config decides it; give one or the other")
@@ -62,8 +61,7 @@ def audit(
     import torch
 
     from fedspa import configs
-    from fedspa.audit.setting import Setting
-    from fedspa.audit.targets import of_config, synthetic
+    from fedspa.audit.run import Setting, of_config, synthetic
 
     torch.set_num_threads(1)
     if config is None:
@@ -71,11 +69,14 @@ def audit(
         setting = Setting(**how, draws=draws, seed=seed)
     else:
         mechanism, target, setting = of_config(configs.find(config), overrides or [], choices, draws, seed)
-    report = mechanism.audit(setting, target if plant is None else mechanism.planted(plant, target))
+    if self_test:
+        caught = _self_test(mechanism.self_test(setting, target), as_json)
+        raise typer.Exit(0 if caught else 1)
+    report = mechanism.audit(setting, target)
     if as_json:
-        print(json.dumps({"plant": plant, **report.to_json()}, allow_nan=False))
+        print(json.dumps(report.to_json(), allow_nan=False))
     else:
-        _show(report, plant)
+        _show(report)
     if not report.holds:
         raise typer.Exit(1)
 
@@ -84,14 +85,25 @@ def _given(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def _show(report: Report, plant: str | None) -> None:
+def _self_test(reports: dict[str, Report], as_json: bool) -> bool:
+    """Say which of the injected faults were caught; return whether all were."""
+    failed = {name: [check.name for check in report.checks if not check.holds] for name, report in reports.items()}
+    if as_json:
+        print(json.dumps({name: {"caught": bool(checks), "by": checks} for name, checks in failed.items()}))
+    else:
+        for name, checks in failed.items():
+            print(f"fault {name!r}: {'caught by ' + '; '.join(checks) if checks else 'NOT CAUGHT by any check'}")
+    return all(failed.values())
+
+
+def _show(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from fedspa.cli.screen import show
 
     screen = Console(highlight=False)
-    screen.print(_verdict(report, plant))
+    screen.print(_verdict(report))
     worst = report.headline
     screen.print(
         f"{worst.name}: at least {worst.lower_bound:.4g} against {worst.claimed:.4g} claimed ({worst.unit}, confidence "
@@ -114,12 +126,9 @@ def _show(report: Report, plant: str | None) -> None:
         screen.print(f"[red]Note[/red]  {note}")
 
 
-def _verdict(report: Report, plant: str | None) -> str:
+def _verdict(report: Report) -> str:
     """The one line that somebody in a hurry reads."""
     failed, count = sum(not check.holds for check in report.checks), len(report.checks)
-    if plant is not None:
-        caught = f"as it must be: {failed} of {count} checks failed." if failed else "NOT CAUGHT by any check."
-        return f"{'[red]VIOLATED' if failed else '[red]HOLDS'}[/red] with {plant!r} planted, {caught}"
     if failed:
         return f"[red]VIOLATED[/red]: {failed} of {count} checks failed."
     return f"[green]HOLDS[/green]: all {count} checks stayed within what is claimed."

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedspa.algorithms import Agent
     from fedspa.data.dataset import Dataset
     from fedspa.examples import Examples
-    from fedspa.learning.sound import Problem
+    from fedspa.learning.layers import Problem
     from fedspa.learning.tasks import Task
     from fedspa.runs.config import Config
     from fedspa.runs.setup import Simulated
@@ -219,8 +219,8 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
     from fedspa.cli.suggest import sides_of
     from fedspa.errors import MixingWarning, SeededNoiseWarning
     from fedspa.examples import layout
-    from fedspa.learning.sound import Unsound, layer_problems
-    from fedspa.learning.trial import trial
+    from fedspa.learning.layers import Unsound, layer_problems
+    from fedspa.learning.validate import trial
     from fedspa.runs.config import load
     from fedspa.runs.records import records_of
     from fedspa.runs.setup import prepare, task_of, with_targets
@@ -273,7 +273,7 @@ def _build(config: Config, data: Dataset, task: Task, like: Examples, own_shape:
     from fedspa.learning import models
     from fedspa.learning.fit import require_fit
     from fedspa.learning.flat import FlatModel
-    from fedspa.learning.sound import layer_problems
+    from fedspa.learning.layers import layer_problems
 
     name = config.model.name
     module: nn.Module | None = None

@@ -120,7 +120,7 @@ def _run_beside(file: Path) -> Privacy | None:
     from fedspa.runs.config import load
 
     try:
-        return load(file.parent / "config.toml").privacy
+        return load(file.parent / "config.toml", own_code=False).privacy
     except ConfigError:  # it lies in no run's folder
         return None
 

@@ -15,7 +15,7 @@ from fedspa.privacy.event import Neighbours
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedspa.mechanisms.gaussian.compare import Comparison
+    from fedspa.mechanisms.gaussian.calibrate import Comparison
 
 
 class _Setting(TypedDict):
@@ -58,9 +58,9 @@ def privacy(
         _show_shares(setting, as_json, epsilon=epsilon, noise=noise, members=members, colluders=colluders)
         return
 
-    from fedspa.mechanisms.gaussian import compare
+    from fedspa.mechanisms.gaussian.calibrate import compare
 
-    rows = compare.rows(**setting, epsilon=epsilon, noise=noise)
+    rows = compare(**setting, epsilon=epsilon, noise=noise)
     if as_json:
         print(json.dumps({"rows": [_plain(row) for row in rows]}, allow_nan=False))
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedspa.result import RunResult
 
 
-SHARE, STUDIES = 0.2, Path("runs/studies")
+SHARE = 0.2
 
 
 def tune(
@@ -34,8 +34,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="holdout|NAME|none",
-            help="What settings are rehearsed on, for nothing: the server's held-out records (where it has some), or a "
-            "public data set.",
+            help="Records for proxy runs, at no privacy cost: the server's held-out records (the default if there are "
+            "any), or a public data set.",
         ),
     ] = None,
     space: Annotated[
@@ -44,7 +44,6 @@ def tune(
             metavar="KEY=V1,V2", help="Values of a key to try as well, as in algorithm.server=average,momentum."
         ),
     ] = None,
-    studies: Annotated[Path, typer.Option(metavar="DIR", help="Where rehearsals are kept and looked up.")] = STUDIES,
     study: Annotated[
         Path | None,
         typer.Option("--from", metavar="STUDY", help="An earlier tuning run's folder: its settings are tried first."),
@@ -60,8 +59,8 @@ def tune(
 
     Example: fedspa tune --set data.holdout=0.2 --epsilon 2 --share 0.2
 
-    First what is free: rehearsals on records that are not the agents'. Then trials in the run's own first rounds, each
-    in the ledger before it runs. Ctrl-C stops after the round; --resume goes on, also after any crash.
+    First come proxy runs on records that are not the agents', at no privacy cost; then trials in the run's own first
+    rounds, each in the ledger before it runs. Ctrl-C stops after the round; --resume goes on, also after any crash.
     """
     from fedspa import configs
     from fedspa.runs.config import load
@@ -69,7 +68,7 @@ def tune(
     if resume is not None:
         other = (config, epsilon, public, space, study, out)
         elsewhere = all(word.partition("=")[0].strip() == "data.dir" for word in overrides or ())
-        if any(given not in (None, []) for given in other) or (share, studies) != (SHARE, STUDIES) or not elsewhere:
+        if any(given not in (None, []) for given in other) or share != SHARE or not elsewhere:
             raise ConfigError(
                 "--resume goes on with the run as it began: give it alone, or with --json, or with --set data.dir=DIR "
                 "where its files lie elsewhere now"
@@ -87,16 +86,16 @@ def tune(
     from fedspa.runs.ending import Stopping
     from fedspa.runs.metrics import RoundMetrics, shown_score
     from fedspa.runs.statement import shown
-    from fedspa.tuning.tune import Rehearsed, tune
+    from fedspa.tuning.tune import ProxyRun, tune
 
     screen = Console(stderr=True)
     count = 0
 
-    def rehearsed(found: Rehearsed) -> None:
+    def proxy(found: ProxyRun) -> None:
         nonlocal count
         count += 1
         if screen.is_terminal:
-            screen.print(f"rehearsal {count:>3}  {_number(found.score)}  {_words(found.settings)}", highlight=False)
+            screen.print(f"proxy run {count:>3}  {_number(found.score)}  {_words(found.settings)}", highlight=False)
 
     def advance(metrics: RoundMetrics) -> None:
         if screen.is_terminal:
@@ -107,7 +106,7 @@ def tune(
             )
 
     def stopping() -> None:
-        screen.print("Stopping after this round, or this round of a rehearsal; Ctrl-C again stops at once.")
+        screen.print("Stopping after this round, or this round of a proxy run; Ctrl-C again stops at once.")
 
     with interrupt.watched(stopping) as asked:
         for told in (SeededNoiseWarning, RunWarning):  # on the screen, beside ε and below it
@@ -121,9 +120,8 @@ def tune(
                     share=share,
                     public=public,
                     space=_space(space or ()),
-                    studies=studies,
                     study=study,
-                    on_rehearsed=rehearsed,
+                    on_proxy=proxy,
                     progress=False,
                     on_round=advance,
                     stop=asked,
@@ -161,18 +159,19 @@ def show(result: RunResult, screen: Console) -> None:
             f"Scores      by the agents, in {len(scoring)} of these rounds; each has noise of deviation {noise:.2%}",
             highlight=False,
         )
-    if tuning["rehearsal"] is not None and (earlier := tuning["rehearsal"].get("study")) is not None:
+    proxy = tuning["proxy"] or {"study": None, "found": []}
+    if (earlier := proxy["study"]) is not None:
         found = f"settings found on {earlier['about']['data']}; the guarantee there: {earlier['guarantee']}"
         screen.print(f"Study       {printable(found)}", highlight=False, markup=False)
-    if tuning["rehearsal"] is not None and tuning["rehearsal"]["found"]:
-        source = tuning["rehearsal"]["public"]
-        where = "the server's held-out records" if source == "holdout" else f"{printable(source)}, called public here"
-        words = f"Rehearsals  {len(tuning['rehearsal']['found'])} on {where}, for nothing"
+    if proxy["found"]:
+        source = proxy["public"]
+        where = "the server's validation set" if source == "holdout" else f"{printable(source)}, declared public"
+        words = f"Proxy runs  {len(proxy['found'])} on {where} (no privacy cost)"
         screen.print(words, highlight=False, markup=False)
     if tuning["test"] is not None:
         screen.print(
             f"Test        {heading(name)} [bold]{shown_score(name, tuning['test'].get(name))}[/bold] on the test "
-            "records, which chose nothing",
+            "set (not used for selection)",
             highlight=False,
         )
 

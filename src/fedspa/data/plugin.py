@@ -31,6 +31,15 @@ def is_plugin(name: str) -> bool:
 
 def resolve(name: str, *, key: str, error: type[FedspaError], code: str | None = None) -> Callable[..., object]:
     """The callable that ``name`` points at; whatever goes wrong is an ``error`` that quotes ``key`` and ``name``."""
+    found = imported(name, key=key, error=error, code=code)
+    if not callable(found):
+        path = name.partition(":")[2]
+        raise error(f"{key} = {name!r}: {path!r} is a {type(found).__name__}, not a function")
+    return found
+
+
+def imported(name: str, *, key: str, error: type[FedspaError], code: str | None = None) -> object:
+    """What ``name`` points at; whatever goes wrong is an ``error`` that quotes ``key`` and ``name``."""
     if name.startswith(GIVEN):
         argument = "data" if key == "data.name" else "module"
         raise error(
@@ -54,8 +63,6 @@ def resolve(name: str, *, key: str, error: type[FedspaError], code: str | None =
             raise error(f"{key} = {name!r}: module {module_name!r} has no {path!r}") from cause
         except Exception as cause:  # a module's __getattr__ and a class's descriptors are the user's code too
             raise error(f"{key} = {name!r} failed in its own code ({one_line(cause)})") from cause
-    if not callable(found):
-        raise error(f"{key} = {name!r}: {path!r} is a {type(found).__name__}, not a function")
     return found
 
 

@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,8 +20,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedspa.engine import Unsupported, combine
 from fedspa.errors import listed
 from fedspa.learning.flat import copied
-from fedspa.learning.threads import TRACING
-from fedspa.learning.tracer import Forgotten, Tracer
+
+_TRACING = Lock()  # torch.fx patches torch's own modules while it traces
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
@@ -206,15 +207,38 @@ def _held(module: nn.Module) -> Iterator[Unsupported]:
 def _traced(module: nn.Module) -> tuple[fx.Graph, dict[fx.Node, nn.Module]]:
     """With the layers that it calls."""
     try:
-        with TRACING:
-            graph = Tracer().trace(copied(module))  # tracing leaves its marks on a module that sets attributes
-    except Forgotten as why:
+        with _TRACING:
+            graph = _Tracer().trace(copied(module))  # tracing leaves its marks on a module that sets attributes
+    except _Untraceable as why:
         mend = "freeze that part instead (requires_grad_(False)), or leave the switch out"
         raise Unsupported(f"{why}, which no chain of layers says", mend) from why
     except Exception as cause:  # tracing runs the user's forward, which may raise anything
         raise Unsupported(f"torch.fx cannot trace {type(module).__name__} ({type(cause).__name__})") from cause
     modules = dict(module.named_modules())
     return graph, {node: modules[str(node.target)] for node in graph.nodes if node.op == "call_module"}
+
+
+class _Untraceable(Exception):
+    """A part of the forward pass runs under a switch of torch's that a graph of its operations does not have."""
+
+
+class _Tracer(fx.Tracer):
+    """Refuses a forward pass that switches gradients off or autocast on for a part of itself: the graph would train
+    what the module keeps as it is, or compute in another precision."""
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        with torch.enable_grad():
+            self._before = _switches()
+            return super().trace(root, concrete_args)
+
+    def create_node(self, *arguments: Any, **options: Any) -> fx.Node:
+        if _switches() != self._before:
+            raise _Untraceable("it runs a part of itself under torch.no_grad or torch.autocast")
+        return super().create_node(*arguments, **options)
+
+
+def _switches() -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
 def _strangers(unknown: Mapping[fx.Node, nn.Module], known: list[type[nn.Module]]) -> Unsupported:

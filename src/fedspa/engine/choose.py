@@ -20,8 +20,8 @@ from fedspa.learning.agreement import FLOAT32_UNIT, TF32_UNIT, Disagreement, req
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import Classification, PerPerson, Task
-from fedspa.learning.tasks.person import tried
-from fedspa.learning.trial import try_failures, try_gradients
+from fedspa.learning.tasks.wrappers import tried
+from fedspa.learning.validate import try_failures, try_gradients
 
 # How far a back end must keep records apart: not at all, as in a simulation; each at its place, where neighbours have
 # equally many places (`SlotAssignment`); or each by itself.

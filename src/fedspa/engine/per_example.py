@@ -17,8 +17,8 @@ from fedspa.examples import Tree, blanks, in_float64, mapped, moved, split
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.forward import in_modes, modes
 from fedspa.learning.tasks import Task
-from fedspa.learning.tasks.base import OfOutputs
-from fedspa.learning.tasks.drawing import Drawing, require_seeds
+from fedspa.learning.tasks.base import OutputTask
+from fedspa.learning.tasks.wrappers import Drawing, require_seeds
 
 
 class PerExampleEngine:
@@ -70,7 +70,7 @@ class PerExampleEngine:
             return self._model.gradients_alone(theta, x, y).masked_fill_(invalid.unsqueeze(1), torch.nan)
 
     def _invalid_targets(self, theta: Tensor, x: Tree, y: Tree) -> Tensor | None:
-        if not isinstance(self._model.task, OfOutputs):
+        if not isinstance(self._model.task, OutputTask):
             return None
         if self._blank_outputs is None:
             with torch.no_grad():

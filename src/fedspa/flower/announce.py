@@ -6,7 +6,7 @@ from flwr.app import ConfigRecord
 
 from fedspa.algorithms import Terms
 from fedspa.flower.terms import Announcement, to_record
-from fedspa.learning.constants import sketch
+from fedspa.learning.flat import sketch
 from fedspa.runs.setup import Job
 from fedspa.secagg.session import Session
 from fedspa.server.coordinator import Coordinator

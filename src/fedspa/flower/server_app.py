@@ -27,8 +27,8 @@ from fedspa.runs.books import LedgerTotal, largest_total, no_total, open_ledger,
 from fedspa.runs.config import Config
 from fedspa.runs.course import Course
 from fedspa.runs.folder import RunFolder
+from fedspa.runs.identity import facts
 from fedspa.runs.metrics import label, shown_score
-from fedspa.runs.provenance import facts
 from fedspa.runs.records import records_of
 from fedspa.runs.setup import Job, prepare, prepare_server
 from fedspa.runs.statement import statement

@@ -50,14 +50,16 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
     """Both parts of a run config, checked; an unknown key is an error that names it."""
     sections: dict[str, dict[str, Any]] = {}
     for key, value in run_config.items():
-        section, dot, name = key.partition(".")
-        if not dot:
+        *tables, name = key.split(".")
+        if not tables:
             raise ConfigError(
                 f"run config: {key} belongs to no section; write it as section.key, as in federation.rounds"
             )
-        sections.setdefault(section, {})
+        table: dict[str, Any] = sections
+        for part in tables:
+            table = table.setdefault(part, {})
         if value != "":
-            sections[section][name] = _read(key, value) if key in AS_TEXT else value
+            table[name] = _read(key, value) if key in AS_TEXT else value
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:

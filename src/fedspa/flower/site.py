@@ -53,11 +53,11 @@ from fedspa.flower.records import Records, load, settled
 from fedspa.flower.settings import read_config
 from fedspa.flower.trainer import Trainer, trainer_for
 from fedspa.learning import models
-from fedspa.learning.constants import alike
-from fedspa.learning.tasks import Own, Task
+from fedspa.learning.flat import alike
+from fedspa.learning.tasks import CustomLoss, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
-from fedspa.learning.tasks.person import TRIED
+from fedspa.learning.tasks.wrappers import TRIED
 from fedspa.privacy.event import Sampling, Unit
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
@@ -161,7 +161,7 @@ class Site:
                 'name it in the node-config: model="package.module:function"'
             )
         task = self._task(announced.task, held)
-        if not isinstance(task, Own) and (task.width or 0) != announced.classes:
+        if not isinstance(task, CustomLoss) and (task.width or 0) != announced.classes:
             raise ConfigError(f"the run wants {announced.classes} outputs per example, this site {task.width or 0}")
         run = self.config.run if self.config is not None else None
         found = trainer_for(

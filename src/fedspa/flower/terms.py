@@ -8,24 +8,27 @@ paid for them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast, get_args
 
 from flwr.app import ConfigRecord
 from pydantic import ValidationError
 
-from fedspa.algorithms import ALGORITHMS, Algorithm, Terms, chosen
+from fedspa import registry
+from fedspa.algorithms import Algorithm, Terms, chosen
 from fedspa.algorithms.base import require_sendable
 from fedspa.algorithms.scores import MOST_MODELS, score_terms
 from fedspa.data.features import NAMES
 from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError
 from fedspa.flower.node_config import MOST_CLASSES
-from fedspa.learning.constants import NUMBERS
+from fedspa.learning.flat import NUMBERS
 from fedspa.mechanisms.base import (
     LARGEST_CLIP,
     SMALLEST_CLIP,
+    STEPS,
     Adversary,
     Clipping,
     ClipRule,
@@ -37,13 +40,15 @@ from fedspa.privacy.event import Neighbours, Sampling, Unit
 from fedspa.randomness.philox import SEED_BYTES
 from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
-from fedspa.runs import editions
+from fedspa.runs import identity
+from fedspa.runs.combinations import check_options
 from fedspa.runs.sections import Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
 VERSION: Final = 1  # one more with every change of the keys below, or of what one means
 _LONGEST_EDITIONS = 200
+_LONGEST_OPTIONS = 10_000
 _LONGEST_TASK = 300_000  # its weights are as many as there are classes
 _MODEL_SEED_BYTES = 8
 _RUN = re.compile(r"[0-9a-f]{32}")
@@ -72,6 +77,7 @@ _KEYS: Final[dict[str, type]] = {
     "batch": int,
     "local_steps": int,
     "local_lr": float,
+    "options": str,
     "private": bool,
     "adversary": str,
     "attempt": int,
@@ -81,8 +87,6 @@ _KEYS: Final[dict[str, type]] = {
 }
 # What an announcement says as it is.
 _OWN: Final = ("run", "number", "algorithm", "model", "model_seed", "classes", "features", "coding", "mask_seed")
-# What the plan says and the record says besides: where they disagree, the record is refused.
-_OF_PLAN: Final = ("dimension", "active", "sampling", "batch", "local_steps")
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "mask": get_args(MaskMode),
     "coding": get_args(Coding),
@@ -173,9 +177,10 @@ def to_record(announcement: Announcement) -> ConfigRecord:
     terms, plan = announcement.terms, announcement.terms.plan
     values: dict[str, Any] = {
         "version": VERSION,
-        "editions": editions.written(),
+        "editions": identity.written_editions(),
         **{key: getattr(announcement, key) for key in _OWN},
         "task": announcement.task.model_dump_json(),
+        "options": json.dumps(dict(terms.options), sort_keys=True),
         "private": plan is not None,
         "adversary": announcement.adversary,
         "attempt": announcement.attempt,
@@ -186,7 +191,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
         **{key: getattr(terms, key) for key in ("round", "mask", "local_lr")},
-        **{key: getattr(terms.steps, key) for key in _OF_PLAN},
+        **{key: getattr(terms.steps, key) for key in STEPS},
     }
     mechanism = chosen(announcement.algorithm, announcement.adversary).mechanism
     if plan is not None and mechanism is not None:
@@ -212,7 +217,7 @@ def from_record(record: ConfigRecord) -> Announcement:
     limits = LIMITS if mechanism is None else {**LIMITS, **mechanism.limits}
     for key, kind in expected.items():
         _check(key, values[key], kind, limits)
-    if other := editions.differences(values["editions"][:_LONGEST_EDITIONS]):
+    if other := identity.edition_differences(values["editions"][:_LONGEST_EDITIONS]):
         raise TermsError(
             f"the server's fedspa would misunderstand this one: {', '.join(other)}; upgrade one end until `fedspa site "
             "check` and `fedspa server run` print the same editions (versions of the package may differ)"
@@ -236,9 +241,10 @@ def from_record(record: ConfigRecord) -> Announcement:
         mask=cast(MaskMode, values["mask"]),
         mask_seed=None if values["mask"] == "per-agent" else values["mask_seed"],
         local_lr=values["local_lr"],
-        steps=NoPlan(**{key: values[key] for key in _OF_PLAN}) if mechanism is None else _plan(mechanism, values),
+        steps=NoPlan(**{key: values[key] for key in STEPS}) if mechanism is None else _plan(mechanism, values),
         layers=_layers(values),
     )
+    terms = replace(terms, options=_options(values["options"], algorithm, terms.plan))
     try:
         answered = score_terms(terms, values["scored"]) if values["scored"] else terms
         require_sendable(answered, values["coding"], exact=values.get("noise") == "exact")
@@ -258,11 +264,13 @@ def from_record(record: ConfigRecord) -> Announcement:
 
 
 def _algorithm(name: object, adversary: object) -> Algorithm:
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise TermsError(f"algorithm is {str(name)[:50]!r}; allowed: {', '.join(ALGORITHMS)}")
+    """Return the algorithm that was announced: the server's word imports nothing but what is installed here."""
     if adversary not in get_args(Adversary):
         raise TermsError(f"adversary is {str(adversary)[:50]!r}; allowed: {', '.join(get_args(Adversary))}")
     try:
+        if not isinstance(name, str) or registry.known(name) is None:
+            names = ", ".join(registry.offered())
+            raise TermsError(f"algorithm is {str(name)[:200]!r}, which nothing installed here offers; known: {names}")
         return chosen(name, str(adversary))
     except ConfigError as error:
         raise TermsError(str(error)) from error
@@ -285,6 +293,23 @@ def _task(text: str) -> Task:
         return Task.model_validate_json(text)
     except ValidationError:
         raise TermsError("the task is none that this fedspa knows") from None
+
+
+def _options(text: str, algorithm: Algorithm, plan: Plan | None) -> dict[str, Any]:
+    """Return the algorithm's options, as its own model checks them. What the plan states is stated once."""
+    try:
+        found = json.loads(text[:_LONGEST_OPTIONS])
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise TermsError(f"the options must be a JSON object of at most {_LONGEST_OPTIONS} letters")
+    if twice := [key for key in found if hasattr(plan, key)]:
+        raise TermsError(f"the plan states {', '.join(twice)}; the options must not")
+    try:
+        check_options(dict(found), algorithm)
+    except ValueError as error:
+        raise TermsError(str(error)[:500]) from None
+    return found
 
 
 def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
@@ -316,10 +341,6 @@ def _check(key: str, value: Any, kind: type, limits: Mapping[str, tuple[float, f
 
 def _plan(mechanism: Mechanism, values: dict[str, Any]) -> Plan:
     try:
-        plan = mechanism.of_record(values)
+        return mechanism.of_record(values)
     except PrivacyError as error:
         raise TermsError(f"terms that make no plan: {error}") from error
-    for key in _OF_PLAN:
-        if values[key] != getattr(plan, key):
-            raise TermsError(f"{key} is {values[key]!r}; the plan of the same terms has {getattr(plan, key)!r}")
-    return plan

@@ -18,13 +18,13 @@ from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, layout
 from fedspa.flower.played import Held
 from fedspa.learning import models
-from fedspa.learning.constants import sketch
+from fedspa.learning.backbone import Split, split
+from fedspa.learning.features import Features
 from fedspa.learning.fit import require_fit
-from fedspa.learning.flat import FlatModel, copied
-from fedspa.learning.frozen import Features, Split, split
+from fedspa.learning.flat import FlatModel, copied, sketch
 from fedspa.learning.tasks import PerPerson, Task
-from fedspa.learning.tasks.person import tried
-from fedspa.learning.trial import try_gradients, try_scores
+from fedspa.learning.tasks.wrappers import tried
+from fedspa.learning.validate import try_gradients, try_scores
 
 _MOST_SOURCES = 4  # of records, in a process: a site has one
 

@@ -59,9 +59,8 @@ def audit(
         >>> report.holds
         False
     """
-    from fedspa.audit.bounds import epsilon_lower  # slow to import
-    from fedspa.audit.questions import threshold_attack
-    from fedspa.audit.result import Report
+    from fedspa.audit.result import Report  # slow to import
+    from fedspa.audit.statistics import epsilon_lower, threshold_attack
 
     if not callable(score):
         raise ConfigError(
@@ -104,7 +103,7 @@ def _scored(score: Callable[[bool], float], record: bool) -> float:
 
 def _threshold(likely: NDArray[np.float64], unlikely: NDArray[np.float64], delta: float) -> float:
     """Above which guesses are best, on draws that nothing is judged by."""
-    from fedspa.audit.bounds import epsilon_lower
+    from fedspa.audit.statistics import epsilon_lower
 
     points = np.quantile(np.concatenate([likely, unlikely]), np.linspace(0.01, 0.99, 50))
     found = [

@@ -16,8 +16,7 @@ from torch import Tensor
 from fedspa.examples import Examples, Tree, count, in_float64, joined, moved, taken
 from fedspa.learning import forward
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.threads import Switches, one_example_a_time
-from fedspa.learning.traces.watch import generators_kept
+from fedspa.learning.threads import Switches, generators_kept, one_example_a_time
 
 SEED = 20  # of all that a forward pass draws
 _EXAMPLES = 4  # each costs a backward pass by itself
@@ -209,3 +208,21 @@ def _looked_at(gradient: Tensor, sizes: list[int]) -> Tensor:
         first += len(part)
     found: Tensor = torch.cat(chosen).unique()  # type: ignore[no-untyped-call]
     return found
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same to the bit; NaN equals NaN."""
+    alike = one.dtype == other.dtype and one.shape == other.shape and one.device == other.device
+    return alike and torch.equal(_bits(one), _bits(other))
+
+
+def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Whether two tensors differ by at most that share of the largest number; NaN is close to NaN."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    scale = float(one.nan_to_num(0, 0, 0).abs().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -10,12 +10,10 @@ from fedspa.data import plugin
 from fedspa.errors import ConfigError, DataError, RunWarning, warn
 from fedspa.examples import Examples, Tree, blanks, joined, layout, leaves, moved, taken
 from fedspa.learning.flat import FlatModel, copied
-from fedspa.learning.forward import evaluating, outputs
+from fedspa.learning.forward import evaluating, outputs, returned
 from fedspa.learning.synthetic import synthetic_examples
-from fedspa.learning.tasks.base import OfOutputs
-from fedspa.learning.tasks.own import Own
+from fedspa.learning.tasks import CustomLoss, OutputTask
 from fedspa.learning.threads import Switches
-from fedspa.learning.traces.blame import of_function
 
 _TOGETHER = 3
 
@@ -68,23 +66,33 @@ def _refuse_unfit(model: FlatModel, few: Examples, like: Examples, what: str) ->
     try:
         model.task.require_fit(model.module, *few)
     except ConfigError as cause:
-        whose = model.task.what if type(model.task) is Own else what
+        whose = model.task.what if type(model.task) is CustomLoss else what
         raise ConfigError(f"{whose}: {cause}") from cause
     except Exception as cause:  # layers that do not fit, a wrong device or dtype, or the user's own code
         why = plugin.one_line(cause)
-        if type(model.task) is Own and of_function(cause, model.module, few.x):
+        if type(model.task) is CustomLoss and not _fails_alone(model, few.x, cause):
             raise ConfigError(  # it may take outputs, as torch's losses do
-                f"{model.task.what} failed on records of shape {layout(like.x)} ({why}); it is called as "
-                "loss(module, example), where example is the pair (x, y) or the dict that was given"
+                f"{model.task.what} failed on records of shape {layout(like.x)} ({why}), in its own code or in the "
+                "module's; it is called as loss(module, example), where example is the pair (x, y) or the dict that "
+                "was given"
             ) from cause
         raise ConfigError(
             f"{what} cannot take the data's records, of shape {layout(like.x)} ({why}){_hint(model, like)}"
         ) from cause
 
 
+def _fails_alone(model: FlatModel, x: Tree, cause: Exception) -> bool:
+    """Whether the module by itself raises the same error."""
+    try:
+        returned(model.module, x)
+    except Exception as error:  # the user's forward may raise anything
+        return repr(error) == repr(cause)
+    return False
+
+
 def _warn_of_probabilities(model: FlatModel, inputs: list[Tree], what: str) -> None:
     """Warn where outputs lie between 0 and 1 whatever the input and the weights, and the task takes logits."""
-    if not isinstance(model.task, OfOutputs) or not model.task.takes_logits:
+    if not isinstance(model.task, OutputTask) or not model.task.takes_logits:
         return
     theta = model.flatten()
     elsewhere = theta + 0.5 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(3)).to(theta)
@@ -117,7 +125,7 @@ def _hint(model: FlatModel, like: Examples) -> str:
 def require_known(model: FlatModel, x: Tree, y: Tree, what: str) -> None:
     """Raise a DataError that begins with `what` where the module's outputs have no place for some of the targets. For
     records that are nobody's secret: at a site such a one costs no more than its own gradient."""
-    if not isinstance(model.task, OfOutputs):
+    if not isinstance(model.task, OutputTask):
         return
     with torch.no_grad(), evaluating(model.module), torch.random.fork_rng(devices=[]):
         try:

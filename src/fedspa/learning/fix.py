@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedspa.learning.flat import copied
-from fedspa.learning.sound import iterates, keeps_statistics, mixes_batch, renormalises, replaceable, require_module
+from fedspa.learning.layers import iterates, keeps_statistics, mixes_batch, renormalises, replaceable, require_module
 
 log = logging.getLogger(__name__)
 _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 4

@@ -6,19 +6,27 @@ The layout of θ is the module's `named_parameters()` in order; frozen parameter
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedspa.examples import Tree, count, each_alone, mapped
 from fedspa.learning import forward
-from fedspa.learning.sound import refuse
+from fedspa.learning.layers import refuse
 from fedspa.learning.tasks import Classification, Task
 from fedspa.learning.threads import Switches, one_example_a_time
 
 T = TypeVar("T")
+
+_SUMS = 4
+NUMBERS = 1 + _SUMS
+_CHUNK = 2**18
+# Far below what another body differs by, far above what rounding on another processor does.
+_TOLERANCE = 1e-3
 
 
 class FlatModel:
@@ -161,3 +169,33 @@ def copied(module: nn.Module) -> nn.Module:
     torch has no copy of a tensor with a history, and the layer makes them anew in each forward pass."""
     made = [v for layer in module.modules() for v in vars(layer).values() if isinstance(v, Tensor) and not v.is_leaf]
     return copy.deepcopy(module, {id(value): value.detach().clone() for value in made})
+
+
+def sketch(module: nn.Module) -> tuple[float, ...]:
+    """The norm of all that is constant, and its sums under four rows of public random signs; empty where nothing is.
+
+    Values count by asinh(10⁴·v), so that no mask of −10³⁸ hides the weights beside it.
+    """
+    if not (constants := list(_constants(module))):
+        return ()
+    signs, squares, sums = np.random.PCG64(0), 0.0, torch.zeros(_SUMS, dtype=torch.float64)
+    for values in constants:
+        for chunk in torch.split(values.detach().reshape(-1), _CHUNK):
+            shown = chunk.to("cpu", torch.float64).nan_to_num().clamp(-1e30, 1e30).mul(1e4).asinh()
+            words = signs.random_raw(_SUMS * -(-len(shown) // 64))
+            bits = np.unpackbits(words.view(np.uint8)).reshape(_SUMS, -1)[:, : len(shown)]
+            sums += (2.0 * torch.from_numpy(bits).double() - 1.0) @ shown
+            squares += float(shown @ shown)
+    return (math.sqrt(squares), *sums.tolist())
+
+
+def alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether two sketches can be of the same values."""
+    if len(ours) != len(theirs):
+        return False
+    return all(abs(a - b) <= _TOLERANCE * ours[0] for a, b in zip(ours, theirs))
+
+
+def _constants(module: nn.Module) -> Iterator[Tensor]:
+    for values in (*(p for p in module.parameters() if not p.requires_grad), *module.buffers()):
+        yield torch.view_as_real(values) if values.is_complex() else values

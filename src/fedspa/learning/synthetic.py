@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from fedspa.examples import Examples, Tree, count, layout, mapped, named_leaves, taken
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.tasks import Classification, Task
-from fedspa.learning.tasks.base import OfOutputs
-from fedspa.learning.threads import Switches, one_example_a_time
-from fedspa.learning.traces.watch import generators_kept
+from fedspa.learning.tasks.base import OutputTask
+from fedspa.learning.threads import Switches, generators_kept, one_example_a_time
 
 _MADE, _GIVEN = 7, 4  # synthetic examples, and at most so many of those given
 _ANY = 2**16 - 1  # where a leaf takes this, it is no index
@@ -132,7 +131,7 @@ class _Probe:
         """From above: what only a leaf that is no index accepts, then the last row of each Embedding, and the last
         class of the outputs."""
         sizes = {_ANY + 1, *_vocabularies(model.module)}
-        if isinstance(model.task, OfOutputs):
+        if isinstance(model.task, OutputTask):
             with suppress(Exception):  # the user's forward may raise anything
                 sizes |= {*model.outputs(theta, _varied(self._first.x, 0, "x", {}, 1)).shape[1:]}
         return sorted({size - 1 for size in sizes if size > 2}, reverse=True)

@@ -1,14 +1,16 @@
-"""How torch runs: the number of its threads, what suits single examples, and what no example may change."""
+"""How torch runs: its threads, the settings for single examples, and the switches and generators of the process."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+import numpy as np
 import torch
 
-TRACING = Lock()  # torch.fx patches torch's own modules while it traces
+_CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -81,3 +83,15 @@ def _switches() -> tuple[bool, int, torch.dtype, bool, torch.dtype]:
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
     )
+
+
+@contextmanager
+def generators_kept(device: torch.device = _CPU) -> Iterator[None]:
+    """Restore the generators of torch (also of `device`, where it is a GPU), numpy and Python afterwards."""
+    numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        np.random.set_state(numpys)  # noqa: NPY002
+        random.setstate(pythons)

@@ -1,6 +1,6 @@
-"""Mechanisms: what is released, each in a room with its plan, its events and their prices, its noise and its codec.
+"""Mechanisms: what is released, each with its plan, its events and their privacy cost, and its noise.
 
-A new one is a folder with a `Mechanism` in it, and a line here.
+A mechanism is known by the algorithm that uses it (`fedspa.registry`).
 """
 
 from __future__ import annotations
@@ -8,16 +8,12 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
+from fedspa import registry
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Asked, Mechanism, Plan
-from fedspa.mechanisms.binomial.mechanism import BINOMIAL
-from fedspa.mechanisms.discrete_gaussian.mechanism import DISCRETE_GAUSSIAN
-from fedspa.mechanisms.gaussian.mechanism import GAUSSIAN
 from fedspa.privacy.event import Event
 
-MECHANISMS: dict[str, Mechanism] = {mechanism.name: mechanism for mechanism in (GAUSSIAN, BINOMIAL, DISCRETE_GAUSSIAN)}
-
-__all__ = ["MECHANISMS", "Asked", "Mechanism", "Plan", "UnknownKind", "event_of"]
+__all__ = ["Asked", "Mechanism", "Plan", "UnknownKind", "event_of"]
 
 
 class UnknownKind(PrivacyError):
@@ -33,7 +29,8 @@ def event_of(text: str) -> Event:
 
 @lru_cache(maxsize=1024)  # a ledger reads the same few events again and again
 def _event_of(text: str) -> Event:
-    kinds = {kind: make for mechanism in MECHANISMS.values() for kind, make in mechanism.events.items()}
+    mechanisms = (algorithm.mechanism for algorithm in registry.every())
+    kinds = {kind: make for each in mechanisms if each is not None for kind, make in each.events.items()}
     try:
         fields = json.loads(text)
         kind = fields.pop("kind")

@@ -3,9 +3,10 @@ its plans are made. Nothing outside asks which one it is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol, Self, get_type_hints
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy.event import PLD, Event, Neighbours, Sampling, Unit, check_cohort, check_word
@@ -18,6 +19,8 @@ Adversary = Literal["local", "secure-aggregation"]
 # Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
 # "norm 0" would pass any clip. A malicious server would ask for such a clip.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+# What a server announces of every round, with or without a plan.
+STEPS = ("dimension", "active", "sampling", "batch", "local_steps")
 # Sums in whole numbers have so many to the clip value: as fine as float32 is there.
 CLIP_UNITS = 1 << 24
 
@@ -131,11 +134,6 @@ class Plan(Protocol):
         """Raise a PrivacyError where the plan's numbers leave what its release can compute, whatever the records."""
         ...
 
-    @property
-    def audited(self) -> str:
-        """The name of its audit."""
-        ...
-
     def summary(self) -> Mapping[str, Any]:
         """Its own keys of a run's summary."""
         ...
@@ -143,6 +141,47 @@ class Plan(Protocol):
     def report_rows(self) -> list[tuple[str, str, str]]:
         """Its own rows of a report's table of the plan: symbol or name, value, meaning."""
         ...
+
+
+class PlanDefaults:
+    """What most plans say alike, for a frozen dataclass to inherit: all coordinates travel as numbers of their own, the
+    clip value is given and stays, and each agent's upload is noisy enough by itself."""
+
+    __slots__ = ()
+
+    @property
+    def compression(self: Plan) -> float:
+        return self.active / self.dimension
+
+    @property
+    def clip_rule(self) -> ClipRule:
+        return "given"
+
+    @property
+    def clip_growth(self) -> float:
+        return 1.0
+
+    @property
+    def clip_norm(self: Plan) -> float:
+        return math.sqrt(self.active) * self.clip_value if self.clip == "coordinate" else self.clip_value
+
+    @property
+    def aggregation(self) -> Aggregation | None:
+        return None
+
+    @property
+    def floor_event(self) -> Event | None:
+        return None
+
+    def with_clip_value(self, clip_value: float) -> Self:
+        changed: Self = replace(self, clip_value=clip_value)  # type: ignore[type-var]
+        return changed
+
+    def require_sendable(self, *, exact: bool) -> None:
+        """Allow every plan."""
+
+    def summary(self) -> Mapping[str, Any]:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +239,11 @@ class Asked:
         return self.epsilon
 
 
+def pld(config: Mapping[str, Any]) -> str:
+    """Return the accountant of all mechanisms that have a loss distribution."""
+    return PLD
+
+
 def upload(summary: Mapping[str, Any]) -> str:
     """What an upload holds: the values of the active coordinates, unless a mechanism has it otherwise."""
     return f"p = {summary['compression']:.3g} of {summary['dimension']:,} coordinates"
@@ -213,10 +257,8 @@ class Mechanism:
     `check`: raises a ValueError of one line where the keys of a config, as `section.key`, do not go together.
     `calibrated`: the plan with the least noise that what is asked allows.
     `of_event`: the plan whose participations are an event, from which it takes all that an event says.
-    `record`: the fields of a plan that a server announces beside the dimension and the steps, with their types.
-    `of_record`: the plan of all these.
-    `limits`: least and most of the numbers in `record` that no other mechanism has.
-    `options`: keys of a config that others do not read.
+    `plan`: the type of its plans, a dataclass, whose fields a server announces.
+    `limits`: least and most of the numbers among them that no other mechanism has.
     `accountant`: the name of the accountant for such a config.
     `upload`: what an upload holds, from a run's summary.
     """
@@ -226,12 +268,28 @@ class Mechanism:
     check: Callable[[Mapping[str, Any]], None]
     calibrated: Callable[[Asked], Plan]
     of_event: Callable[[Event, Asked], Plan]
-    record: Mapping[str, type]
-    of_record: Callable[[Mapping[str, Any]], Plan]
+    plan: Callable[..., Plan]
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    accountant: Callable[[Mapping[str, Any]], str] = lambda config: PLD
+    accountant: Callable[[Mapping[str, Any]], str] = pld
     upload: Callable[[Mapping[str, Any]], str] = upload
+
+    @property
+    def record(self) -> dict[str, type]:
+        """The fields of a plan that a server announces beside `STEPS`, with their types; words are texts."""
+        kinds: Any = self.plan
+        hints = get_type_hints(kinds)
+        names = [each.name for each in fields(kinds) if each.name not in STEPS]
+        return {name: hints[name] if hints[name] in (int, float, bool) else str for name in names}
+
+    def of_record(self, values: Mapping[str, Any]) -> Plan:
+        """Return the plan that was announced; raise a PrivacyError where there is none such, or where the steps that
+        were announced beside it are others."""
+        kinds: Any = self.plan
+        plan = self.plan(**{each.name: values[each.name] for each in fields(kinds)})
+        for key in STEPS:
+            if values[key] != getattr(plan, key):
+                raise PrivacyError(f"{key} is {values[key]!r}; the plan of the same terms has {getattr(plan, key)!r}")
+        return plan
 
 
 def check_one_given(config: Mapping[str, Any]) -> None:

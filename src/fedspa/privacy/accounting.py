@@ -1,7 +1,7 @@
 """Verified ε: what events cost an agent's records, by a sound accountant.
 
-`pld` composes privacy loss distributions (`pld`, `poisson`, `fixed_size`). Events of which only the (ε, δ) of a release
-is known go by `composition`, under a name of their own. An event says itself under which relation it has an accountant.
+`pld` composes privacy loss distributions (`pld`, `subsampling`). Events of which only the (ε, δ) of a release is known
+go by `compose_releases`, under a name of their own. An event says itself under which relation it has an accountant.
 Events of different plans, mechanisms and samplings compose where all were fixed beforehand. What a server chose after
 it saw releases is for `cap`.
 
@@ -12,12 +12,18 @@ which holds for any mechanisms.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy import composition
 from fedspa.privacy.event import MOST, PLD, Event, Neighbours, Step, check_word, require_one_unit, told
+
+E = TypeVar("E", bound=Event)
+# How much of δ pays for composition; the rest is shared out among the releases. 0 stands for plain addition.
+_SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 0.8)
+# Above all rounding of the few operations between the releases' ε and their total.
+_SLACK = 1 + 1e-9
 
 
 def epsilon(events: Mapping[Event, int], delta: float, *, neighbours: Neighbours) -> float:
@@ -56,7 +62,7 @@ def _certified(events: frozenset[tuple[Event, int]], delta: float, neighbours: N
 @lru_cache(maxsize=4096)
 def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: str) -> float:
     if accountant != PLD:
-        return composition.epsilon(dict(events), delta, _once)
+        return compose_releases(dict(events), delta, _once)
     # Events that differ in their number of steps only are one mechanism; in a fixed order, so that sums are repeatable.
     steps: dict[Step, int] = {}
     for event, count in sorted(events, key=lambda item: item[0].to_json()):
@@ -99,7 +105,7 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 def _pld_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours) -> float:
     from fedspa.privacy.pld import DominatingPair, composed_epsilon
-    from fedspa.privacy.poisson import Removed
+    from fedspa.privacy.subsampling import Removed
 
     # Any number of plain Gaussians is one Gaussian.
     shifts = {step: step.gaussian_shift(neighbours) for step in steps}
@@ -119,3 +125,46 @@ def _pld_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours
     if neighbours == "replace-one":
         return first
     return max(first, composed_epsilon(direction(1), delta, floor=first))
+
+
+def compose_releases(events: Mapping[E, int], delta: float, once: Callable[[E, float], float]) -> float:
+    """Return ε at `delta` of releases of which only (ε, δ) is known, for any δ; infinite where none is known.
+
+    `once` gives ε at a δ of one of an event's releases; that δ is chosen for the total at hand. Dwork, Rothblum, Vadhan
+    2010, Theorem III.3, and plain addition, whichever is less.
+    """
+    counted = frozenset((event, count) for event, count in events.items() if count)
+    return _composed(counted, delta, once) if counted else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _composed(events: frozenset[tuple[Any, int]], delta: float, once: Callable[[Any, float], float]) -> float:
+    ordered = sorted(events, key=lambda item: item[0].to_json())
+    return min(_composed_with(ordered, delta, share, once) for share in _SHARES)
+
+
+def _composed_with(
+    events: list[tuple[Any, int]], delta: float, share: float, once: Callable[[Any, float], float]
+) -> float:
+    """Each release gets the same part of what composition leaves of δ."""
+    releases = sum(count * event.steps for event, count in events)
+    part = (1 - share) * delta / releases
+    each: list[tuple[float, int]] = [(once(event, part), count * event.steps) for event, count in events]
+    if any(math.isinf(cost) for cost, _ in each):
+        return math.inf
+    if share == 0:
+        return _SLACK * sum(times * cost for cost, times in each)
+    if max(cost for cost, _ in each) > 100:  # e^ε − 1 times anything: addition is far less
+        return math.inf
+    drift = sum(times * cost * math.expm1(cost) for cost, times in each)
+    squares = sum(times * cost**2 for cost, times in each)
+    return _SLACK * (drift + math.sqrt(2 * math.log(1 / (share * delta)) * squares))
+
+
+def last_that_fits(fits: Callable[[int], bool], enough: int, over: int) -> int:
+    """Return the last number from `enough`, which fits, to `over`, which does not (nor any after it): by bisection.
+    `enough` may be above `over`: then the first of those that fit."""
+    while abs(over - enough) > 1:
+        middle = (enough + over) // 2
+        enough, over = (middle, over) if fits(middle) else (enough, middle)
+    return enough

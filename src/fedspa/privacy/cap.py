@@ -20,6 +20,7 @@ from decimal import ROUND_CEILING, Context
 from typing import NamedTuple
 
 from fedspa.errors import PrivacyError
+from fedspa.privacy.accounting import last_that_fits
 from fedspa.privacy.event import Event, Neighbours, as_server_saw, check_word, require_one_unit
 
 # What showed a total, for its reader.
@@ -209,10 +210,7 @@ def participations_within(event: Event, cap: Cap, spent: Mapping[Event, int], fi
             return over
         fits, over = over, min(4 * over, _MOST_PARTICIPATIONS)
     # What is left of a first plan fits even where a little more than that does not.
-    while over - fits > 1:
-        middle = (fits + over) // 2
-        fits, over = (middle, over) if fit(middle) else (fits, middle)
-    return fits
+    return last_that_fits(fit, fits, over)
 
 
 def _check_composable(events: Mapping[Event, int], neighbours: Neighbours, first: FirstPlan | None) -> None:
@@ -238,9 +236,8 @@ def _seen(sees: Callable[[Event], Event], events: Mapping[Event, int]) -> Counte
 
 def _delta_of(plan: FirstPlan, limit: Limit) -> float:
     """δ of the plan at the limit's ε, rounded up to parts of its δ; all of that is known to be enough."""
-    short, enough = 0, _PARTS
-    while enough - short > 1:
-        middle = (short + enough) // 2
-        fits = plan.epsilon(limit.delta * middle / _PARTS, limit.neighbours) <= limit.epsilon
-        short, enough = (short, middle) if fits else (middle, enough)
-    return limit.delta * enough / _PARTS
+
+    def fits(parts: int) -> bool:
+        return plan.epsilon(limit.delta * parts / _PARTS, limit.neighbours) <= limit.epsilon
+
+    return limit.delta * last_that_fits(fits, _PARTS, 0) / _PARTS

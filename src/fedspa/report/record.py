@@ -116,7 +116,7 @@ def read(folder: Path) -> RunRecord:
         raise ConfigError(f"{folder} holds no run: there is no config.toml; give the folder of one")
     project.refuse(folder)
     problems: list[str] = []
-    config, summary = load(folder / "config.toml"), _summary(folder / "summary.json")
+    config, summary = load(folder / "config.toml", own_code=False), _summary(folder / "summary.json")
     return RunRecord(
         folder=folder,
         config=config,

@@ -270,7 +270,7 @@ def search(run: RunRecord) -> Search | None:
         ["", "Settings", "Rounds", f"{heading(name)} after each", "Uploads"],
         rows,
         _spent(run, taken),
-        *_proxies(found.get("rehearsal"), run.headline),
+        *_proxies(found.get("proxy"), run.headline),
         "" if tested is None else test,
     )
 

@@ -50,7 +50,7 @@ class Checkpoint:
     """The server's state after `state.round` rounds.
 
     `run` is the run's name in ledgers, `seconds` the time spent so far. `facts` are what was trained, beside the config
-    (runs/provenance.py); `extra` is the caller's own. `damaged` names newer files that could not be read.
+    (runs/identity.py); `extra` is the caller's own. `damaged` names newer files that could not be read.
     """
 
     state: ServerState

@@ -5,10 +5,14 @@ What a mechanism asks of the keys, its own room says.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedspa.algorithms import Algorithm
 from fedspa.data.columns import is_table
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, quoted
 from fedspa.learning.options import OF
 from fedspa.runs.plans import algorithm_of, flat
 
@@ -39,10 +43,8 @@ def check(config: Config) -> None:
         raise ValueError(str(error)) from None
     _refuse_lone_members(federation, privacy)
     mechanism = known.mechanism
-    reads = () if mechanism is None else mechanism.options
-    if "privacy.trials" not in reads and privacy.trials is not None:
-        raise ValueError(f"privacy.trials is {privacy.trials}; it belongs to cpsgd: {algorithm.name} takes none")
-    if not known.sparse and "algorithm.compression" not in reads and algorithm.compression != 1:
+    check_options(algorithm.options, known)
+    if not known.sparse and algorithm.compression != 1:
         raise ValueError(
             f"algorithm.compression is {algorithm.compression}; {algorithm.name} uploads every coordinate: only 1.0"
         )
@@ -66,6 +68,29 @@ def check(config: Config) -> None:
                 f"run.{key} is {path!r}; {algorithm.name} releases what no ledger can count and no policy allows: "
                 f"leave it out (--set run.{key}=none)"
             )
+
+
+def check_options(options: dict[str, Any], algorithm: Algorithm) -> None:
+    """Raise a ValueError where `[algorithm.options]` is not what the algorithm reads; fill in its defaults."""
+    if algorithm.options is None:
+        if options:
+            raise ValueError(
+                f"algorithm.options has {', '.join(options)}; {algorithm.name} has no options: leave it out"
+            )
+        return
+    try:
+        checked = algorithm.options.model_validate(options)
+    except ValidationError as error:
+        raise ValueError("; ".join(_describe(item, algorithm.options) for item in error.errors())) from None
+    options.update(checked.model_dump(exclude_none=True))
+
+
+def _describe(item: ErrorDetails, options: type[BaseModel]) -> str:
+    key = ".".join(map(str, ("algorithm.options", *item["loc"])))
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {key}; allowed: {', '.join(sorted(options.model_fields))}"
+    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "it must be", 1)
+    return f"{key} is {quoted(item['input'])}; {message}"
 
 
 def _refuse_foreign_options(task: Task) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError, ValidationInfo, model_validator
 
 from fedspa import toml
 from fedspa.data import columns as tables
@@ -20,7 +20,7 @@ from fedspa.data.columns import Schema
 from fedspa.data.plugin import GIVEN, is_plugin
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs import combinations
-from fedspa.runs.plans import algorithm_of
+from fedspa.runs.plans import algorithm_of, import_own_algorithm
 from fedspa.runs.section import Section
 from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Task
 from fedspa.runs.tuning_section import Tuning
@@ -58,7 +58,12 @@ class Config(Section):
         return values
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Config:
+    def _fits_together(self, info: ValidationInfo) -> Config:
+        try:
+            if info.context is None or info.context["own_code"]:
+                import_own_algorithm(self)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         combinations.check(self)
         return self
 
@@ -70,13 +75,17 @@ def _given(section: object) -> dict[str, Any]:
     return dict(section) if isinstance(section, Mapping) else {}
 
 
-def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
+def load(
+    source: Path | str | Mapping[str, Any] | None = None, overrides: Iterable[str] = (), *, own_code: bool = True
+) -> Config:
     """A checked config.
 
     Args:
         source: The path of a TOML file, the same as a nested mapping, or None for the packaged quickstart.
         overrides: Texts that read `section.key=value`, with the value in TOML's notation or a bare word; `none` unsets
             a key. `--set` on the command line takes the same.
+        own_code: Whether an algorithm of the user's own (`algorithm.name = "package.module:NAME"`) is imported. A
+            reader of somebody's files says False: there it must be installed.
 
     Returns:
         The config, with a default for every key that was not given.
@@ -107,7 +116,7 @@ def load(source: Path | str | Mapping[str, Any] | None = None, overrides: Iterab
         _apply(values, override)
     _with_code(values, Path(source).parent if isinstance(source, str | Path) else Path())
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values, context={"own_code": own_code})
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
 
@@ -134,25 +143,29 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not (equals and dot and section and name):
+    *tables, name = key.strip().split(".")
+    if not (equals and tables and all(tables) and name):
         raise ConfigError(f"--set {override}: it must read section.key=value, as in algorithm.compression=0.05")
-    if not isinstance(values.setdefault(section, {}), dict):
-        raise ConfigError(f"{section} must be a table of keys, not a single value")
+    for i, table in enumerate(tables, 1):
+        inner = values.get(table, {})
+        if not isinstance(inner, Mapping):
+            raise ConfigError(f"{'.'.join(tables[:i])} must be a table of keys, not a single value")
+        values[table] = dict(inner)  # what was given stays as it is
+        values = values[table]
     if text.strip() == "none":
-        values[section].pop(name, None)
+        values.pop(name, None)
         return
     try:
         value = toml.parse(f"value = {text.strip()}")["value"]
     except ConfigError:
         value = text.strip()
-    values[section][name] = value
+    values[name] = value
 
 
 def _with_code(values: dict[str, Any], folder: Path) -> None:
     """Where functions of the user's own are named, they lie in `folder`, beside the file that names them. Every file of
     the run says so, and it can be resumed from anywhere."""
-    names = [_given(values.get(section)).get("name") for section in ("data", "model", "task")]
+    names = [_given(values.get(section)).get("name") for section in ("data", "model", "task", "algorithm")]
     own = any(isinstance(name, str) and is_plugin(name) and not name.startswith(GIVEN) for name in names)
     # A run's own folder may be somebody else's, and is no place to import from: its config says where it was.
     if own and not _is_a_runs(folder) and isinstance(run := values.setdefault("run", {}), dict):

@@ -13,8 +13,8 @@ from fedspa.runs.books import LedgerTotal, refuse_over_budget
 from fedspa.runs.checkpoint import Checkpoint, Fact
 from fedspa.runs.folder import RunFolder
 from fedspa.runs.guarantee import Guarantee
+from fedspa.runs.identity import provenance, with_commits
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import provenance, with_commits
 from fedspa.runs.resume import refuse_other_scores, saved
 from fedspa.runs.setup import Job
 from fedspa.runs.summary import reached, summarise

@@ -25,9 +25,9 @@ from fedspa.learning.flat import FlatModel
 from fedspa.runs import checkpoint, ending, project
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, to_toml
+from fedspa.runs.identity import to_go_on
 from fedspa.runs.journal import Journal
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.provenance import to_go_on
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from fedspa.examples import Examples, Tree, layout
 from fedspa.learning import forward
-from fedspa.learning.frozen import Features, Split, split
-from fedspa.learning.frozen.features import room_lacking
+from fedspa.learning.backbone import Split, split
+from fedspa.learning.features import Features, room_lacking
 from fedspa.learning.tasks import Task
 from fedspa.privacy.event import Unit
 from fedspa.runs.config import Config
@@ -36,7 +36,7 @@ class Frozen:
     def told(self, reason: str) -> str:
         """Why the engine was chosen, and what was taken out before."""
         if self.split is not None:
-            return f"{reason}; {self.split.told}"
+            return f"{reason}; {self.split.description}"
         return f"{reason}; the frozen part is computed in every step: {self.why}" if self.why else reason
 
     def features(self, x: Tree, unit: Unit, config: Config) -> Features | None:

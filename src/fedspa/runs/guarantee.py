@@ -85,7 +85,7 @@ def promised(plan: Plan | None, guarantee: Guarantee | None, noise: str) -> dict
         keys = (
             *("unit", "epsilon", "epsilon_floor", "epsilon_replace_one", "delta", "neighbours"),
             *("sampling", "accountant", "noise_multiplier", "participations_max", "noise", "adversary", "members"),
-            *("colluders", "bits", "trials"),
+            "colluders",
         )
         return {**dict.fromkeys(keys), "private": False, "not_private_because": not_private_because(None, noise)}
     why = not_private_because(plan, noise)
@@ -107,7 +107,5 @@ def promised(plan: Plan | None, guarantee: Guarantee | None, noise: str) -> dict
         "adversary": "local" if summed is None else "secure-aggregation",
         "members": None if summed is None else summed.members,
         "colluders": None if summed is None else summed.colluders,
-        "bits": None,
-        "trials": None,
         **plan.summary(),
     }

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedspa.algorithms import Algorithm, chosen
+from fedspa import registry
+from fedspa.algorithms import Algorithm, against, chosen
+from fedspa.data import plugin
 from fedspa.data.participation import cap_for
-from fedspa.errors import PrivacyError
+from fedspa.errors import ConfigError, PrivacyError
 from fedspa.mechanisms import Asked, Mechanism, Plan
 from fedspa.mechanisms.base import Cohort
 from fedspa.privacy.event import Event, Unit
@@ -22,9 +24,29 @@ def cap_of(config: Config) -> int:
     return cap_for(federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap)
 
 
+# A user's own algorithms that this process has imported, by name and folder.
+_OWN: dict[tuple[str, str | None], Algorithm] = {}
+
+
+def import_own_algorithm(config: Config) -> None:
+    """Import the algorithm that `algorithm.name = "package.module:NAME"` names, as the other functions of a user's own
+    are: from an installed package, beside the config, or from the current folder."""
+    name, code = config.algorithm.name, config.run.code
+    if not plugin.is_plugin(name) or name in registry.offered():
+        return
+    found = plugin.imported(name, key="algorithm.name", error=ConfigError, code=code)
+    if not isinstance(found, Algorithm):
+        raise ConfigError(
+            f"algorithm.name = {name!r} is a {type(found).__name__}; it must be a fedspa.algorithms.Algorithm"
+        )
+    _OWN[name, code] = registry.add(name, found)
+
+
 def algorithm_of(config: Config) -> Algorithm:
-    """By its name and its adversary."""
-    return chosen(config.algorithm.name, config.privacy.adversary)
+    """Return the algorithm of a config, by its name and its adversary."""
+    name, adversary = config.algorithm.name, config.privacy.adversary
+    own = _OWN.get((name, config.run.code))
+    return chosen(name, adversary) if own is None else against(own, adversary)
 
 
 def cohort_of(config: Config) -> Cohort | None:

@@ -12,9 +12,9 @@ from fedspa.runs.books import refuse_another_event
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_latest
 from fedspa.runs.config import Config
 from fedspa.runs.folder import RunFolder
+from fedspa.runs.identity import ALL_RECORDS, PACKAGE, ROUNDING, TOLD
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.plans import flat
-from fedspa.runs.provenance import ALL_RECORDS, PACKAGE, ROUNDING, TOLD
 from fedspa.runs.setup import Job
 from fedspa.server.coordinator import Coordinator
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from fedspa.algorithms import ALGORITHMS
 from fedspa.data import columns as tables
 from fedspa.data.columns import ColumnName, Columns, Schema, Word
 from fedspa.data.participation import Rule
@@ -22,16 +21,8 @@ from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipp
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
 from fedspa.privacy.event import Neighbours, NoiseMode, Sampling
 from fedspa.randomness.sparsify import MaskMode
-from fedspa.runs.section import Address, Many, Name, Section, Share, StepSize, Times
-
-
-def _an_algorithm(name: str) -> str:
-    if name not in ALGORITHMS:
-        raise ValueError(f"it must be one of {', '.join(map(repr, ALGORITHMS))}")
-    return name
-
-
-AlgorithmName = Annotated[str, AfterValidator(_an_algorithm)]
+from fedspa.registry import BUILT_IN
+from fedspa.runs.section import Address, Many, Name, Section, Setting, Share, StepSize, Times
 
 MOST_THREADS = 1024
 
@@ -159,15 +150,17 @@ class Task(Section):
 class Algorithm(Section):
     """How agents train and how the server moves the model."""
 
-    name: AlgorithmName = Field(
+    name: Name = Field(
         "fedspa",
-        description="`fedspa`, and its rivals: `fedavg` (no privacy), `dp-fed` (every coordinate), `cpsgd` (whole "
-        "numbers with Binomial noise).",
+        description=f"`fedspa`, its rivals ({', '.join(f'`{name}`' for name in BUILT_IN if name != 'fedspa')}), or "
+        "`package.module:NAME`, an Algorithm of your own.",
+    )
+    options: dict[Annotated[str, Field(max_length=100)], Setting] = Field(
+        {}, description="Settings of the algorithm's own; its page lists them. `fedspa` has none."
     )
     compression: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0,
-        description="p = k/d, the share of coordinates that an agent trains and uploads in a round. For `cpsgd` "
-        "p = log2(m + 2^b)/32: below 1 it decides the trials m.",
+        description="p = k/d, the share of coordinates that an agent trains and uploads in a round.",
     )
     mask: MaskMode = Field(
         "per-agent",
@@ -203,12 +196,6 @@ class Algorithm(Section):
         None,
         description="Values on the wire: `f32`, `f16`, or `int`, whose step hides in the noise. Unset, `int` where "
         "there is noise and `f32` where not.",
-    )
-    bits: Annotated[int, Field(ge=1, le=16)] = Field(
-        4, description="b, for `cpsgd`: gradients are rounded onto 2^b levels."
-    )
-    rotation: bool = Field(
-        False, description="For `cpsgd`: rotate gradients by random signs and Hadamard's matrix before rounding."
     )
 
 
@@ -251,9 +238,6 @@ class Privacy(Section):
         "secure",
         description="`secure` (keyed by the operating system), `exact` (integers, with a proof), `seeded` (from "
         "run.seed: for simulations that are to be repeated to the bit; nothing that comes of it is private).",
-    )
-    trials: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
-        None, description="m, for `cpsgd`: Binomial(m, 1/2) noise in each value. This, `epsilon` or `compression`."
     )
     adversary: Adversary = Field(
         "local",

@@ -23,15 +23,14 @@ from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, count, joined
 from fedspa.learning import models
+from fedspa.learning.features import Features
 from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.frozen import Features
-from fedspa.learning.sound import require_module
-from fedspa.learning.tasks import Classification, PerPerson, Task
+from fedspa.learning.layers import require_module
+from fedspa.learning.tasks import Classification, Loss, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
-from fedspa.learning.tasks.own import Loss
-from fedspa.learning.tasks.person import tried
-from fedspa.learning.trial import try_gradients
+from fedspa.learning.tasks.wrappers import tried
+from fedspa.learning.validate import try_gradients
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy.event import Unit
@@ -186,7 +185,6 @@ def prepare_server(
     require_fit(model, like, what)
     require_known(model, *test, f"data {data.name!r}: test")
     algorithm = algorithm_of(config)
-    # cpSGD compresses by the size of its numbers: every coordinate travels.
     layers = _layers(settings.layer_shares, model.sizes)
     active = _active(settings.compression, model.dimension) if algorithm.sparse else model.dimension
     if layers is not None:
@@ -227,6 +225,7 @@ def prepare_server(
             steps=plan
             or NoPlan(model.dimension, active, config.privacy.sampling, settings.batch, settings.local_steps),
             layers=layers,
+            options={key: value for key, value in settings.options.items() if not hasattr(plan, key)},
         ),
         # `int` where there is noise to hide the rounding in.
         coding=settings.coding or ("int" if plan is not None else "f32"),

@@ -153,11 +153,11 @@ def _other_terms(summary: Mapping[str, Any]) -> str:
 
 
 def noise_kind(summary: Mapping[str, Any]) -> str | None:
-    """How the noise was drawn; None where it is nobody's protection. Shares of sums and cpSGD's are whole numbers in
-    any mode."""
+    """How the noise was drawn; None where it is nobody's protection. Some mechanisms draw whole numbers in any
+    mode."""
     if summary["noise"] not in ("secure", "exact"):
         return None
-    whole = summary["noise"] == "exact" or summary.get("members") or summary.get("bits") is not None
+    whole = summary["noise"] == "exact" or summary.get("members") or summary.get("whole_numbers")
     return f"keyed by the operating system, in {'whole numbers' if whole else 'float64'}"
 
 

@@ -72,7 +72,7 @@ def summarise(
     over all agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without
     held-out records. `baseline` is what `baseline_answer`, which looks at no input, scores on the held-out records that
     it was chosen by: the server's own, so that nothing of an agent is in it. `adversary` says against whom ε holds;
-    `bits` and `trials` are cpSGD's. `rounds_empty` had no update. `features` and `schema` are what it takes to use the
+    a plan adds keys of its own. `rounds_empty` had no update. `features` and `schema` are what it takes to use the
     model: how an image becomes its input, and what a table's columns mean.
     """
     config, server = job.config, job.server

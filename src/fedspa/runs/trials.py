@@ -24,8 +24,8 @@ from fedspa.algorithms import Terms
 from fedspa.algorithms.scores import deviation, score_terms, scored_by_agents, share
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
-from fedspa.learning.tasks.own import Loss
-from fedspa.learning.trial import try_scores
+from fedspa.learning.tasks import Loss
+from fedspa.learning.validate import try_scores
 from fedspa.runs.halving import Halving, Settings, Turn, settled
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job, prepare_server

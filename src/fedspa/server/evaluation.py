@@ -14,10 +14,10 @@ from torch import Tensor
 from fedspa.engine.task import Predicts
 from fedspa.errors import ConfigError, one_line, quoted
 from fedspa.examples import Examples, Tree, blanks, count, joined, moved, split
+from fedspa.learning.features import Features
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating
-from fedspa.learning.frozen import Features
-from fedspa.learning.tasks.base import OfOutputs
+from fedspa.learning.tasks.base import OutputTask
 from fedspa.learning.tasks.measures import Measure
 from fedspa.learning.threads import torch_threads
 from fedspa.server.job import Metric, ServerJob
@@ -97,7 +97,7 @@ class Evaluation:
 
     def _evaluated(self, theta: Tensor, x: Tree, y: Tree) -> tuple[Tensor, Tensor | None]:
         task = self._model.task
-        if isinstance(task, OfOutputs):
+        if isinstance(task, OutputTask):
             found = self._outputs(theta, x)
             return task.total_loss(found, y), found
         few = zip(split(x, self._at_once), split(y, self._at_once))

@@ -10,8 +10,8 @@ from torch import Tensor
 from fedspa.algorithms import Algorithm, Terms
 from fedspa.engine.task import Engine
 from fedspa.examples import Examples, Tree
+from fedspa.learning.backbone import Split
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.frozen import Split
 from fedspa.mechanisms import Plan
 from fedspa.server.optimizers import ServerOptimizer
 from fedspa.wire.payload import Coding

@@ -1,1 +1,1 @@
-"""Settings for a private run: by arithmetic, by rehearsals that cost nothing, and by trials within the run's budget."""
+"""Settings for a private run: by arithmetic, by proxy runs, and by trials within the run's budget."""

@@ -1,7 +1,7 @@
-"""A search of settings by their scores in rehearsals, along what is known of them: one at a time, in factors of 3.
+"""A search of settings by their scores in proxy runs, along what is known of them: one at a time, in factors of 3.
 
 The rate is walked first. The clip then moves with the rate against it, because their product is what moves a clipped
-model; so does the agents' own step size. A candidate is only ever rehearsed once.
+model; so does the agents' own step size. A candidate is only ever run once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FARTHEST = 8
 
 
 class Search:
-    """`score` has a number for each repeat of a rehearsal, larger for better settings, and none where one diverged."""
+    """`score` has a number for each repeat of a proxy run, larger for better settings, and none where one diverged."""
 
     def __init__(self, score: Callable[[Settings], Sequence[float]]) -> None:
         self._score = score

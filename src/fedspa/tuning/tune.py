@@ -1,7 +1,7 @@
 """`fedspa.tune`: settings found within a run's own budget, from what is free to what is paid for.
 
 1. Arithmetic fixes what decides the cost of a participation, and gives a first setting (`suggest`).
-2. Rehearsals on records that are not the agents' rank settings under the real run's noise, for nothing (`rehearse`).
+2. Proxy runs on records that are not the agents' rank settings under the real run's noise, at no privacy cost.
 3. The best few are tried in the first rounds of the run itself, half of them are dropped again and again, and the one
    that is left trains on (`runs.trials`). These rounds are in the ledger like all others, and ε is that of all.
 """
@@ -23,11 +23,11 @@ from fedspa.algorithms.scores import deviation
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load as load_data
 from fedspa.data.view import view, with_floats
-from fedspa.errors import ConfigError, quoted, worded
+from fedspa.errors import ConfigError, quoted
 from fedspa.examples import Examples, count, taken
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks.own import Loss
+from fedspa.learning.tasks import Loss
 from fedspa.result import RunResult
 from fedspa.running import simulate
 from fedspa.runs import config as configs
@@ -44,20 +44,20 @@ from fedspa.runs.trials import scoring_rounds
 from fedspa.runs.tuning_section import ScoredBy, Tuning
 from fedspa.server.evaluation import Evaluation
 from fedspa.server.job import Metric
-from fedspa.tuning.rehearse import OWN, Rehearsal
+from fedspa.tuning.proxy import OWN, ProxyRuns
 from fedspa.tuning.search import RATE, Search, Space, apart, scaled
 from fedspa.tuning.study import Study
 from fedspa.tuning.suggest import first_settings
 
-NONE = "none"  # no rehearsal
+NONE = "none"  # no proxy runs
 MOST_TRIALS = 4
 SHARE = 0.2
-_UNREHEARSED = (1.0, 3.0, 1 / 3, 9.0)  # of the first rate: not far, for short trials flatter whatever learns fast
+_WITHOUT_PROXY = (1.0, 3.0, 1 / 3, 9.0)  # of the first rate: not far, for short trials flatter whatever learns fast
 
 
 @dataclass(frozen=True)
-class Rehearsed:
-    """Settings and what a rehearsal with them scored; None where its model diverged."""
+class ProxyRun:
+    """Settings and the score of a proxy run with them; None if its model diverged."""
 
     settings: Settings
     score: float | None
@@ -70,7 +70,6 @@ def tune(
     share: float = SHARE,
     public: str | None = None,
     space: Space | None = None,
-    studies: Path | str | None = None,
     study: Path | str | None = None,
     data: Dataset | None = None,
     module: nn.Module | None = None,
@@ -78,7 +77,7 @@ def tune(
     metrics: Mapping[str, Metric] | None = None,
     resume: Path | str | None = None,
     progress: bool | None = None,
-    on_rehearsed: Callable[[Rehearsed], None] | None = None,
+    on_proxy: Callable[[ProxyRun], None] | None = None,
     on_start: Callable[[Simulated, Path], None] | None = None,
     on_round: Callable[[RoundMetrics], None] | None = None,
     stop: Callable[[], bool] | None = None,
@@ -90,10 +89,9 @@ def tune(
             agents score them (`tuning.scored_by`).
         epsilon: In place of the config's.
         share: The most of the rounds that trials may take.
-        public: What settings are rehearsed on: "holdout", the records that the server holds out and scores trials by,
+        public: What proxy runs use: "holdout", the records that the server holds out and scores trials by,
             the name of a public data set, or "none". Left out, the records that are held out, if any are.
         space: Values of keys to try beside the rate, the clip and the average of the iterates.
-        studies: A folder in which rehearsals are kept for the next time.
         study: The folder of an earlier tuning run, or the study.json in it, whose settings are tried first.
         data: As for `run`.
         module: As for `run`.
@@ -101,14 +99,14 @@ def tune(
         metrics: As for `run`.
         resume: The folder of a tuning run that was interrupted.
         progress: As for `run`.
-        on_rehearsed: Called after each rehearsal, with its settings and score.
+        on_proxy: Called after each proxy run, with its settings and score.
         on_start: As for `run`.
         on_round: As for `run`.
         stop: As for `run`.
 
     Returns:
         The result of the run. Its summary's `tuning` has the trials, the choice, and the scores on the test records,
-        which chose nothing.
+        which are not used for selection.
     """
     calls: dict[str, Any] = {"progress": progress, "on_round": on_round, "stop": stop}
     if resume is not None:
@@ -132,26 +130,22 @@ def tune(
     records = records_of(settings, data, module)
     job = prepare(settings, records, module, task, metrics)
     scoring = _scoring_rounds(job, public)
-    kept = None if studies is None else Path(studies)
     # Everything that the run itself would refuse at its start is refused before the proxy runs.
     check_out(settings)
     refuse_over_budget(job)
-    if kept is not None:
-        with worded(ConfigError, lambda why: f"studies is {kept}: {why}; name a folder to write to"):
-            durable.check_folder(kept)
-    ask = partial(_refuse_to_go_on, stop, kept)
-    free = _Free(public, space or {}, kept, earlier, on_rehearsed, ask)
-    tuning, rehearsed = _plan_trials(job, records, int(share * settings.federation.rounds), scoring, free, **given)
+    check_stop = partial(_check_stop, stop)
+    free = _Free(public, space or {}, earlier, on_proxy, check_stop)
+    tuning, proxies = _plan_trials(job, records, int(share * settings.federation.rounds), scoring, free, **given)
     found = settings.model_copy(update={"tuning": tuning})
-    ask()
+    check_stop()
 
     def started(job: Simulated, folder: Path) -> None:
-        told = {
+        found = {
             "public": public,
             "study": None if earlier is None else {"about": earlier.about, "guarantee": earlier.guarantee},
-            "found": [{"settings": dict(r.settings), "score": r.score} for r in rehearsed],
+            "found": [{"settings": dict(r.settings), "score": r.score} for r in proxies],
         }
-        durable.replace_text(folder / "rehearsal.json", json.dumps(told, ensure_ascii=False, allow_nan=False) + "\n")
+        durable.replace_text(folder / "proxy.json", json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
         if on_start is not None:
             on_start(job, folder)
 
@@ -172,21 +166,19 @@ class _Free:
 
     public: str
     space: Space
-    studies: Path | None
     study: Study | None
-    on_rehearsed: Callable[[Rehearsed], None] | None
-    ask: Callable[[], None]  # raises where the search is to stop
+    on_proxy: Callable[[ProxyRun], None] | None
+    check_stop: Callable[[], None]  # raises if the search is to stop
 
 
-def _refuse_to_go_on(stop: Callable[[], bool] | None, studies: Path | None) -> None:
-    """Whoever stops a search waits for no rehearsal, and above all for no round of the run itself, which is paid."""
+def _check_stop(stop: Callable[[], bool] | None) -> None:
+    """Raise if the user stops the search: before the next round of a proxy run, and before a round that is paid for."""
     if stop is not None and stop():
-        kept = "" if studies is None else f" with what was rehearsed, from {studies}"
-        raise Stopping(f"stopped before the first round, and nothing was spent; the same call goes on{kept}")
+        raise Stopping("stopped before the first round, and nothing was spent; call it again to start over")
 
 
 def _scoring_rounds(job: Job, public: str) -> int:
-    """Of each rung. What a run with trials refuses is refused here, before hours of rehearsing."""
+    """Of each rung. What a run with trials refuses is refused here, before hours of proxy runs."""
     config = job.config
     if job.plan is None:
         raise ConfigError(
@@ -194,8 +186,8 @@ def _scoring_rounds(job: Job, public: str) -> int:
         )
     if config.data.holdout == 0 and public == OWN:
         raise ConfigError(
-            "data.holdout is 0, so that there is nothing of the server's own to rehearse on: hold some out, as in "
-            "--set data.holdout=0.1, or rehearse on a public data set, or not at all (public 'none')"
+            "data.holdout is 0, so that the server has no records for proxy runs: hold some out, as in "
+            "--set data.holdout=0.1, or name a public data set, or use none (public 'none')"
         )
     return scoring_rounds(job)
 
@@ -210,8 +202,8 @@ def _plan_trials(
     module: nn.Module | None,
     task: Loss | None,
     metrics: Mapping[str, Metric] | None,
-) -> tuple[Tuning, list[Rehearsed]]:
-    """What is worth a trial, the best first, and all that was rehearsed for it. Trials may take the rounds `within`,
+) -> tuple[Tuning, list[ProxyRun]]:
+    """What is worth a trial, the best first, and all proxy runs. Trials may take the rounds `within`,
     of which `scoring` after each rung are for the agents to score in."""
     config, plan = job.config, job.plan
     assert plan is not None
@@ -223,36 +215,36 @@ def _plan_trials(
     first = [] if free.study is None else [free.study.settings_for(config, plan)]
     if free.public == NONE:
         declared: list[Settings] = [{**start, key: value} for key, values in free.space.items() for value in values]
-        rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _UNREHEARSED]
+        rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _WITHOUT_PROXY]
         found = [*first, *(settings for settings in declared or rates if settings not in first)]
         return _tuning(found[:most], within, scoring, by, None), []
-    rehearsal = Rehearsal(config, plan, records, free.public, module, task, metrics, free.studies, free.ask)
-    rehearsed: list[Rehearsed] = []
+    runs = ProxyRuns(config, plan, records, free.public, module, task, metrics, free.check_stop)
+    proxies: list[ProxyRun] = []
 
     def score(settings: Settings) -> list[float]:
-        curves = rehearsal.curves(settings)
-        rehearsed.append(Rehearsed(settings, curves.last))
-        if free.on_rehearsed is not None:
-            free.on_rehearsed(rehearsed[-1])
+        curves = runs.curves(settings)
+        proxies.append(ProxyRun(settings, curves.last))
+        if free.on_proxy is not None:
+            free.on_proxy(proxies[-1])
         return curves.values
 
     search = Search(score)
     winner = search.run(start, free.space, local=algorithm.local_steps > 1)
     winner = search.best(winner, {}, *first)  # the config's own settings are a candidate, too
     if not search.of(winner):
-        raise ConfigError("every model diverged in rehearsals; look at how large records and targets are")
+        raise ConfigError("every model diverged in proxy runs; look at how large records and targets are")
     best = apart([winner, *search.ranking], most)
     # What the server's score gains says nothing of the agents', unless both are shares of right answers.
     comparable = not scoring or job.server.model.task.headline == "accuracy"
-    curves = [rehearsal.curves(settings) for settings in best]
+    curves = [runs.curves(settings) for settings in best]
     ahead = [each.ahead for each in curves] if comparable else None
     if ahead is not None and curves[0].name in SHARES:
         ahead[0] = [gain + _doubt(job, scoring, len(best), curves[0].last or 0.0) for gain in ahead[0]]
-    return _tuning(best, within, scoring, by, ahead), rehearsed
+    return _tuning(best, within, scoring, by, ahead), proxies
 
 
 def _doubt(job: Job, scoring: int, models: int, share: float) -> float:
-    """By how much a trial may beat what was best in rehearsals for no other reason than chance: a standard error of the
+    """By how much a trial may beat what was best in proxy runs for no other reason than chance: a standard error of the
     server's held-out records, or the noise in the difference of two scores of agents."""
     if scoring:
         return math.sqrt(2) * deviation(job.plan, models, job.config.federation.per_round)
@@ -285,7 +277,7 @@ def _judged(
     metrics: Mapping[str, Metric] | None,
     moved: str | None = None,
 ) -> RunResult:
-    """With the scores on the test records, which nothing was chosen by, and with what was rehearsed. `moved` is where
+    """With the scores on the test records, which nothing was chosen by, and with the proxy runs. `moved` is where
     the data's files lie now, if not where the run began with them."""
     tuning = dict(result.summary.get("tuning", {}))
     if not tuning:
@@ -299,8 +291,8 @@ def _judged(
     settings = tuning["trials"][tuning["choice"]]["settings"]
     assert job.plan is not None  # a run without one has no trials
     Study.of(settled(config, settings), settings, job.plan, statement(result.summary)).write(result.folder)
-    kept = result.folder / "rehearsal.json"
-    tuning["rehearsal"] = json.loads(kept.read_text("utf-8")) if kept.exists() else None
+    kept = result.folder / "proxy.json"
+    tuning["proxy"] = json.loads(kept.read_text("utf-8")) if kept.exists() else None
     summary = {**result.summary, "tuning": tuning}
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     durable.replace_text(result.folder / "summary.json", text)

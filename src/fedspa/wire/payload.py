@@ -3,8 +3,8 @@
     offset  bytes  field
          0      4  magic "FSPA"
          4      1  version, 1
-         5      1  coding: 0 f32, 1 f16, 2 int, 3 binomial (`mechanisms/binomial/codec.py`)
-         6      1  scale of the table (int, binomial), else 0
+         5      1  coding: 0 f32, 1 f16, 2 int, 3 whole (an algorithm's own codec)
+         6      1  scale of the table (int, whole), else 0
          7      1  flags, 0
          8      4  round
         12      4  d
@@ -38,8 +38,9 @@ from fedspa.wire import coding as codings
 
 Coding = Literal["f32", "f16", "int"]
 CODINGS: tuple[Coding, ...] = get_args(Coding)
-# As the header numbers them. The last is no choice of a config: it belongs to cpSGD.
-HeaderCoding = Literal["f32", "f16", "int", "binomial"]
+# As the header numbers them. The last is no choice of a config: an algorithm whose
+# answers are whole numbers has a codec of its own.
+HeaderCoding = Literal["f32", "f16", "int", "whole"]
 HEADER_CODINGS: tuple[HeaderCoding, ...] = get_args(HeaderCoding)
 
 MAGIC = b"FSPA"

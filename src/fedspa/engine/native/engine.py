@@ -74,7 +74,7 @@ class NativeEngine:
         coordinates: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, int]:
-        """The sum of the examples' clipped gradients in whole numbers (cpSGD, shares of a sum)."""
+        """The sum of the examples' clipped gradients in whole numbers, for algorithms that add noise to them."""
         start, (x, y, numbers) = self._start(theta), _held(x, y, rows)
         records = len(y) if numbers is None else len(numbers)
         mask = None if coordinates is None else coordinates.to("cpu", torch.int64).contiguous()

@@ -167,7 +167,7 @@ class StackedEngine:
         return [replace(result, delta=result.delta.to(theta.device, theta.dtype)) for result in results]
 
     def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
-        """Per-example gradients by the rules in torch, on any device: what cpSGD asks for."""
+        """Per-example gradients by the rules in torch, on any device: what algorithms clip and sum by themselves."""
         x, y = tensors(x, y)
         return self._gradients.rows(theta, _values(x, theta.device), y, coordinates)
 

@@ -26,7 +26,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import Modes, in_modes, modes
 from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import Task
-from fedspa.learning.tasks.drawing import require_seeds
+from fedspa.learning.tasks.wrappers import require_seeds
 from fedspa.learning.threads import torch_threads
 from fedspa.mechanisms.parts import Parts
 

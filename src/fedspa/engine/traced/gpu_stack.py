@@ -20,8 +20,7 @@ from fedspa.engine.task import LocalTask
 from fedspa.engine.traced.gpu_steps import Steps, placed_layers
 from fedspa.engine.traced.program import Program
 from fedspa.examples import Examples, in_order, leaves
-from fedspa.mechanisms.clipping import CLIP_MARGIN
-from fedspa.mechanisms.sums import PLAIN, two_sum
+from fedspa.mechanisms.clipping import CLIP_MARGIN, PLAIN, two_sum
 
 # Examples of a block in a step of more than `sums.PLAIN` places: 2·2⁻⁵³ of these by MOST_PLACES is within the margin.
 SPAN = 1024

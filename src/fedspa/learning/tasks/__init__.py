@@ -1,21 +1,20 @@
 """What can be learned."""
 
-from fedspa.learning.tasks.base import Baseline, Task
-from fedspa.learning.tasks.classification import Classification
-from fedspa.learning.tasks.labels import Binary, MultiLabel
-from fedspa.learning.tasks.own import OfModule, Own
-from fedspa.learning.tasks.person import PerPerson
-from fedspa.learning.tasks.regression import Regression
+from fedspa.learning.tasks.base import Baseline, CustomLoss, Loss, ModuleLoss, OutputTask, Task
+from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, Regression
 from fedspa.learning.tasks.tokens import NextToken, TokenClassification
+from fedspa.learning.tasks.wrappers import PerPerson
 
 __all__ = [
     "Baseline",
     "Binary",
     "Classification",
+    "CustomLoss",
+    "Loss",
+    "ModuleLoss",
     "MultiLabel",
     "NextToken",
-    "OfModule",
-    "Own",
+    "OutputTask",
     "PerPerson",
     "Regression",
     "Task",

@@ -11,11 +11,8 @@ from fedspa.data import plugin
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree, layout
 from fedspa.learning.options import Options
-from fedspa.learning.tasks.base import Task
-from fedspa.learning.tasks.classification import Classification
-from fedspa.learning.tasks.labels import Binary, MultiLabel
-from fedspa.learning.tasks.own import Loss, OfModule, Own
-from fedspa.learning.tasks.regression import Regression
+from fedspa.learning.tasks.base import CustomLoss, Loss, ModuleLoss, Task
+from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, Regression
 from fedspa.learning.tasks.tokens import NextToken, TokenClassification
 
 
@@ -35,10 +32,10 @@ def resolve(
         if not callable(asked):
             raise ConfigError(f"task is a {type(asked).__name__}; give a name, or a function loss(module, example)")
         called = getattr(asked, "__name__", type(asked).__name__)
-        return Own(asked, key, classes, f"task = {called}")
+        return CustomLoss(asked, key, classes, f"task = {called}")
     if plugin.is_plugin(asked):
         function = plugin.resolve(asked, key="task.name", error=ConfigError, code=code)
-        return Own(cast(Loss, function), key, classes, f"task.name = {asked!r}")
+        return CustomLoss(cast(Loss, function), key, classes, f"task.name = {asked!r}")
     if asked not in _SHIPPED:
         allowed = ", ".join(_SHIPPED)
         raise ConfigError(f"task.name = {asked!r} is unknown: choose one of {allowed}, or 'package.module:function'")
@@ -88,7 +85,7 @@ _SHIPPED: dict[str, Callable[[Options, Tree, int | None, str | None], Task]] = {
     ),
     "next-token": lambda options, y, classes, key: NextToken(ignore_index=options.ignore_index),
     "token-classification": lambda options, y, classes, key: TokenClassification(ignore_index=options.ignore_index),
-    "module": lambda options, y, classes, key: OfModule(key),
+    "module": lambda options, y, classes, key: ModuleLoss(key),
 }
 NAMES = tuple(_SHIPPED)
 

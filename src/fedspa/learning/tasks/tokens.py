@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree
-from fedspa.learning.tasks.base import Baseline, OfOutputs
+from fedspa.learning.tasks.base import Baseline, OutputTask
 from fedspa.learning.tasks.measures import ClassCounts, Measure, Scores, TokenScores
 
 
-class TokenClassification(OfOutputs):
+class TokenClassification(OutputTask):
     """Targets are whole numbers, (examples, positions); `ignore_index` where a token does not count."""
 
     name = "token-classification"

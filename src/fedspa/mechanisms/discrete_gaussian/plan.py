@@ -6,13 +6,26 @@ One step on all of an agent's records: sampling, steps and the way of clipping c
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import CLIP_UNITS, Adversary, Aggregation, Clipping, ClipRule, check_clip
-from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
-from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit, check_word, told
+from fedspa.mechanisms.base import (
+    CLIP_UNITS,
+    Adversary,
+    Aggregation,
+    Asked,
+    Clipping,
+    Mechanism,
+    PlanDefaults,
+    check_clip,
+    check_one_given,
+    relation,
+)
+from fedspa.mechanisms.discrete_gaussian.event import FINE, KIND, MOST_BOUND, SIGMA, DiscreteGaussianEvent
+from fedspa.privacy import accounting
+from fedspa.privacy.event import MOST, Event, Neighbours, Sampling, Unit, check_word, told
 
 # A coordinate of an agent's sum is held within a part of what it would be if all records pulled it with all their
 # weight. Of many coordinates, gradients agree in none (docs/shares.md has the largest sums seen). Of few, none
@@ -23,15 +36,13 @@ _TAIL = 14
 
 
 @dataclass(frozen=True, slots=True)
-class DiscreteGaussianPlan:
+class DiscreteGaussianPlan(PlanDefaults):
     """The terms of every agent. `bound` is `clip_value` in steps of the grid: noise is fixed there, so that it alone
     says how much there is.
 
     The server sees sums over `members` agents at least and `most` at most, and up to `colluders` of them are with it.
     `records` is a public number m, the fewest that an agent holds: gradients are divided by it.
     """
-
-    audited: ClassVar[str] = "shares"
 
     dimension: int
     active: int
@@ -70,11 +81,6 @@ class DiscreteGaussianPlan:
         return "secure-aggregation"
 
     @property
-    def compression(self) -> float:
-        """p = k/d."""
-        return self.active / self.dimension
-
-    @property
     def sampling(self) -> Sampling:
         """Every record in every step: a Poisson sample at rate 1."""
         return "poisson"
@@ -90,14 +96,6 @@ class DiscreteGaussianPlan:
     @property
     def clip(self) -> Clipping:
         return "l2"
-
-    @property
-    def clip_rule(self) -> ClipRule:
-        return "given"
-
-    @property
-    def clip_norm(self) -> float:
-        return self.clip_value
 
     @property
     def noise_multiplier(self) -> float:
@@ -130,13 +128,6 @@ class DiscreteGaussianPlan:
     @property
     def floor_event(self) -> DiscreteGaussianEvent:
         return self.event.floor()
-
-    def with_clip_value(self, clip_value: float) -> DiscreteGaussianPlan:
-        return replace(self, clip_value=clip_value)
-
-    @property
-    def clip_growth(self) -> float:
-        return 1.0
 
     def update_noise(self, local_lr: float, scale: float) -> float:
         """Of one agent's share; that of a mean over n members is √n times less."""
@@ -172,3 +163,102 @@ class DiscreteGaussianPlan:
             ),
             ("members", f"{self.members:,}", f"added up at least, of whom up to {self.colluders} may collude"),
         ]
+
+
+_MOST_MEMBERS = 2**31 - 1
+
+
+def check(config: Mapping[str, Any]) -> None:
+    only: tuple[tuple[str, tuple[object, ...], str], ...] = (
+        ("algorithm.local_steps", (1,), "one step on all records"),
+        ("algorithm.coding", ("int", None), "whole numbers travel"),
+        ("privacy.sampling", ("poisson",), "every record takes part"),
+        ("privacy.clip", ("l2",), "noise is a share of the bound on a gradient's norm"),
+        ("privacy.clip_rule", ("given",), "all members' numbers must have one scale"),
+    )
+    for key, allowed, why in only:
+        if config[key] not in allowed:
+            shown = " or ".join("unset" if value is None else repr(value) for value in allowed)
+            raise ValueError(f"{key} is {config[key]!r}; under secure aggregation it must be {shown}: {why}")
+    if config["algorithm.mask"] == "per-agent" and config["algorithm.compression"] < 1:
+        raise ValueError(
+            "algorithm.mask is 'per-agent'; under secure aggregation it must be 'shared' or 'fixed': sums are over the "
+            "same coordinates"
+        )
+    check_one_given(config)
+
+
+def calibrated(asked: Asked) -> DiscreteGaussianPlan:
+    cohort = asked.cohort
+    if cohort is None:
+        raise PrivacyError("shares of noise are for sums over agents: privacy.adversary = 'secure-aggregation'")
+    if asked.batch != asked.records:
+        raise PrivacyError(
+            f"batch is {asked.batch}; under secure aggregation a step is on all records, of which an agent holds "
+            f"{asked.records} at least: algorithm.batch = {asked.records}"
+        )
+    noise = asked.options["privacy.noise_multiplier"]
+    bound = 1 if noise is None else _bound(noise)
+    event = DiscreteGaussianEvent(asked.records, asked.active, bound, cohort.members, cohort.colluders, unit=asked.unit)
+    return of_event(event if noise is not None else _with_most(event, asked), asked)
+
+
+def _bound(noise: float) -> int:
+    """The clip value in steps of the grid at which an agent's own share is this noise, or a little more."""
+    if not SIGMA * FINE / MOST_BOUND <= noise <= SIGMA * FINE:
+        raise PrivacyError(
+            f"noise multiplier is {noise}; a share takes {SIGMA * FINE / MOST_BOUND:g} to {SIGMA * FINE:g}"
+        )
+    return int(SIGMA * FINE / noise)
+
+
+def _with_most(event: DiscreteGaussianEvent, asked: Asked) -> DiscreteGaussianEvent:
+    """The event with the largest bound, hence the least noise, at which all participations cost at most ε."""
+    target = asked.target
+
+    def fits(bound: int) -> bool:
+        events: dict[Event, int] = {replace(event, bound=bound): asked.participations}
+        neighbours = relation(asked.neighbours, asked.sampling)
+        return accounting.epsilon(events, asked.delta, neighbours=neighbours) <= target
+
+    if not fits(1):
+        raise PrivacyError(
+            f"no share of noise keeps epsilon at {target} with delta {asked.delta}; take a larger epsilon or delta, "
+            "more members or fewer rounds"
+        )
+    return replace(event, bound=accounting.last_that_fits(fits, 1, MOST_BOUND + 1))
+
+
+def of_event(event: Event, asked: Asked) -> DiscreteGaussianPlan:
+    if not isinstance(event, DiscreteGaussianEvent):
+        raise PrivacyError(f"the ledger holds events that are not of discrete Gaussian shares: {event}")
+    return DiscreteGaussianPlan(
+        dimension=asked.dimension,
+        active=event.active,
+        clip_value=asked.clip_value,
+        records=event.records,
+        participations=asked.participations,
+        bound=event.bound,
+        neighbours=relation(asked.neighbours, asked.sampling),
+        delta=asked.delta,
+        members=event.members,
+        colluders=event.colluders,
+        most=event.members if asked.cohort is None else asked.cohort.most,
+        unit=event.unit,
+    )
+
+
+DISCRETE_GAUSSIAN = Mechanism(
+    name="discrete-gaussian",
+    events={KIND: DiscreteGaussianEvent},
+    check=check,
+    calibrated=calibrated,
+    of_event=of_event,
+    plan=DiscreteGaussianPlan,
+    limits={
+        "bound": (1, MOST_BOUND),
+        "members": (2, _MOST_MEMBERS),
+        "colluders": (0, _MOST_MEMBERS),
+        "most": (2, _MOST_MEMBERS),
+    },
+)

@@ -18,7 +18,7 @@ from scipy import special
 from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
 from fedspa.privacy.event import Neighbours, Step
 from fedspa.privacy.pld import DominatingPair
-from fedspa.privacy.poisson import Removed
+from fedspa.privacy.subsampling import Removed
 
 # κ is found for |q| up to here, so that a shift of up to `_MOST_SHIFT` is priced where |q| ≤ 12. What lies beyond has a
 # chance of η a coordinate.

@@ -19,23 +19,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from dataclasses import dataclass
 from decimal import Decimal, localcontext
+from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.gaussian.grid import Grid
+from fedspa.mechanisms.base import Clipping
 from fedspa.randomness.streams import Stream
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-# A row of at most this float64 norm has a square sum below 2^63: int64 adds it exactly.
-_SAFE_NORM = 2.0**31
-_VALUES_AT_ONCE = 1 << 16
 
 # Proposal cells of |N|: this many to a standard deviation, out to where the mass left is below 2^-128.
 _CELLS = 32
@@ -45,44 +39,46 @@ _BLOCK = 8192
 _DOUBT = 2.0**-40
 
 
-def to_grid(clipped: Tensor, grid: Grid) -> Tensor:
-    """Clipped per-example gradients [b, k] as int64 [b, k], each row within the grid's limits whatever came in.
+# An example's norm bound is 2^29 to 2^30 grid units: squares fit into int64, and truncation moves a coordinate by less
+# than float32 arithmetic already did (at k = 500,000 a coordinate of size C/√k is still 10^6 units).
+_NORM_BITS = 30
+# Grid steps, and with them the noise, are this much wider than they must be, so that rows which float32 clipped a few
+# roundings too long fit into the integer limit as they are: a millionth more noise saves shortening half of the rows.
+_GRID_SLACK = 1 + 2.0**-20
 
-    Truncation toward zero: it needs no randomness, never lengthens a gradient, and is off by less than one step, that
-    is 2^-m of the noise. Rows that float arithmetic clipped a little too long are shortened in integers. NaN counts as
-    0: an error here would tell about the data.
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The integers of a release. `unit` is only a scale: the guarantee rests on `noise_bits` and the two limits.
+
+    unit: one grid step in gradient units; noise_bits: m, the noise has a standard deviation of 2^m steps;
+    limit: the most that one coordinate of an example may be; limit_square: the most that its squared norm may be.
     """
-    import torch
 
-    scaled = clipped.to(torch.float64) / grid.unit
-    scaled.nan_to_num_(nan=0.0).clamp_(-grid.limit, grid.limit)
-    integers = scaled.to(torch.int64)
-    if grid.clip == "l2":
-        squares = (integers * integers).sum(1)  # modulo 2^64; true wherever the float norm is safe
-        over = (squares > grid.limit_square) | (torch.linalg.vector_norm(scaled, dim=1) > _SAFE_NORM)
-        for row in over.nonzero().flatten().tolist():
-            integers[row] = _shorten(integers[row], grid.limit_square)
-    return integers
+    clip: Clipping
+    unit: float
+    noise_bits: int
+    limit: int
+    limit_square: int
 
 
-def integer_sum(clipped: Tensor, grid: Grid) -> Tensor:
-    """Sum over examples of `to_grid`, [k] in int64, a few rows at a time: exact, so in any order and any chunks."""
-    import torch
+def make_grid(clip: Clipping, clip_value: float, active: int, noise_multiplier: float) -> Grid:
+    """The grid of a sum over `active` coordinates whose noise is `noise_multiplier` × the bound on an example's norm.
 
-    active = clipped.shape[1]
-    total = torch.zeros(active, dtype=torch.int64, device=clipped.device)
-    rows = max(1, _VALUES_AT_ONCE // active)
-    for start in range(0, clipped.shape[0], rows):
-        total += to_grid(clipped[start : start + rows], grid).sum(0)
-    return total
-
-
-def release(total: Tensor, grid: Grid, stream: Stream) -> Tensor:
-    """What may leave: the integer sum plus fresh noise, in gradient units (float64, on the sum's device)."""
-    import torch
-
-    noise = torch.from_numpy(rounded_gaussian(total.numel(), grid.noise_bits, stream))
-    return (total + noise.to(total.device)).to(torch.float64) * grid.unit
+    For a plan: `make_grid(plan.clip, plan.clip_value, plan.active, plan.gradient_noise_multiplier)`. The count of a
+    private clip is one coordinate of ±½: `make_grid("coordinate", 0.5, 1, 2 * plan.count_noise)`. The limits are
+    rounded down in exact arithmetic, so the noise multiplier that really holds is never below the one given.
+    """
+    if not (math.isfinite(noise_multiplier) and 2.0**-20 <= noise_multiplier <= 2.0**20):
+        raise PrivacyError(f"noise multiplier is {noise_multiplier}; the exact path takes 2^-20 to 2^20: use 'secure'")
+    noise_bits = _NORM_BITS + math.frexp(noise_multiplier)[1] - 1
+    norm_square = (Fraction(2**noise_bits) / Fraction(noise_multiplier)) ** 2
+    norm = math.sqrt(active) * clip_value if clip == "coordinate" else clip_value
+    limit = math.isqrt(math.floor(norm_square / active if clip == "coordinate" else norm_square))
+    if not (limit >= 1 and math.isfinite(norm) and norm > 0):
+        raise PrivacyError(f"clip value {clip_value} over {active} coordinates leaves no grid; it must be positive")
+    unit = _GRID_SLACK * noise_multiplier * norm / 2.0**noise_bits
+    return Grid(clip, unit, noise_bits, limit, math.floor(norm_square))
 
 
 def rounded_gaussian(n: int, bits: int, stream: Stream) -> NDArray[np.int64]:
@@ -161,11 +157,3 @@ def _cell_table() -> list[int]:
 def _cell_heads() -> NDArray[np.uint64]:
     """The first 64 bits of `_cell_table`: all that a draw needs unless it meets one of them exactly."""
     return np.array([end >> 64 for end in _cell_table()], dtype=np.uint64)
-
-
-def _shorten(row: Tensor, limit_square: int) -> Tensor:
-    """The row scaled by a/2³¹ and truncated, a the largest integer that brings its squared norm within the limit."""
-    squares = row * row
-    square = (int((squares >> 32).sum()) << 32) + int((squares & 0xFFFFFFFF).sum())
-    factor = math.isqrt((limit_square << 62) // square)
-    return (row * factor).div(1 << 31, rounding_mode="trunc")

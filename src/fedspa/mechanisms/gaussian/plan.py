@@ -15,13 +15,24 @@ The paper's 2pG²/B² for replace-one (squared, of the mean) should be 4pG²/B²
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Aggregation, Clipping, ClipRule, check_clip
-from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.grid import make_grid
+from fedspa.mechanisms.base import (
+    Asked,
+    Clipping,
+    ClipRule,
+    Mechanism,
+    PlanDefaults,
+    check_clip,
+    check_one_given,
+    relation,
+)
+from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
+from fedspa.mechanisms.gaussian.event import KIND, GaussianEvent
+from fedspa.mechanisms.gaussian.exact import make_grid
 from fedspa.privacy.event import MOST, Event, Neighbours, Sampling, Unit, check_word, told
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
@@ -38,7 +49,7 @@ LARGEST_LOG_GROWTH = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianPlan:
+class GaussianPlan(PlanDefaults):
     """The terms of every agent. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`.
 
     `records` is a public number m, the fewest that an agent holds. It sets the sampling rate q = B/m, which must not
@@ -46,10 +57,6 @@ class GaussianPlan:
     covers that. An agent with more records draws batches that are larger on average, at the same ε. Where `unit` is
     "person", each of these records is a person, with what counts of theirs.
     """
-
-    audited: ClassVar[str] = "fedspa"
-    aggregation: ClassVar[Aggregation | None] = None
-    floor_event: ClassVar[Event | None] = None
 
     dimension: int
     active: int
@@ -83,19 +90,9 @@ class GaussianPlan:
             raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records = {1 / self.records:.3g}")
 
     @property
-    def compression(self) -> float:
-        """p = k/d."""
-        return self.active / self.dimension
-
-    @property
     def rate(self) -> float:
         """q = B/m, for the m that the plan names: a public number, not a count of anyone's records."""
         return self.event.rate
-
-    @property
-    def clip_norm(self) -> float:
-        """The most that one example's clipped, masked gradient can weigh in L2: √k·c or C."""
-        return math.sqrt(self.active) * self.clip_value if self.clip == "coordinate" else self.clip_value
 
     @property
     def sensitivity(self) -> float:
@@ -137,9 +134,6 @@ class GaussianPlan:
             unit=self.unit,
         )
 
-    def with_clip_value(self, clip_value: float) -> GaussianPlan:
-        return replace(self, clip_value=clip_value)
-
     @property
     def clip_growth(self) -> float:
         """How far the clip value can plausibly rise within a participation: all examples clipped, noise at 8σ."""
@@ -166,12 +160,67 @@ class GaussianPlan:
             if self.clip_rule == "quantile":
                 make_grid("coordinate", 0.5, 1, 2 * self.count_noise)
 
-    def summary(self) -> dict[str, Any]:
-        return {}
-
     def report_rows(self) -> list[tuple[str, str, str]]:
         return [
             ("k", f"{self.active:,}", "active coordinates: what an upload holds"),
             ("p", f"{self.compression:.4g}", "compression, k/d"),
             ("sensitivity", f"{self.sensitivity:.4g}", f"L2, of the sum of clipped gradients, {self.neighbours}"),
         ]
+
+
+def check(config: Mapping[str, Any]) -> None:
+    check_one_given(config)
+    sampling, neighbours = config["privacy.sampling"], config["privacy.neighbours"]
+    if sampling == "fixed" and neighbours == "add-remove":
+        raise ValueError(
+            "privacy.neighbours is 'add-remove'; privacy.sampling 'fixed' has an accountant under 'replace-one' only"
+        )
+
+
+def calibrated(asked: Asked) -> GaussianPlan:
+    noise = asked.options["privacy.noise_multiplier"] or _least_noise(asked)
+    drawn = asked.sampling, asked.batch, asked.records, asked.local_steps
+    return of_event(GaussianEvent(*drawn, noise, unit=asked.unit), asked)
+
+
+def of_event(event: Event, asked: Asked) -> GaussianPlan:
+    if not isinstance(event, GaussianEvent):
+        raise PrivacyError(f"the ledger holds events that are not of Gaussian noise: {event}")
+    return GaussianPlan(
+        dimension=asked.dimension,
+        active=asked.active,
+        clip=asked.clip,
+        clip_value=asked.clip_value,
+        sampling=event.sampling,
+        batch=event.batch,
+        records=event.records,
+        local_steps=event.steps,
+        participations=asked.participations,
+        noise_multiplier=event.noise_multiplier,
+        neighbours=relation(asked.neighbours, event.sampling),
+        delta=asked.delta,
+        clip_rule=asked.clip_rule,
+        unit=event.unit,
+    )
+
+
+def _least_noise(asked: Asked) -> float:
+    sizes = {"batch": asked.batch, "records": asked.records, "steps": asked.local_steps}
+    sizes["participations"] = asked.participations
+    return noise_multiplier(
+        asked.target,
+        asked.delta,
+        sampling=asked.sampling,
+        neighbours=relation(asked.neighbours, asked.sampling),
+        **sizes,
+    )
+
+
+GAUSSIAN = Mechanism(
+    name="gaussian",
+    events={KIND: GaussianEvent},
+    check=check,
+    calibrated=calibrated,
+    of_event=of_event,
+    plan=GaussianPlan,
+)

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
-from fedspa.mechanisms.clipping import clip_rows, share_below
+from fedspa.mechanisms.clipping import RowSum, clip_rows, share_below
 from fedspa.mechanisms.gaussian import exact
-from fedspa.mechanisms.gaussian.grid import make_grid
+from fedspa.mechanisms.gaussian.exact import Grid, make_grid
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, GaussianPlan
 from fedspa.mechanisms.parts import Parts
-from fedspa.mechanisms.sums import RowSum
 from fedspa.randomness.streams import Stream
+
+# A row of at most this float64 norm has a square sum below 2^63: int64 adds it exactly.
+_SAFE_NORM = 2.0**31
+_VALUES_AT_ONCE = 1 << 16
 
 
 def noisy_mean(
@@ -71,7 +74,7 @@ class _NoisySum:
         if self._grid is None:
             self._sum.add(len(clipped), lambda rows: clipped[rows].sum(dim=0, dtype=torch.float64))
         else:
-            self._whole += exact.integer_sum(clipped, self._grid).cpu()
+            self._whole += integer_sum(clipped, self._grid).cpu()
 
     def add_sums(self, rows: int, sum_of: Callable[[slice], Tensor]) -> None:
         """A block of clipped rows, of which `sum_of` gives float64 sums."""
@@ -81,7 +84,7 @@ class _NoisySum:
     def release(self, noise: Stream) -> Tensor:
         if self._grid is None:
             return add_noise(self._sum.total, self._sigma, noise)
-        return exact.release(self._whole, self._grid, noise)
+        return release_on_grid(self._whole, self._grid, noise)
 
 
 def add_noise(total: Tensor, sigma_sum: float, stream: Stream) -> Tensor:
@@ -94,3 +97,45 @@ def add_noise(total: Tensor, sigma_sum: float, stream: Stream) -> Tensor:
     """
     noise = torch.from_numpy(stream.gaussian(total.numel())).mul_(sigma_sum)
     return (total.to(torch.float64) + noise.to(total.device)).to(total.dtype)
+
+
+def to_grid(clipped: Tensor, grid: Grid) -> Tensor:
+    """Clipped per-example gradients [b, k] as int64 [b, k], each row within the grid's limits whatever came in.
+
+    Truncation toward zero: it needs no randomness, never lengthens a gradient, and is off by less than one step, that
+    is 2^-m of the noise. Rows that float arithmetic clipped a little too long are shortened in integers. NaN counts as
+    0: an error here would tell about the data.
+    """
+    scaled = clipped.to(torch.float64) / grid.unit
+    scaled.nan_to_num_(nan=0.0).clamp_(-grid.limit, grid.limit)
+    integers = scaled.to(torch.int64)
+    if grid.clip == "l2":
+        squares = (integers * integers).sum(1)  # modulo 2^64; true wherever the float norm is safe
+        over = (squares > grid.limit_square) | (torch.linalg.vector_norm(scaled, dim=1) > _SAFE_NORM)
+        for row in over.nonzero().flatten().tolist():
+            integers[row] = _shorten(integers[row], grid.limit_square)
+    return integers
+
+
+def integer_sum(clipped: Tensor, grid: Grid) -> Tensor:
+    """Sum over examples of `to_grid`, [k] in int64, a few rows at a time: exact, so in any order and any chunks."""
+    active = clipped.shape[1]
+    total = torch.zeros(active, dtype=torch.int64, device=clipped.device)
+    rows = max(1, _VALUES_AT_ONCE // active)
+    for start in range(0, clipped.shape[0], rows):
+        total += to_grid(clipped[start : start + rows], grid).sum(0)
+    return total
+
+
+def release_on_grid(total: Tensor, grid: Grid, stream: Stream) -> Tensor:
+    """What may leave: the integer sum plus fresh noise, in gradient units (float64, on the sum's device)."""
+    noise = torch.from_numpy(exact.rounded_gaussian(total.numel(), grid.noise_bits, stream))
+    return (total + noise.to(total.device)).to(torch.float64) * grid.unit
+
+
+def _shorten(row: Tensor, limit_square: int) -> Tensor:
+    """The row scaled by a/2³¹ and truncated, a the largest integer that brings its squared norm within the limit."""
+    squares = row * row
+    square = (int((squares >> 32).sum()) << 32) + int((squares & 0xFFFFFFFF).sum())
+    factor = math.isqrt((limit_square << 62) // square)
+    return (row * factor).div(1 << 31, rounding_mode="trunc")

@@ -11,7 +11,7 @@ import torch
 
 from fedspa.errors import ConfigError
 from fedspa.runs.checkpoint import Fact
-from fedspa.runs.provenance import ROUNDING, of_machine
+from fedspa.runs.identity import ROUNDING, of_machine
 from fedspa.runs.setup import Simulated
 from fedspa.runs.workers.crew import Crew
 from fedspa.runs.workers.messages import Made, packed

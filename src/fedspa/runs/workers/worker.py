@@ -16,8 +16,8 @@ from fedspa.algorithms import Agent
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, first_line
 from fedspa.runs.checkpoint import Fact
+from fedspa.runs.identity import of_machine
 from fedspa.runs.played import played
-from fedspa.runs.provenance import of_machine
 from fedspa.runs.workers.messages import Made, Records, Share, Trained, answer
 
 

@@ -1,0 +1,299 @@
+"""What cpSGD costs: a bound on the Binomial mechanism, amplified by sampling and composed. docs/cpsgd.md derives it.
+
+    one release   Chernoff's bound on the privacy loss. (Theorem 1 of Agarwal, Suresh, Yu, Kumar, McMahan, NeurIPS 2018,
+                  can be below the truth.)
+    rounding      the sensitivities after stochastic quantisation (their Section 4, here for one record of a batch)
+    sampling      Balle, Barthe, Gaboardi 2018, Theorem 9: B of m without replacement, replace-one
+    composition   `compose_releases`, for mechanisms of which (ε, δ) is all that is known
+
+A release is (ε, 2δ)-DP for every δ at which there is a bound, so δ is chosen for the total at hand. Where noise can run
+out at every δ there is no guarantee, and ε is infinite.
+
+Without rotation a step has its loss distribution (`RoundedStep`), of the exact mechanism and not of a bound on it. The
+d coordinates of a release are independent, and each is the same channel: a in [0, k − 1], rounded at random to a
+whole number, plus Bin(N, ½). One record moves a coordinate by at most ρ = (k − 1)/B. The channel's divergences are
+convex in (a, a′) between whole numbers and grow with the shift, so they are largest between a whole number and the
+mixture ρ above it. Up to ρ = 1 the pair (mixture, whole) lies above (whole, mixture) at every ε ≥ 0, and its positive
+losses with their mirror image dominate both; beyond, ρ is rounded up to a whole number, where both are alike. The
+d-fold product dominates a release, and the batch is a fixed-size sample (as in `fixed_size`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from fedspa.algorithms.cpsgd.event import FAR, BinomialEvent, spread
+from fedspa.privacy.accounting import compose_releases
+from fedspa.privacy.event import Neighbours, Step
+from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, reach_for, split
+
+_LARGEST_STEP_DELTA = 0.1
+# Above all rounding of the few operations between an event and its ε: relative, and where terms nearly cancel.
+_BOUND_SLACK = 1 + 1e-9
+_LEAST = 1e-12
+# Of a release's δ, what pays for noise so far out that the bound on the loss does not reach there.
+_FAR_OUT = 0.1
+
+
+class Sensitivity(NamedTuple):
+    """How far the rounded means of two neighbours are apart, in levels, in the L1, L2 and L∞ norms."""
+
+    l1: float
+    l2: float
+    largest: float
+
+
+def sensitivity(event: BinomialEvent, delta: float) -> Sensitivity:
+    """Bounds that a coupling of the two roundings satisfies but for chance `delta`.
+
+    Before rounding, coordinate j moves by x_j levels with ‖x‖₂ ≤ r; rounded with the same coins, by ⌊x_j⌋ or ⌈x_j⌉,
+    with mean x_j, independently. Bernstein bounds the sums.
+    """
+    d, top = event.coordinates, 2**event.bits - 1
+    r = math.sqrt(d) * top / (event.batch * spread(event))
+    largest = math.ceil(min(r * _BOUND_SLACK, top)) if event.rotation else -(-top // event.batch)
+    tail = math.log(2 / delta)
+    mean = math.sqrt(d) * r
+    moved = mean + math.sqrt(2 * mean * tail) + 2 / 3 * tail
+    l1 = min(moved, d * largest)
+    return Sensitivity(l1, min(r + math.sqrt(moved), math.sqrt(l1 * largest)), largest)
+
+
+def variance(event: BinomialEvent) -> float:
+    """v = N/4 of the noise that the adversary cannot subtract: this agent's trials, or those of all aggregated."""
+    return event.trials * event.aggregated / 4
+
+
+def release_epsilon(event: BinomialEvent, delta: float) -> float:
+    """ε of one release without sampling, which is (ε, 2·`delta`)-DP under replace-one; infinite where none is known."""
+    moved = sensitivity(event, delta)
+    if _far_out(event, delta) + moved.largest > FAR * math.sqrt(variance(event)):  # draws have their law up to there
+        return math.inf
+    return shift_epsilon(event, moved, delta) * _BOUND_SLACK + _LEAST
+
+
+def shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> float:
+    """ε at `delta` of the noise alone, between two whole vectors that are `moved` apart: docs/cpsgd.md has the proof.
+
+    Unless a coordinate's noise is below −h, which happens with chance δ/10 at most, E e^(λ·loss) ≤ e^K(λ), and
+    max (1 − e^−z)·e^−λz = λ^λ/(1 + λ)^(1 + λ) turns that into ε for every λ: the best one is looked for.
+    """
+    v = variance(event)
+    h = _far_out(event, delta)
+    furthest = (h + moved.largest) / (2 * v)
+    if furthest >= 1:
+        return math.inf
+    # −atanh u ≤ −u + γ·u² down to u = −furthest
+    gamma = furthest / (3 * (1 - furthest**2))
+    eta = gamma * moved.largest / v
+    tail = -math.log((1 - _FAR_OUT) * delta)
+    mean = moved.l2**2 / (2 * v) * (1 + eta / 3)
+
+    def epsilon(order: float) -> float:
+        left = 1 - order * eta
+        if left <= 0:
+            return math.inf
+        spread_out = (gamma * moved.l1 + order * moved.l2**2 * (1 + eta / 2) ** 2) / (2 * v * left)
+        return mean + spread_out + (tail - math.log1p(order)) / order - math.log1p(1 / order)
+
+    # K is convex, so ε falls in λ and then rises.
+    high = -math.log(eta)
+    low = high - 70
+    while high - low > 1e-7:
+        third = (high - low) / 3
+        if epsilon(math.exp(low + third)) <= epsilon(math.exp(high - third)):
+            high -= third
+        else:
+            low += third
+    return max(0.0, epsilon(math.exp(low)))
+
+
+def _far_out(event: BinomialEvent, delta: float) -> float:
+    """h: no coordinate's noise lies so far below its mean, but for a part of `delta`."""
+    return math.sqrt(2 * variance(event) * math.log(event.coordinates / (_FAR_OUT * delta)))
+
+
+def amplified(epsilon: float, rate: float) -> float:
+    """ln(1 + q(e^ε − 1)), without overflow, to all digits however small, and never below."""
+    far = epsilon > 700  # e^ε is near the largest number, and the 1s are nothing beside it
+    cost = epsilon + math.log(rate) if far else math.log1p(rate * math.expm1(epsilon))
+    return cost * (1 + 2**-50)  # four units in the last place: above what the functions may round away
+
+
+def sampled_epsilon(event: BinomialEvent, delta: float) -> float:
+    """ε of one release of a sampled batch, which is (ε, `delta`)-DP under replace-one; infinite where none is known."""
+    own = min(delta / (2 * event.rate), _LARGEST_STEP_DELTA)
+    return amplified(release_epsilon(event, own), event.rate)
+
+
+def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float) -> float:
+    """ε at `delta`, replace-one, of taking part in each event its number of times; infinite where none is known."""
+    return compose_releases(events, delta, sampled_epsilon)
+
+
+# A coordinate's losses are told apart this finely: so many cells to a standard deviation. Tightness only.
+_FINENESS = 16
+# Above the relative error of a Binomial's probabilities here, and above that of sums over them.
+_SLACK = 1 + 1e-12
+_SKETCH_POINTS = 2000
+# Probabilities below lose digits, then vanish: a shift far beyond the noise finds all its mass there, at infinite loss.
+_LEAST_LAW = 1e-300
+# Of a release whose chance of any finite loss is below e⁻²⁰, all is taken to be at infinite loss.
+_LOG_NOTHING = -20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedStep(Step):
+    """`rate` is q, `coordinates` d, `shift` ρ, `trials` N: all that the adversary cannot subtract."""
+
+    rate: float
+    coordinates: int
+    shift: Fraction
+    trials: int
+
+    def pairs(self, neighbours: Neighbours) -> tuple[RoundedStep, ...]:
+        """It is its own dominating pair, under replace-one; `BinomialEvent.accountant` refuses the other."""
+        return (self,)
+
+    def sketch(self, reach: float) -> tuple[Array, Array]:
+        losses, mass, mirrored, unchanged, _ = self._atoms(reach)
+        if not len(losses):
+            return np.zeros(1), np.ones(1)
+        size = max(1, len(losses) // _SKETCH_POINTS)
+        starts = np.arange(0, len(losses), size)
+        upper, lower = np.add.reduceat(mass, starts), np.add.reduceat(mirrored, starts)
+        points = np.concatenate((-losses[starts], [0.0], losses[starts]))
+        weights = np.concatenate((lower, [unchanged], upper))
+        keep = weights > 0
+        return points[keep], weights[keep] / weights[keep].sum()
+
+    @lru_cache(maxsize=8)  # noqa: B019 (pairs are small values, equal ones share the entry)
+    def discretise(self, interval: float, reach: float) -> LossMass:
+        losses, mass, mirrored, unchanged, infinite = self._atoms(reach)
+        cells = int(losses[-1] / interval) + 2 if len(losses) else 1
+        upper, lower = np.zeros(cells + 1), np.zeros(cells + 1)
+        index = np.floor(losses / interval).astype(np.int64)
+        within = np.clip(losses - index * interval, 0.0, interval)
+        # An atom of P-mass p at loss l, between two grid points: both its P- and its Q-mass are kept.
+        down, up = split(mass, -mass * np.expm1(-within), 1e-15 * mass, interval)
+        np.add.at(upper, index, down)
+        np.add.at(upper, index + 1, up)
+        down, up = split(mirrored, -mirrored * np.expm1(within - interval), 1e-15 * mirrored, interval)
+        np.add.at(lower, index + 1, down)
+        np.add.at(lower, index, up)
+        whole = np.concatenate((lower[:0:-1], [lower[0] + unchanged + upper[0]], upper[1:]))
+        return LossMass(interval, -cells, whole, infinite)
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def _atoms(self, reach: float) -> tuple[Array, Array, Array, float, float]:
+        """Positive losses of the sampled step, their P-mass, that of their mirror images; P-mass at 0 and at ∞.
+
+        Sampling B of m turns (p, p′) into ((1 − q)·p′ + q·p, p′): docs/cpsgd.md.
+        """
+        release = self._release(reach)
+        positive = release.losses > 0
+        losses = release.losses[positive]
+        p = release.mass[positive]
+        other = p * np.exp(-losses)
+        mass = self.rate * p + (1 - self.rate) * other
+        infinite = self.rate * release.infinite
+        # Masses are from above and may sum to more than 1: what is over goes to 0 twice, so that none is ever missing.
+        over = max(0.0, float(release.mass.sum()) + release.infinite - 1) + 1e-13
+        unchanged = max(0.0, 1 - float(mass.sum()) - float(other.sum()) - infinite) + 2 * over
+        keep = mass > 0
+        sampled = losses + np.log(self.rate + (1 - self.rate) * np.exp(-losses))
+        return sampled[keep], mass[keep], other[keep], unchanged, infinite
+
+    def _release(self, reach: float) -> LossMass:
+        """All coordinates together, without sampling."""
+        losses, with_it, without, infinite = _channel(self.shift, self.trials, reach)
+        unchanged = max(0.0, 1 - float(with_it.sum()) - float(without.sum()) - infinite)
+        if not len(losses):  # the shift leaves hardly an overlap: what it does leave is alike
+            return LossMass(1.0, 0, np.array([unchanged]), min(1.0, self.coordinates * infinite))
+        if infinite >= 1 or self.coordinates * math.log1p(-infinite) < _LOG_NOTHING:
+            return LossMass(1.0, 0, np.zeros(1), 1.0)
+        spread = math.sqrt(float((with_it + without) @ losses**2))
+        # Where hardly any mass is at a finite loss, the spread is tiny beside the losses: a coarser grid.
+        interval = 2.0 ** math.floor(math.log2(max(spread / _FINENESS, float(losses.max()) / MOST_CELLS)))
+        index = np.floor(losses / interval).astype(np.int64)
+        within = np.clip(losses - index * interval, 0.0, interval)
+        cells = int(index.max()) + 1
+        mass = np.zeros(2 * cells + 1)
+        mass[cells] = unchanged
+        down, up = split(with_it, -with_it * np.expm1(-within), 1e-15 * with_it, interval)
+        np.add.at(mass, cells + index, down)
+        np.add.at(mass, cells + index + 1, up)
+        down, up = split(without, -without * np.expm1(within - interval), 1e-15 * without, interval)
+        np.add.at(mass, cells - index - 1, down)
+        np.add.at(mass, cells - index, up)
+        one = LossMass(interval, -cells, mass * _SLACK, infinite * _SLACK)
+        return composed_mass(one, self.coordinates)
+
+
+def rounded_step(event: BinomialEvent) -> RoundedStep:
+    """The pair that dominates a release of `event`, which has no rotation."""
+    shift = Fraction(2**event.bits - 1, event.batch)
+    if shift > 1:
+        shift = Fraction(math.ceil(shift))
+    return RoundedStep(event.rate, event.dimension, shift, event.trials * event.aggregated)
+
+
+def surely_infinite(event: BinomialEvent, participations: int, delta: float) -> bool:
+    """Whether infinite losses alone pass `delta`, so that no ε can be told: much less work than telling one."""
+    steps = participations * event.steps
+    pair = rounded_step(event)
+
+    def passes(beyond: float) -> bool:
+        return _any(steps, pair.rate * _any(pair.coordinates, beyond)) >= delta
+
+    # What is left out at any number of trials may be enough: then none has to be looked at, however many there are.
+    return passes(LEFT_OUT) or passes(_channel(pair.shift, pair.trials, reach_for(steps, delta))[3])
+
+
+def _any(count: int, chance: float) -> float:
+    return -math.expm1(count * math.log1p(-chance)) if chance < 1 else 1.0
+
+
+def _channel(shift: Fraction, trials: int, reach: float) -> tuple[Array, Array, Array, float]:
+    """One coordinate, (whole + ρ, whole): its positive losses, their mass under both, and the mass at infinite loss."""
+    low, part = int(shift), float(shift - int(shift))
+    half = min(int((reach + 2) * math.sqrt(trials) / 2) + low + 2, int(FAR * math.sqrt(trials) / 2))
+    first, last = max(0, (trials + 1) // 2 - half), min(trials, trials // 2 + half)
+    x = np.arange(first, last + 1, dtype=np.longdouble)
+    # P(x − 1)/P(x) = x/(N − x + 1): sums of its logarithm give both the law and its shifts, without cancellation.
+    ratio = np.log(x) - np.log(trials - x + 1) if first > 0 else np.log(np.maximum(x, 0.5)) - np.log(trials - x + 1)
+    if first == 0:
+        ratio[0] = -np.inf
+    steps = np.concatenate(([np.longdouble(0)], -ratio[1:]))
+    log_law = np.cumsum(steps)
+    log_law -= log_law.max()
+    law = np.exp(log_law)
+    law = (law / law.sum()).astype(np.float64)
+
+    def shifted(by: int) -> Array:
+        """P(x − by) on the same x; beyond the window nothing."""
+        moved: Array = np.zeros_like(law)
+        if by < len(law):
+            moved[by:] = law[: len(law) - by]
+        return moved
+
+    with_it: Array = (1 - part) * shifted(low) + part * shifted(low + 1)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        losses = np.maximum(np.log(with_it / law), 0.0)
+    # Where the loss is positive, whole numbers say: rounding must not count a loss of 0 on both sides.
+    turn = low + (1 if part else 0)
+    above = (2 * np.arange(first, last + 1) - turn > trials) & (with_it > 0)
+    positive = above & (law > _LEAST_LAW)
+    # What lies above the window under the shifted law, what is all but impossible without the shift, and what the
+    # window cuts off on either side.
+    beyond = max(0.0, 1 - float(with_it.sum())) + float(with_it[above & ~positive].sum()) + LEFT_OUT
+    if first > 0 or last < trials:
+        beyond += 2 * math.exp(-2 * half**2 / trials)
+    return losses[positive], with_it[positive], law[positive], beyond

@@ -1,0 +1,210 @@
+"""Records and models that show most of a mechanism, and whole answers of agents that hold them.
+
+Answers are made as in a run: by the algorithm's `respond` and the engine that a run would take.
+
+- The probe is a two-class linear model whose bias makes label 0 certain. A record of label 0 then has a gradient of
+  exactly zero, and a record of label 1 has ±x on the two rows of weights, of a size that clipping decides.
+- Two-class models have antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever their layers: once
+  both are clipped, they are the two worst records there are.
+- Rows are gradients that are hard on a clip, for a release by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedspa.algorithms import Agent, Terms
+from fedspa.audit.run import Setting
+from fedspa.engine.task import Engine
+from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms import Plan
+from fedspa.randomness.streams import agent_key
+
+HUGE = 1e30
+SIDE = 8
+BEYOND, TINY = 1e6, 1e-40
+Record = tuple[Tensor, int]
+Examples = tuple[Tensor, Tensor]
+P = TypeVar("P", bound=Plan)
+INPUTS, CERTAIN = 32, 500.0
+WEIGHTS = 2 * INPUTS
+DIMENSION = WEIGHTS + 2
+AGENTS, ROUNDS = 6, 6
+# The agents' mask seed, which is public.
+SEED = bytes(range(16))
+
+A = TypeVar("A", covariant=True)
+Respond = Callable[[Tensor, Terms, Sequence[Agent], Engine], Iterator[A]]
+MakeEngine = Callable[[Setting, nn.Module, tuple[int, ...]], Engine]
+
+
+class Answers(Protocol[A]):
+    """The part of a target that is common to all mechanisms: how agents answer, and with which engine."""
+
+    @property
+    def respond(self) -> Respond[A]: ...
+    @property
+    def engine(self) -> MakeEngine: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """θ and the shape of an input belong to the module."""
+
+    module: nn.Module
+    theta: Tensor
+    shape: tuple[int, ...]
+
+
+def certain_model(inputs: int = INPUTS) -> Probe:
+    """The probe, with θ in its module too."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 2))
+    theta = torch.zeros(2 * inputs + 2)
+    theta[2 * inputs], theta[2 * inputs + 1] = CERTAIN, -CERTAIN
+    FlatModel(module).load(theta)
+    return Probe(module, theta, (inputs,))
+
+
+def answers(
+    setting: Setting,
+    target: Answers[A],
+    model: Probe,
+    plan: Plan,
+    agents: Sequence[tuple[Tensor, Tensor, bytes]],
+    t: int = 0,
+    local_lr: float = 1.0,
+    layers: tuple[tuple[int, int], ...] | None = None,
+) -> list[A]:
+    """What agents with these records x, y and keys send in round t."""
+    terms = Terms(t, "per-agent", None, local_lr, plan, layers)
+    known = [Agent(i, x, y, SEED, key, setting.exact) for i, (x, y, key) in enumerate(agents)]
+    with _unlogged():
+        return list(target.respond(model.theta, terms, known, target.engine(setting, model.module, model.shape)))
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """An agent warns of broken records; here they are meant."""
+    logger = logging.getLogger("fedspa.agent")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def replayed_keys(setting: Setting) -> Iterator[tuple[int, list[bytes]]]:
+    """(a round, its agents' keys), round by round, and once more with other keys.
+
+    All public inputs of the second turn equal those of the first: noise that a public number decides would repeat.
+    """
+    for turn in (1, 2):
+        for t in range(ROUNDS):
+            yield t, [agent_key(setting.key("turn", turn), t, i) for i in range(AGENTS)]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoClass(Probe):
+    """`size` is that of an input on the bound, or of an ordinary one, `far` of one beyond the bound; a record of a
+    `full` model reaches the bound in every coordinate."""
+
+    size: float
+    far: float
+    full: bool = False
+
+
+def two_class_models(seed: int, fitted: Callable[[int, float | None], P]) -> Iterator[tuple[TwoClass, P]]:
+    """Linear ones at θ = 0, where a gradient is ±x/2; and one with convolution, pooling and a hidden layer, whose bound
+    is so small that ordinary records are far beyond it. With each a plan, `fitted` to its dimension and bound."""
+    for bias in (False, True):
+        module: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 2, bias=bias))
+        own = fitted(2 * INPUTS + 2 * bias, None)
+        on_bound = 2 * own.clip_norm / math.sqrt(2 * INPUTS)  # by the weights alone: a bias may be far below it
+        yield TwoClass(module, torch.zeros(own.dimension), (INPUTS,), on_bound, BEYOND * on_bound, full=not bias), own
+    module = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 2))
+    )
+    dimension = FlatModel(module).dimension
+    theta = torch.randn(dimension, generator=torch.Generator().manual_seed(seed)) * 0.3
+    yield TwoClass(module, theta, (1, SIDE, SIDE), 1.0, 1.0), fitted(dimension, 1e-5)
+
+
+def neighbours(
+    model: TwoClass, batch: int, generator: torch.Generator
+) -> Iterator[tuple[Examples, Examples, Examples]]:
+    """Agents with one record, with another in its place, and with neither. It comes first, in the middle or last. The
+    others cancel each other, pull one way, pull the other way, do so with a third of them broken, or are random."""
+    inputs, turn = math.prod(model.shape), torch.arange(batch)
+    signs = torch.randint(0, 2, (inputs,), generator=generator) * 2.0 - 1
+    common = model.far * signs.repeat(batch, 1)
+    broken = torch.where((turn % 3 == 1)[:, None], math.nan, common)
+    for i, pair in enumerate(_pairs(model, signs, generator)):
+        random = model.far * torch.randn(batch, inputs, generator=generator)
+        ones, zeros, any_of = turn * 0 + 1, turn * 0, torch.randint(0, 2, (batch,), generator=generator)
+        company = ((common, turn % 2), (common, ones), (common, zeros), (broken, zeros), (random, any_of))
+        for j, (others, of) in enumerate(company):
+            place = (0, batch // 2, batch - 1)[(i + j) % 3]
+            one, another = ((_put(others, place, record), _put(of, place, label)) for record, label in pair)
+            yield _shaped(model, *one), _shaped(model, *another), _shaped(model, *_without(others, of, place))
+
+
+def _put(values: Tensor, place: int, value: Tensor | int) -> Tensor:
+    values = values.clone()
+    values[place] = value
+    return values
+
+
+def _without(x: Tensor, y: Tensor, place: int) -> Examples:
+    kept = torch.arange(len(y)) != place
+    return x[kept], y[kept]
+
+
+def _shaped(model: TwoClass, x: Tensor, y: Tensor) -> Examples:
+    return x.view(len(y), *model.shape), y
+
+
+def _pairs(model: TwoClass, signs: Tensor, generator: torch.Generator) -> Iterator[tuple[Record, Record]]:
+    """(a record, what replaces it): opposite on the bound and ever further beyond it; broken, tiny, along an axis,
+    random."""
+    on_bound = model.size * signs
+    axis = torch.arange(len(signs)) == len(signs) - 1
+    random = [model.size * torch.randn(len(signs), generator=generator) for _ in range(3)]
+    for size in (1.0, BEYOND, BEYOND**2, HUGE):
+        yield (size * on_bound, 1), (size * on_bound, 0)
+    yield (on_bound, 1), (torch.full_like(signs, math.nan), 1)
+    yield (torch.where(axis, math.inf, on_bound), 1), (on_bound, 0)
+    yield (model.far * signs, 1), (TINY * signs, 0)
+    yield (torch.where(axis, model.far, 0.0), 1), (torch.where(axis, model.far, 0.0), 0)
+    yield (HUGE * random[0], 1), (on_bound, 0)
+    yield (random[1], 1), (random[2], 0)
+
+
+def worst_row(plan: Plan, generator: torch.Generator) -> Tensor:
+    """A gradient on the bound: ±c in every coordinate, or norm C."""
+    signs = torch.randint(0, 2, (plan.active,), generator=generator) * 2.0 - 1
+    return signs * (plan.clip_value if plan.clip == "coordinate" else plan.clip_value / math.sqrt(plan.active))
+
+
+def row_pairs(plan: Plan, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """(an example, what replaces it): on the bound and against each other, beyond it, broken, random."""
+    k, worst = plan.active, worst_row(plan, generator)
+    axis = torch.zeros(k)
+    axis[int(torch.randint(k, (1,), generator=generator))] = plan.clip_norm
+    yield worst, -worst
+    # Just within the bound against far beyond it: a private clip counts the first and not the second.
+    yield (1 - 2e-7) * worst, -HUGE * worst
+    yield HUGE * worst, -HUGE * worst
+    yield axis, -axis
+    yield HUGE * torch.randn(k, generator=generator), -worst
+    yield torch.randn(k, generator=generator) * plan.clip_value, torch.randn(k, generator=generator)
+    yield torch.full((k,), torch.finfo(torch.float32).max), torch.full((k,), math.nan)
+    yield torch.where(torch.arange(k) == k - 1, math.inf, worst), worst
+    yield torch.where(torch.arange(k) == 0, math.inf, worst), -worst

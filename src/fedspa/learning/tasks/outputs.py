@@ -1,0 +1,241 @@
+"""Tasks on one output row per example: one class of several, labels that are each there or not, and numbers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedspa.errors import ConfigError, DataError
+from fedspa.examples import Tree
+from fedspa.learning.options import Error
+from fedspa.learning.tasks.base import Baseline, OutputTask
+from fedspa.learning.tasks.measures import ClassCounts, Errors, LabelScores, Measure
+
+MOST_FREQUENT = "the most frequent class"
+
+
+class Classification(OutputTask):
+    """Targets are whole numbers 0 … classes - 1."""
+
+    name = "classification"
+    takes_logits = True
+    headline = "accuracy"
+
+    def __init__(
+        self, classes: int | None = None, *, weights: tuple[float, ...] | None = None, label_smoothing: float = 0.0
+    ) -> None:
+        """`classes` may be left out where nothing is evaluated."""
+        if weights is not None and classes is not None and len(weights) != classes:
+            raise ConfigError(f"task.weights has {len(weights)} weights; the data has {classes} classes: one for each")
+        self.classes = self.width = classes
+        self.weights, self.label_smoothing = weights, label_smoothing
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss is cross-entropy and nothing else, which every engine knows."""
+        return self.weights is None and self.label_smoothing == 0
+
+    def targets(self, y: Tree, what: str) -> Tree:
+        if not isinstance(y, Tensor) or y.ndim != 1:
+            raise DataError(f"{what}: classification needs one label per example, and its task may be another one")
+        if y.is_floating_point() and not bool(((y == y.floor()) & (y.abs() < 2**31)).all()):
+            raise DataError(
+                f"{what}: labels are not whole numbers: classes are numbered 0, 1, 2 … (for numbers, task='regression')"
+            )
+        y = y.to(torch.int64)
+        low, high = int(y.min()), int(y.max())
+        if self.classes is not None and (low < 0 or high >= self.classes):
+            raise DataError(f"{what}: label {low if low < 0 else high} is outside 0 … {self.classes - 1}")
+        return y
+
+    def losses(self, found: Tensor, y: Tree) -> Tensor:
+        return self._loss(found, y, "none")
+
+    def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
+        # torch's own mean divides by the weights again, by which a single example would lose its own.
+        return self._loss(found, y, "mean") if self.plain else super().mean_loss(found, y)
+
+    def total_loss(self, found: Tensor, y: Tree) -> Tensor:
+        return self._loss(found, y, "sum").double()
+
+    def _loss(self, found: Tensor, y: Tree, reduction: str) -> Tensor:
+        assert isinstance(y, Tensor)
+        if found.ndim == 1:  # `.squeeze()` drops the dimension of a batch of one
+            found = found.reshape(len(y), -1)
+        # torch passes over one label, -100 by default: here each outside the classes is wrong, so that one is out of
+        # reach.
+        y, ignored = y.clamp(min=-1), torch.iinfo(torch.int64).min
+        weights = None if self.weights is None else torch.tensor(self.weights, dtype=found.dtype, device=found.device)
+        return functional.cross_entropy(
+            found, y, weights, ignore_index=ignored, reduction=reduction, label_smoothing=self.label_smoothing
+        )
+
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
+        assert isinstance(y, Tensor)
+        assert self.classes is not None
+        if found.shape != (len(y), self.classes):
+            raise ConfigError(
+                f"it must give one score per class, shape (batch, {self.classes}) for the labels 0 to "
+                f"{self.classes - 1}: for a batch of {len(y)} it gave {tuple(found.shape)}"
+            )
+
+    def strange(self, found: Tensor, y: Tree) -> Tensor | None:
+        assert isinstance(y, Tensor)
+        return (y < 0) | (y >= found.shape[-1])
+
+    def measure(self) -> ClassCounts:
+        assert self.classes is not None
+        return ClassCounts(self.classes)
+
+    def baseline(self, y: Tree) -> Baseline:
+        assert isinstance(y, Tensor)
+        return Baseline(MOST_FREQUENT, int(y.bincount().max()) / len(y))
+
+    @staticmethod
+    def answers(found: Tensor) -> Tensor:
+        return found.argmax(dim=-1)
+
+
+class MultiLabel(OutputTask):
+    """Targets are 0 or 1, (examples, labels). An example's loss is the mean over its labels."""
+
+    name = "multi-label"
+    takes_logits = True
+    headline = "auc"
+
+    def __init__(self, width: int, *, weights: tuple[float, ...] | None = None) -> None:
+        """`weights` are those of the ones, a number for each label, against 1 for the zeros."""
+        if weights is not None and len(weights) != width:
+            raise ConfigError(f"task.weights has {len(weights)} weights; the data has {width} labels: one for each")
+        self.width, self.weights = width, weights
+
+    def targets(self, y: Tree, what: str) -> Tree:
+        if not isinstance(y, Tensor) or y.ndim not in (1, 2) or y[:1].numel() == 0:
+            raise DataError(f"{what}: {self.name} needs a label 0 or 1 per example, or a row of them")
+        strange = y[(y != 0) & (y != 1)]
+        if len(strange):
+            raise DataError(f"{what}: a label is {strange[0].item():g}; {self.name} needs 0 or 1")
+        return y.to(torch.float32)
+
+    def losses(self, found: Tensor, y: Tree) -> Tensor:
+        assert isinstance(y, Tensor)
+        wanted, given = y.reshape(len(y), -1).to(found.dtype), found.reshape(len(y), -1)
+        # A label that is neither costs the example its gradient; torch would follow it far beyond any sense.
+        wanted = wanted.masked_fill((wanted != 0) & (wanted != 1), torch.nan)
+        weights = None if self.weights is None else torch.tensor(self.weights, dtype=found.dtype, device=found.device)
+        each = functional.binary_cross_entropy_with_logits(given, wanted, pos_weight=weights, reduction="none")
+        return each.mean(dim=1)
+
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
+        assert isinstance(y, Tensor)
+        if found.shape[:1] != y.shape[:1] or found.numel() != y.numel():
+            raise ConfigError(
+                f"it must give one logit per label, shape (batch, {self.width}): for a batch of {len(y)} it gave "
+                f"{tuple(found.shape)}"
+            )
+
+    def strange(self, found: Tensor, y: Tree) -> Tensor | None:
+        assert isinstance(y, Tensor)
+        return ((y != 0) & (y != 1)).reshape(len(y), -1).any(dim=1)
+
+    def measure(self) -> Measure:
+        return LabelScores()
+
+    def baseline(self, y: Tree) -> Baseline | None:
+        return Baseline("one answer for all", 0.5)
+
+    @staticmethod
+    def answers(found: Tensor) -> Tensor:
+        return (found.reshape(len(found), -1) > 0).to(torch.int64)
+
+
+class Binary(MultiLabel):
+    """Targets are 0 or 1, one per example; the module gives one logit."""
+
+    name = "binary"
+    headline = "accuracy"
+
+    def targets(self, y: Tree, what: str) -> Tree:
+        y = super().targets(y, what)
+        assert isinstance(y, Tensor)
+        if y[0].numel() != 1:
+            raise DataError(f"{what}: binary needs one label per example, and each has {y[0].numel()}: multi-label")
+        return y
+
+    def measure(self) -> Measure:
+        return _Two()
+
+    def baseline(self, y: Tree) -> Baseline | None:
+        assert isinstance(y, Tensor)
+        ones = int((y == 1).sum())
+        return Baseline(MOST_FREQUENT, max(ones, len(y) - ones) / len(y))
+
+    @staticmethod
+    def answers(found: Tensor) -> Tensor:
+        return MultiLabel.answers(found)[:, 0]
+
+
+class _Two(ClassCounts):
+    """A logit is the second of two classes' scores, of which the first is zero."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def add(self, found: Tensor, y: Tree) -> None:
+        assert isinstance(y, Tensor)
+        logit = found.reshape(-1)
+        super().add(torch.stack([torch.zeros_like(logit), logit], dim=1), y.reshape(-1).to(torch.int64))
+
+
+class Regression(OutputTask):
+    """Targets are floats, (examples,) or (examples, numbers). An example's loss is the mean over its numbers."""
+
+    name = "regression"
+
+    def __init__(self, width: int = 1, *, loss: Error = "mse", huber: float = 1.0, scale: float = 1.0) -> None:
+        """Huber's error is squared up to `huber` and absolute beyond. Scores are told in the targets' own unit, of
+        which `scale` is 1 of what the module learns; the loss is not."""
+        self.width, self.error, self.huber, self.scale = width, loss, huber, scale
+        self.headline = "mae" if loss == "mae" else "rmse"
+
+    def targets(self, y: Tree, what: str) -> Tree:
+        if not isinstance(y, Tensor) or y.ndim not in (1, 2) or y[:1].numel() == 0:
+            raise DataError(f"{what}: regression needs one number per example, or one row of numbers")
+        return y.to(torch.float32)
+
+    def losses(self, found: Tensor, y: Tree) -> Tensor:
+        assert isinstance(y, Tensor)
+        wanted, given = y.reshape(len(y), -1).to(found.dtype), found.reshape(len(y), -1)
+        if self.error == "mse":
+            each = functional.mse_loss(given, wanted, reduction="none")
+        elif self.error == "mae":
+            each = functional.l1_loss(given, wanted, reduction="none")
+        else:
+            each = functional.huber_loss(given, wanted, reduction="none", delta=self.huber)
+        return each.mean(dim=1)
+
+    def require_outputs(self, found: Tensor, y: Tree) -> None:
+        assert isinstance(y, Tensor)
+        if found.shape[:1] != y.shape[:1] or found.numel() != y.numel():
+            raise ConfigError(
+                f"it must give one number per target, shape (batch, {y[0].numel()}): for a batch of {len(y)} it "
+                f"gave {tuple(found.shape)}"
+            )
+
+    def measure(self) -> Errors:
+        return Errors(self.headline, self.scale)
+
+    def baseline(self, y: Tree) -> Baseline:
+        assert isinstance(y, Tensor)
+        each = y.reshape(len(y), -1).double() * self.scale
+        if self.headline == "mae":
+            return Baseline("the median target", float((each - each.median(dim=0).values).abs().mean()))
+        return Baseline("the mean target", math.sqrt(float((each - each.mean(dim=0)).square().mean())))
+
+    @staticmethod
+    def answers(found: Tensor) -> Tensor:
+        rows = found.reshape(len(found), -1)
+        return rows[:, 0] if rows.shape[1] == 1 else rows

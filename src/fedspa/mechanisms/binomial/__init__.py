@@ -1,1 +1,0 @@
-"""Binomial noise on rounded sums: cpSGD."""

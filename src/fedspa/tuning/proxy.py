@@ -1,0 +1,212 @@
+"""Proxy runs: the real run repeated on records that are not the agents', to compare settings at no privacy cost.
+
+The records are those that the server holds out for scoring, or a public data set. A data set that contains more than a
+few of the agents' records is refused; beyond that, the user who declares it public is responsible for that.
+
+A proxy run has the rounds of the real run: as many agents, the same masks, sampling rate, steps and clip, and noise of
+the same size on the mean gradient. Only the records are others, and fewer. So it shows what rates, clips and averages
+do under this noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedspa.data.dataset import Dataset
+from fedspa.errors import ConfigError
+from fedspa.examples import Examples, count, joined, leaves, taken
+from fedspa.learning.tasks import Loss
+from fedspa.learning.threads import torch_threads
+from fedspa.mechanisms import Plan
+from fedspa.runs.books import Books
+from fedspa.runs.config import Config, load
+from fedspa.runs.halving import Settings, settled
+from fedspa.runs.metrics import LOWER, RoundMetrics
+from fedspa.runs.records import records_of
+from fedspa.runs.setup import prepare
+from fedspa.runs.simulate import Simulation
+from fedspa.server.coordinator import Diverged
+from fedspa.server.job import Metric
+
+OWN = "holdout"  # the records that the server holds out
+# More records show little more under the run's noise; with fewer, the run is repeated on other ones.
+_MOST, _TRAINED, _REPEATS = 2000, 2 / 3, 6
+# Of the agents' records, the share that a public data set may hold, too, by chance: rows of a table may be alike.
+_ALIKE = 0.01
+
+
+class _Unpaid(Books):
+    """Accounts of records that nobody was promised anything about: no agent's may ever be used here."""
+
+    def __init__(self) -> None:
+        ExitStack.__init__(self)
+        self.run, self.skipped, self.guarantee, self.ledger, self.cap = "proxy", 0, None, None, None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The score called `name` after each round, for each repeat; none at all where a model diverged."""
+
+    repeats: tuple[tuple[float, ...], ...]
+    name: str
+
+    @property
+    def last(self) -> float | None:
+        """Mean over the repeats, after the last round."""
+        return fmean(curve[-1] for curve in self.repeats) if self.repeats else None
+
+    @property
+    def values(self) -> list[float]:
+        """After the last round; larger is better."""
+        return [(-1 if self.name in LOWER else 1) * curve[-1] for curve in self.repeats]
+
+    @property
+    def ahead(self) -> list[float]:
+        """What the mean score gained after each round, to the end."""
+        means = list(map(fmean, zip(*self.repeats)))
+        return [means[-1] - score for score in means]
+
+
+class ProxyRuns:
+    """`config` is the real run's; `plan` has its noise. `check_stop` raises to stop before a round."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        records: Dataset,
+        public: str = OWN,
+        module: nn.Module | None = None,
+        task: Loss | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        check_stop: Callable[[], None] | None = None,
+    ) -> None:
+        self._check_stop = check_stop
+        self._given = (module, task, metrics)
+        self._parts = _split(_stand_in(config, records, public))
+        self._config = _proxy_config(config, plan, count(self._parts[0].train_y))
+
+    def curves(self, settings: Settings) -> Curves:
+        config = settled(self._config, settings)
+        runs = [self._run(config, part, seed) for seed, part in enumerate(self._parts)]
+        repeats = tuple(tuple(metrics.score for metrics in run) for run in runs)
+        whole = all(repeats) and all(math.isfinite(score) for curve in repeats for score in curve)
+        return Curves(repeats if whole else (), runs[0][-1].headline if runs[0] else "")
+
+    def _run(self, config: Config, part: Dataset, seed: int) -> list[RoundMetrics]:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})})
+        module, task, metrics = self._given
+        simulation, books = Simulation(prepare(config, part, module, task, metrics)), _Unpaid()
+        done = []
+        try:
+            with torch_threads(1):
+                for cohort in simulation.job.cohorts():
+                    if self._check_stop is not None:
+                        self._check_stop()
+                    done.append(simulation.round(cohort, books))
+                return done
+        except Diverged:
+            return []
+
+
+def _stand_in(config: Config, records: Dataset, public: str) -> Dataset:
+    """Return all records of the public data set, or those that the server holds out."""
+    if public == OWN:
+        found = records
+        x, y = found.test_x, found.test_y
+    else:
+        given = config.model_dump(exclude_none=True)
+        for key in ("columns", "agent", "split", "test", "person"):
+            given["data"].pop(key, None)
+        given["data"] |= {"name": public, "holdout": 0.0}
+        given["tuning"] = {}
+        found = records_of(load(given))
+        x, y = joined([found.train_x, found.test_x]), joined([found.train_y, found.test_y])
+        _refuse_agents_own(records, Examples(x, y), public)
+    return replace(found, train_x=x, train_y=y, owners=None, persons=None)
+
+
+def _refuse_agents_own(records: Dataset, stand_in: Examples, public: str) -> None:
+    """Raise if the agents' own records are in it: no ε would count what is learned from them."""
+    public_ones = set(_digests(stand_in))
+    own = _digests(Examples(records.train_x, records.train_y))
+    found = sum(digest in public_ones for digest in own)
+    if found > _ALIKE * len(own):
+        raise ConfigError(
+            f"public is {public!r}, which holds {found:,} of the {len(own):,} records that the agents hold: no ε "
+            "would count what proxy runs learn from them; name other public records, or 'none'"
+        )
+
+
+def _digests(examples: Examples) -> list[bytes]:
+    """Return a digest of each example."""
+    columns = [leaf.reshape(len(leaf), -1).contiguous().numpy() for tree in examples for leaf in leaves(tree)]
+    found = []
+    for row in zip(*columns):
+        digest = hashlib.blake2b(digest_size=16)
+        for part in row:
+            digest.update(part)
+        found.append(digest.digest())
+    return found
+
+
+def _split(data: Dataset) -> Sequence[Dataset]:
+    """Split the records into a training and a scoring part, anew for each repeat."""
+    records = count(data.train_y)
+    trained = min(_MOST, round(_TRAINED * records))
+    if not 0 < trained < records:
+        raise ConfigError(
+            f"the data set {data.name!r} has {records} records; proxy runs train on some and score on others: give more"
+        )
+    repeats = min(_REPEATS, max(1, 2 * _MOST // trained))
+    parts = []
+    for seed in range(repeats):
+        order = torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).permutation(records))
+        train, test = order[:trained], order[trained:]
+        parts.append(
+            replace(
+                data,
+                train_x=taken(data.train_x, train),
+                train_y=taken(data.train_y, train),
+                test_x=taken(data.train_x, test),
+                test_y=taken(data.train_y, test),
+            )
+        )
+    return parts
+
+
+def _proxy_config(config: Config, plan: Plan, records: int) -> Config:
+    """A round of the config for so many records, with the plan's own noise on the mean gradient of an agent."""
+    agents = min(config.federation.per_round, records)
+    held = records // agents
+    batch = min(held, max(1, round(plan.batch * held / plan.records)))
+    given = config.model_dump(exclude_none=True)
+    for section, key in (("privacy", "epsilon"), ("federation", "cap"), ("data", "person"), ("data", "features")):
+        given[section].pop(key, None)
+    for key in ("ledger", "policy", "out", "track", "cluster"):
+        given["run"].pop(key, None)
+    for key in ("columns", "agent", "split", "test"):
+        given["data"].pop(key, None)
+    given["data"] |= {"name": "digits", "holdout": 0.0}  # the records are given
+    given["federation"] |= {"agents": agents, "per_round": agents, "participation": "balanced"}
+    given["algorithm"]["batch"] = batch
+    given["privacy"] |= {
+        "noise_multiplier": plan.noise_multiplier * batch / plan.batch,
+        "noise": "seeded",
+        "delta": min(config.privacy.delta, 0.5 / held),
+    }
+    given["run"]["workers"] = 1
+    given["tuning"] = {}
+    try:
+        return load(given)
+    except ConfigError as error:
+        raise ConfigError(f"this run has no proxy ({error}); try settings in its own rounds: public 'none'") from None

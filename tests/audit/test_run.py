@@ -1,0 +1,142 @@
+"""The audit's result, its runner and its command line."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from fedspa.audit.gaussian import GAUSSIAN
+from fedspa.audit.result import Check, Finding, Question, Report, certain
+from fedspa.audit.run import Audited, Setting, of_config
+from fedspa.cli import app
+from fedspa.errors import ConfigError
+
+
+def _check(name, unit, claimed, seen, holds=True, confidence=0.99):
+    return Check(name, unit, claimed, seen, confidence, holds, "")
+
+
+def test_headline_is_the_nearest_attack_while_all_hold():
+    report = Report(
+        (
+            _check("pair", "mu", 1.0, 1.0, confidence=1.0),
+            _check("far", "epsilon", 2.0, 0.1),
+            _check("near", "mu", 1.0, 0.9),
+            _check("shape", "deviation", 1.0, 0.99),
+        ),
+        1e-4,
+    )
+    assert report.holds
+    assert report.headline.name == "near"
+
+
+def test_headline_is_a_breach_before_a_departure():
+    report = Report(
+        (
+            _check("shape", "deviation", 1.0, 50.0, holds=False),
+            _check("breach", "mu", 1.0, 1.2, holds=False),
+            _check("near", "mu", 1.0, 0.9),
+        ),
+        1e-4,
+    )
+    assert not report.holds
+    assert report.headline.name == "breach"
+
+
+def test_a_count_above_a_claim_of_zero_is_the_worst_there_is():
+    report = Report((_check("a", "count", 0.0, 1.0, holds=False), _check("b", "deviation", 1.0, 9.0, holds=False)), 0.1)
+    assert report.headline.name == "a"
+
+
+def test_json_has_the_four_figures_and_the_checks():
+    report = Report((_check("near", "mu", 1.0, 0.9),), 1e-4, ("a note",))
+    parsed = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert parsed["claimed"] == 1.0
+    assert parsed["lower_bound"] == 0.9
+    assert parsed["confidence"] == 0.99
+    assert parsed["holds"] is True
+    assert parsed["notes"] == ["a note"]
+    assert set(parsed["checks"][0]) >= {"name", "claimed", "lower_bound", "confidence", "holds", "detail"}
+
+
+def _audit(*arguments):
+    return CliRunner().invoke(app, ["audit", "--noise-mode", "seeded", "--draws", "300", *arguments])
+
+
+def test_json_of_an_audit_that_holds():
+    result = _audit("--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["holds"] is True
+    assert 0 < answer["lower_bound"] <= answer["claimed"]
+    assert 0.9999 < answer["confidence"] < 1
+    assert all(check["holds"] for check in answer["checks"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--clip", "norm"), "--clip is 'norm'; allowed: coordinate, l2"),
+        (("--self-test", "--neighbours", "add-remove"), "replace-one"),
+        (("--self-test", "--algorithm", "shares"), "the audit of shares has no faults"),
+        (("--algorithm", "fedavg"), "--algorithm is 'fedavg'; allowed: fedspa, dp-fed"),
+        (("--config", "x.toml"), "--noise-mode and --config"),
+        (("--set", "run.seed=1"), "name a config"),
+        (("--noise-mode", "loud"), "--noise-mode is 'loud'; allowed: secure, exact, seeded"),
+        (("--engine", "warp"), "--engine is 'warp'; allowed: auto"),
+        (("--algorithm", "fedspa", "--config", "x.toml"), "--algorithm and --config"),
+    ],
+)
+def test_bad_flags_say_what_is_allowed(arguments, words):
+    result = _audit(*arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)
+
+
+def test_a_configs_keys_can_be_set(tmp_path):
+    """Of a mask by layers too: what is audited is the plan of the run."""
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\nname = "mlp"\n[algorithm]\nmask = "fixed"\nlayer_shares = [0, 1, 0.1, 1]\n')
+    sets = ["privacy.noise_multiplier=1.5", "privacy.clip_value=0.25", 'run.engine="generic"']
+    _, target, setting = of_config(path, sets, {}, 300, 0)
+    assert (target.plan.active, target.plan.dimension) == (64 + 64 + 10, 4810)
+    assert (target.plan.noise_multiplier, target.plan.clip_value) == (1.5, 0.25)
+    assert (setting.engine, setting.draws) == ("generic", 300)
+
+
+def test_the_three_faults_of_the_self_test_are_caught():
+    result = _audit("--self-test", "--neighbours", "replace-one", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found.keys() == {"sensitivity", "noise", "seed"}
+    assert all(each["caught"] for each in found.values())
+    assert "engine: keys" in found["seed"]["by"]
+
+
+def test_a_fault_that_is_not_caught_and_a_claim_that_does_not_hold_give_exit_code_1(monkeypatch):
+    harmless = replace(GAUSSIAN, questions=lambda *_: [certain("a", "count", 0.0, 0.0, "")])
+    monkeypatch.setattr("fedspa.audit.gaussian.GAUSSIAN", harmless)
+    result = _audit("--self-test", "--neighbours", "replace-one")
+    assert result.exit_code == 1
+    assert result.output.count("NOT CAUGHT") == 3
+    broken = replace(GAUSSIAN, questions=lambda *_: [certain("a", "mu", 1.0, 2.0, "why")])
+    monkeypatch.setattr("fedspa.audit.gaussian.GAUSSIAN", broken)
+    result = _audit()
+    assert result.exit_code == 1
+    assert result.output.startswith("VIOLATED: 1 of 1 checks failed.")
+    assert "a: why" in result.output
+
+
+def test_the_runner_shares_the_rate_out_by_what_questions_declare():
+    asked = [
+        Question("a", "deviation", lambda alpha: Finding(alpha, 0.0, ""), share=share) for share in (0.0, 1.0, 1.0, 2.0)
+    ]
+    report = Audited("any", {}, dict, dict, lambda *_: asked).audit(Setting(), {})
+    assert [1 - check.confidence for check in report.checks] == pytest.approx([0, 0.25e-4, 0.25e-4, 0.5e-4], abs=1e-12)
+    assert report.checks[3].claimed == 0.5e-4
+
+
+def test_an_audit_of_certain_questions_has_a_headline():
+    report = Audited("any", {}, dict, dict, lambda *_: [certain("a", "count", 0.0, 0.0, "")]).audit(Setting(), {})
+    assert (report.headline.name, report.headline.confidence) == ("a", 1.0)
